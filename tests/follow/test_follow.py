@@ -130,7 +130,7 @@ def test_a_step_that_fails_stops_no_other_table(
     name = {"extend": "row events", "refresh": "view", "EventPublisher": "publishing"}[step]
     with following(settings, bad, good) as follower:
         wait_for(lambda: is_done(settings, good, 3))
-        wait_for(lambda: follower.tables[bad].failures()[name] > 2)
+        wait_for(lambda: follower.tables[bad].counts()[name].failures > 2)
         assert "a bug" in str(reports_soon(settings, bad, name))
         # What comes before the step goes on.
         assert is_in_lake(settings, bad)

@@ -26,7 +26,7 @@ def pipeline(name: str, waiting: int = 0, fault: str | None = None) -> Any:
         events=steps[0],
         publishing=steps[1],
         view=steps[2],
-        landing=SimpleNamespace(changes=5000, report=LandingReport(1.0)),
+        landing=SimpleNamespace(rows=5000, report=LandingReport(1.0)),
     )
 
 

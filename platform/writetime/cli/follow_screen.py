@@ -33,7 +33,7 @@ def as_table(tables: Iterable[TablePipeline]) -> "drawn.Table":
         found.add_column(name, justify="left" if name in ("table", "fault") else "right")
     for table in ordered[:_SHOWN]:
         steps = [_text(step) for step in (table.events, table.publishing, table.view)]
-        found.add_row(table.name, f"{table.landing.changes:,}", f"{table.waiting:,}", *steps, "; ".join(_faults(table)))
+        found.add_row(table.name, f"{table.landing.rows:,}", f"{table.waiting:,}", *steps, "; ".join(_faults(table)))
     return found
 
 
@@ -45,7 +45,7 @@ def _faults(table: TablePipeline) -> list[str]:
 
 def _text(step: Step) -> str:
     """Return the rows of a step, and how long it took to do the last ones, or since when it is behind."""
-    behind = step.report.behind_since
+    behind = step.behind_since
     if step.fault and behind:
         return f"{step.rows:,}, behind {time.time() - behind:,.0f} s"
     return f"{step.rows:,}, {step.delay * 1000:,.0f} ms"

@@ -47,17 +47,16 @@ class FollowMetrics(Collector):
         tables = list(self._tables())
         for table in tables:
             waiting.add_metric([table.name], table.waiting)
-            changes.add_metric([table.name], table.landing.changes)
-            for name, count in table.failures().items():
-                errors.add_metric([table.name, name], count)
-            for step in table.steps:
-                names = [table.name, step.name]
+            changes.add_metric([table.name], table.landing.rows)
+            for name, step in table.counts().items():
+                names = [table.name, name]
+                errors.add_metric(names, step.failures)
                 rows.add_metric(names, step.rows)
                 seconds.add_metric(names, step.seconds)
                 cpu.add_metric(names, step.cpu)
                 batch.add_metric(names, step.batch)
                 delay.add_metric(names, step.delay)
-                since = step.report.behind_since
+                since = step.behind_since
                 behind.add_metric(names, max(time.time() - since, 0.0) if since else 0.0)
         statuses = GaugeMetricFamily("writetime_follow_tables", "Tables by status.", labels=["status"])
         counts = Counter(table.landing.report.status for table in tables)

@@ -24,6 +24,7 @@ from writetime.lake.touched import next_expiry
 from writetime.lake.views import VIEW_CHANGES
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
+from writetime.landing.step_counts import StepCounts
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
@@ -137,9 +138,9 @@ class TablePipeline:
         self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
 
-    def failures(self) -> dict[str, int]:
-        """Return how many attempts of each step failed."""
-        return {"landing": self.landing.failures, **{step.name: step.failures for step in self.steps}}
+    def counts(self) -> dict[str, StepCounts]:
+        """Return what each step has done, landing first."""
+        return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
         """Record what was published."""

@@ -10,6 +10,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.delta import Conflict
+from writetime.landing.step_counts import StepCounts
 from writetime.view.expected_rows import Unexpected
 from writetime.wire.watermarks import StepReport
 
@@ -23,22 +24,14 @@ _LONGEST_PAUSE_OF_OUTAGE_SECONDS = 5.0
 _VARIES = re.compile(r"\w*\d\w*")
 
 
-class Step:
+class Step(StepCounts):
     """One step of a table. It has something to do from `begin` to the next attempt that succeeds, and is due again
     `every` seconds after its last attempt began.
     """
 
     def __init__(self, settings: Settings, name: str, table: str, every: float, *, is_wanted: bool = True) -> None:
+        super().__init__()
         self.name = name
-        # The rows that all attempts have done, and those of the last one.
-        self.rows = 0
-        self.batch = 0
-        # What the attempts took, and the CPU seconds of their thread.
-        self.seconds = 0.0
-        self.cpu = 0.0
-        # From `begin` to the end of the last attempt that succeeded.
-        self.delay = 0.0
-        self.failures = 0
         self.fault: str | None = None
         self._is_unexpected = False
         # The faults that were alerted since the last attempt that succeeded.
@@ -50,14 +43,9 @@ class Step:
         # When the last attempt that succeeded began.
         self.worked_at = 0.0
         # At first it is not known where the step is.
-        self._behind_since = time.time() if is_wanted else 0.0
+        self.behind_since = time.time() if is_wanted else 0.0
         self._next = 0.0
         self._attempts = 0
-
-    @property
-    def is_behind(self) -> bool:
-        """Return whether it has something to do."""
-        return self._behind_since > 0
 
     @property
     def works(self) -> bool:
@@ -73,42 +61,36 @@ class Step:
     def report(self) -> StepReport:
         """The report of the step."""
         return StepReport(
-            self._behind_since, self.rows, self.batch, round(self.delay, 3), self.fault, unexpected=self._is_unexpected
+            self.behind_since, self.rows, self.batch, round(self.delay, 3), self.fault, unexpected=self._is_unexpected
         )
 
     def begin(self) -> None:
         """Note that there is something to do."""
-        if self._is_wanted and not self.is_behind:
-            self._behind_since = time.time()
+        if self._is_wanted:
+            super().begin()
         if self._is_unexpected:
             # The new rows may be as expected.
             self._next = min(self._next, time.monotonic() + self._every)
 
     def attempt(self, work: Callable[[], int]) -> bool:
         """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""
-        begin, cpu, began_at = time.monotonic(), time.thread_time(), time.time()
-        self._next = begin + self._every
+        began_at = time.time()
+        self._next = time.monotonic() + self._every
         try:
-            done = work()
+            with self.measured():
+                rows = work()
         except Conflict:
             # Another process was first. The next attempt goes on from there.
             return False
         except Exception as e:
             self._failed(e)
             return False
-        finally:
-            self.seconds += time.monotonic() - begin
-            self.cpu += time.thread_time() - cpu
         if self.fault is not None:
             log.info("%s: %s works again", self._table, self.name)
         self.fault, self._is_unexpected, self._attempts = None, False, 0
         self.worked_at = began_at
         self._alerted.clear()
-        self.rows += done
-        self.batch = done
-        # The clock may have been set back meanwhile.
-        self.delay = max(time.time() - self._behind_since, 0.0)
-        self._behind_since = 0.0
+        self.done(rows)
         return True
 
     def _failed(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ after their commit.
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics
@@ -17,8 +17,10 @@ from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.outages import is_outage
 from writetime.lake.merging import Runner
+from writetime.landing.landed_offsets import landed_offsets
 from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.reports import Reporter
+from writetime.landing.step_counts import StepCounts
 from writetime.wire.topic_names import changes_topic, table_of_topic
 from writetime.wire.watermarks import LandingReport, SourceMarks, StepReport
 
@@ -34,13 +36,14 @@ REPORT_SECONDS = 30.0
 _SHOWN = 2000
 
 
-class TableLanding:
+class TableLanding(StepCounts):
     """The boundary of one table: it lands, or it reports why it does not."""
 
     def __init__(
         self, settings: Settings, table: str, topics: Topics, reporter: Reporter, *, accept_gap: bool = False
     ) -> None:
         """Land a table; `accept_gap` is as for `Landing.drain`."""
+        super().__init__()
         self.name = table
         self._accept_gap = accept_gap
         # Each process counts its own attempts.
@@ -49,8 +52,11 @@ class TableLanding:
         self._topics = topics
         self._reporter = reporter
         self._landing: Landing | None = None
-        self.changes = 0
-        self.failures = 0
+        if self.report.status != "landing":
+            self.behind_since = self.report.since
+        # The last known offsets: of the topic's ends, and those up to which the lake has the topic.
+        self._ends: Mapping[int, int] = {}
+        self._landed: Mapping[int, int] = {}
         self._lacked_ends = False
         self._next_try = 0.0
         self._next_report = 0.0
@@ -60,12 +66,18 @@ class TableLanding:
         return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
-        """Return whether there is nothing new to land, by what its last call remembers."""
-        return self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources)
+        """Return whether there is nothing new to land, by what its last call remembers. Else it is behind from now."""
+        if self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
+            return True
+        self.begin()
+        return False
 
     def waiting(self, ends: Mapping[int, int] | Exception) -> int:
-        """Return the number of changes that wait in the topic, as far as that is known."""
-        return 0 if self._landing is None or isinstance(ends, Exception) else self._landing.waiting(ends)
+        """Return the number of changes that wait in the topic, by the last offsets that are known."""
+        if not isinstance(ends, Exception):
+            self._ends = ends
+        self._remember()
+        return sum(max(end - self._landed.get(p, end), 0) for p, end in self._ends.items())
 
     def land(
         self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], run: Runner = map
@@ -78,16 +90,19 @@ class TableLanding:
             run: runs the tasks.
         """
         self._lacked_ends = isinstance(ends, Exception)
+        self.begin()
         try:
             if isinstance(ends, Exception):
                 raise ends
             if self._landing is None:
                 self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
-            count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap)
+            with self.measured():
+                count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap)
         except Exception as e:
             self._failed(e)
             return e
-        self._succeeded(count)
+        self.done(count)
+        self._succeeded()
         return count
 
     def report_steps(self, steps: Mapping[str, StepReport]) -> None:
@@ -97,8 +112,12 @@ class TableLanding:
         if self.report.at and (changed or time.monotonic() >= self._next_report):
             self._send(replace(self.report, at=time.time(), steps=steps))
 
-    def _succeeded(self, count: int) -> None:
-        self.changes += count
+    def _remember(self) -> None:
+        """Keep the offsets that landing knows: after a failure it begins anew."""
+        if self._landing is not None:
+            self._landed = self._landing.landed or self._landed
+
+    def _succeeded(self) -> None:
         self._next_try = 0.0
         assert self._landing is not None
         was, held_by = self.report, self._landing.held_by
@@ -112,7 +131,7 @@ class TableLanding:
             self._send(
                 LandingReport(
                     time.time(),
-                    changes=self.changes,
+                    changes=self.rows,
                     fault=held_by,
                     since=since,
                     place=self._landing.place,
@@ -123,7 +142,12 @@ class TableLanding:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         was = self.report
-        report = failure(was, error, self.changes)
+        report = failure(was, error, self.rows)
+        self._remember()
+        if not self._landed and not is_outage(error):
+            # Of a table that has not landed since the start, only Kafka and the lake know them.
+            with suppress(Exception):
+                self._landed = landed_offsets(self._settings, self.name)
         # What is remembered may be the cause.
         self._landing = None
         self._next_try = time.monotonic() + _pause(report)

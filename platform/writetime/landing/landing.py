@@ -181,9 +181,10 @@ class Landing:
         # Offsets between the start and the end of its commits: equal to the number of changes, if none is missing.
         self.offsets_landed = 0
 
-    def waiting(self, ends: Mapping[int, int]) -> int:
-        """Return the number of changes before these end offsets that are not in the lake, as far as that is known."""
-        return sum(max(end - self._landed.get(p, end), 0) for p, end in ends.items()) if self._landed else 0
+    @property
+    def landed(self) -> Mapping[int, int]:
+        """The offsets up to which the lake has the topic, as far as that is known without reading the lake."""
+        return self._landed or {}
 
     def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
         """Land the messages that the topic holds now; return the number of changes.
