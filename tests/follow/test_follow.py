@@ -22,7 +22,8 @@ from writetime.core.config import Settings
 from writetime.follow import pipeline, steps
 from writetime.follow.program import Follower
 from writetime.lake import state
-from writetime.lake.table import is_in_lake, open_table
+from writetime.lake.table import LakeTable, is_in_lake, open_table
+from writetime.landing import landing
 from writetime.row_events.publish import published_since
 from writetime.schema.table import DroppedColumn
 from writetime.wire.topic_names import row_events_topic
@@ -138,6 +139,44 @@ def test_a_step_that_fails_stops_no_other_table(
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
         assert published_since(settings, bad, {}, 3) == 3
     assert sum("a bug" in record.message for record in caplog.records if record.name == steps.__name__) == 1
+
+
+def test_tables_that_stand_still_delay_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as many as there are places for tables at work."""
+    *still, last = published(settings, *"abcdefgh", "i")
+    released, real, seen = threading.Event(), pipeline.extend, set[str]()
+
+    def waits(table: LakeTable, **named: Any) -> int:
+        if table.name != last:
+            seen.add(table.name)
+            assert released.wait(120)
+        return real(table, **named)
+
+    monkeypatch.setattr(pipeline, "extend", waits)
+    with following(settings, *still, last) as follower:
+        try:
+            wait_for(lambda: seen == set(still))
+            wait_for(lambda: is_in_lake(settings, last) and is_done(settings, last, 3), 30)
+            assert not any(follower.tables[name].view.rows for name in still)
+        finally:
+            released.set()
+        wait_for(lambda: all(is_done(settings, name, 3) for name in still))
+
+
+def test_a_backlog_lands_in_several_turns(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that other tables get theirs between. Row events and view follow each."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(landing, "BATCH_MESSAGES", 2)
+    (name,) = published(settings, "a")
+    publish(settings, schema_of(settings, "a"), *range(10, 60))
+    with following(settings, name) as follower:
+        wait_for(lambda: is_done(settings, name, 53))
+        wait_for(lambda: not follower.tables[name].landing.is_behind)
+        assert follower.tables[name].landing.rows == 53
+    assert published_since(settings, name, {}, 53) == 53
+    assert len([record for record in caplog.records if f" changes of {name} landed" in record.getMessage()]) > 2
 
 
 def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> None:

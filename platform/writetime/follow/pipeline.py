@@ -148,7 +148,7 @@ class TablePipeline:
             self._publisher.close()
 
     def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
-        outcome = self.landing.land(ends, sources, self._run)
+        outcome = self.landing.land(ends, sources, self._run, one_batch=True)
         if isinstance(outcome, Exception):
             # What is remembered may be the cause.
             self._table = None

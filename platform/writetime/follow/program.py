@@ -1,15 +1,15 @@
 """`writetime follow`: one program that runs the steps of many tables, until it is stopped.
 
-A few requests to Kafka find what is new for all tables. Each table with news gets a thread, so a table with much to do,
-or one that fails, delays no other. A table without news costs nothing.
+A few requests to Kafka find what is new for all tables. Each table with news gets a turn on a thread, so a table with
+much to do, or one that fails, delays no other. A table without news costs nothing.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -17,11 +17,12 @@ from writetime.core.outages import is_outage
 from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
+from writetime.follow.turns import Turns, turns
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import Runner
 from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
-from writetime.wire.watermarks import WATERMARKS_TOPIC
+from writetime.wire.watermarks import WATERMARKS_TOPIC, SourceMarks
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 # core. It does not depend on how long a look takes: on a busy machine that would delay the next one.
 _REST_SECONDS_PER_TABLE = 0.003
 _LONGEST_REST_SECONDS = 1.0
-# Tables at work at the same time. More would wait for the same cores.
-_THREADS = 8
 
 
 class Follower:
@@ -41,7 +40,6 @@ class Follower:
         self._settings = settings
         self._landings = Tables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
-        self._working: dict[str, Future[int]] = {}
         self._in_spark: Runner | None = None
         self._fault: str | None = None
 
@@ -57,24 +55,22 @@ class Follower:
         with (
             shares(self._settings) as own,
             _in_spark(self._settings) as self._in_spark,
-            ThreadPoolExecutor(_THREADS, "follow") as threads,
+            turns() as given,
         ):
             while not stop.is_set():
                 begin = time.monotonic()
                 own.look()
-                self.look(threads, own)
+                self.look(given, own)
                 rest = min(_REST_SECONDS_PER_TABLE * len(self.tables), _LONGEST_REST_SECONDS)
                 stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
         for table in self.tables.values():
             table.close()
         self._landings.reporter.flush()
 
-    def look(self, threads: ThreadPoolExecutor, own: Shares) -> None:
-        """Start work on each table that has something to do, and is not at work. A few requests cover all tables."""
-        for name, work in list(self._working.items()):
-            if work.done():
-                del self._working[name]
-                _note(name, work)
+    def look(self, given: Turns, own: Shares) -> None:
+        """Let each table wait for a turn that has something to do, and is not at work. A few requests cover all
+        tables.
+        """
         try:
             sources, ends = self._landings.ask()
         except OtherCluster:
@@ -87,10 +83,10 @@ class Follower:
             log.info("Kafka answers again")
         found = {landing.name: landing for landing in self._landings.wanted(ends)}
         self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in found.items()}
-        for name, table in self.tables.items():
-            reached = ends_of(ends, name)
-            if name not in self._working and own.has(name) and table.is_due(reached, sources):
-                self._working[name] = threads.submit(table.run, reached, sources)
+        given.offer(
+            {name: partial(_run, table, ends_of(ends, name), sources) for name, table in self.tables.items()},
+            lambda name: own.has(name) and self.tables[name].is_due(ends_of(ends, name), sources),
+        )
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
@@ -125,10 +121,13 @@ def _in_spark(settings: Settings) -> Iterator[Runner | None]:
         yield in_spark(session)
 
 
-def _note(name: str, work: Future[int]) -> None:
-    error = work.exception()
-    if error is not None:
+def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> None:
+    """Run the steps of a table, and log how many changes landed."""
+    try:
+        landed = table.run(ends, sources)
+    except Exception as e:
         # Each step catches its own errors.
-        log.error("%s: %s", name, reason_of(error), exc_info=error)
-    elif landed := work.result():
-        log.info("%d changes of %s landed", landed, name)
+        log.exception("%s: %s", table.name, reason_of(e))
+        return
+    if landed:
+        log.info("%d changes of %s landed", landed, table.name)

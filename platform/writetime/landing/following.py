@@ -80,7 +80,12 @@ class TableLanding(StepCounts):
         return sum(max(end - self._landed.get(p, end), 0) for p, end in self._ends.items())
 
     def land(
-        self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], run: Runner = map
+        self,
+        ends: Mapping[int, int] | Exception,
+        sources: Mapping[str, SourceMarks],
+        run: Runner = map,
+        *,
+        one_batch: bool = False,
     ) -> int | Exception:
         """Land the messages that the topic holds, once; return the number of changes, or why it failed.
 
@@ -88,6 +93,7 @@ class TableLanding(StepCounts):
             ends: the end offsets of the table's topic, or why they are not known.
             sources: the topic of the watermarks, as read before the ends.
             run: runs the tasks.
+            one_batch: as for `Landing.land`.
         """
         self._lacked_ends = isinstance(ends, Exception)
         self.begin()
@@ -97,11 +103,11 @@ class TableLanding(StepCounts):
             if self._landing is None:
                 self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
             with self.measured():
-                count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap)
+                count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap, one_batch=one_batch)
         except Exception as e:
             self._failed(e)
             return e
-        self.done(count)
+        self.done(count, more=self.waiting(ends) > 0)
         self._succeeded()
         return count
 

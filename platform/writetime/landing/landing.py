@@ -214,6 +214,7 @@ class Landing:
         run: Runner = map,
         *,
         accept_gap: bool = False,
+        one_batch: bool = False,
     ) -> int:
         """Land the messages below the ends of the partitions; return the number of changes.
 
@@ -222,6 +223,7 @@ class Landing:
             sources: the topic of the watermarks, as read before the ends.
             run: as for `drain`.
             accept_gap: as for `drain`.
+            one_batch: land at most one batch; the next call continues.
 
         Raises:
             WritetimeError: as `drain` raises it.
@@ -315,7 +317,7 @@ class Landing:
                 if number % _TRIM_BATCHES == 0:
                     retention.trim_stream(table, self._settings.lake.vacuum_hours)
                 now = table.changes.load()
-            if is_new and reached == ends:
+            if is_new and (one_batch or reached == ends):
                 self._keep_place(now, reached, known | moved, held)
                 return count
 

@@ -34,13 +34,14 @@ class StepCounts:
         if not self.is_behind:
             self.behind_since = time.time()
 
-    def done(self, rows: int) -> None:
-        """Note that an attempt succeeded, and how many rows it did."""
+    def done(self, rows: int, *, more: bool = False) -> None:
+        """Note that an attempt succeeded, how many rows it did, and whether there are more to do."""
         self.rows += rows
         self.batch = rows
         # The clock may have been set back meanwhile.
         self.delay = max(time.time() - self.behind_since, 0.0) if self.is_behind else 0.0
-        self.behind_since = 0.0
+        if not more:
+            self.behind_since = 0.0
 
     @contextmanager
     def measured(self) -> Iterator[None]:

@@ -1,0 +1,79 @@
+"""Gives tables their turns on a few threads, so that none waits for long because others have much to do.
+
+Tables wait in the order in which they were found to be due. A table whose turn takes long moves to places of its own,
+and so do its next turns, until one of them is short. So tables with large backlogs share those places, and the other
+places stay free for tables with little to do.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+# Tables at work at the same time. More would wait for the same cores.
+_PLACES = 8
+# The same for tables whose turns take long.
+_LONG_PLACES = 8
+_LONG_SECONDS = 5.0
+
+
+class Turns:
+    """The tables that are at work, and those that wait for it."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._waiting: dict[str, Callable[[], None]] = {}
+        # When each turn began, and the tables whose last turn was long.
+        self._begun: dict[str, float] = {}
+        self._long: set[str] = set()
+        self._lock = threading.Lock()
+
+    def offer(self, work: Mapping[str, Callable[[], None]], is_due: Callable[[str], bool]) -> None:
+        """Let tables wait for a turn that are due and not at work. The work of a table replaces what it waited with;
+        tables that are not due any more do not wait. No turn begins meanwhile.
+        """
+        with self._lock:
+            names = [name for name in dict.fromkeys((*self._waiting, *work)) if name in work]
+            self._waiting = {name: work[name] for name in names if name not in self._begun and is_due(name)}
+            self._begin_turns()
+
+    def end(self) -> None:
+        """Begin no more turns."""
+        with self._lock:
+            self._waiting = {}
+
+    def _begin_turns(self) -> None:
+        """Begin turns while there are places, the longest waiting table first."""
+        now = time.monotonic()
+        at_work = len(self._begun)
+        long = sum(name in self._long or now - begun > _LONG_SECONDS for name, begun in self._begun.items())
+        for name in list(self._waiting):
+            is_long = name in self._long
+            has_place = long < _LONG_PLACES if is_long else at_work - long < _PLACES
+            if has_place and at_work < _PLACES + _LONG_PLACES:
+                at_work, long = at_work + 1, long + is_long
+                self._begun[name] = now
+                self._threads.submit(self._turn, name, self._waiting.pop(name))
+
+    def _turn(self, name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._lock:
+                if time.monotonic() - self._begun.pop(name) > _LONG_SECONDS:
+                    self._long.add(name)
+                else:
+                    self._long.discard(name)
+                self._begin_turns()
+
+
+@contextmanager
+def turns() -> Iterator[Turns]:
+    """Give turns for a `with` block. At its end, tables at work finish their turn."""
+    with ThreadPoolExecutor(_PLACES + _LONG_PLACES, "follow") as threads:
+        given = Turns(threads)
+        try:
+            yield given
+        finally:
+            given.end()

@@ -1,0 +1,98 @@
+"""Tables take turns: one with much to do delays no other one for long."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.waiting import wait_for
+from writetime.follow import turns as module
+from writetime.follow.turns import Turns, turns
+
+
+class Tables:
+    """Tables that are always due. A turn of one that is held lasts until it is released."""
+
+    def __init__(self, given: Turns, *names: str) -> None:
+        self.begun: list[str] = []
+        self.held = {name: threading.Event() for name in names}
+        self._given = given
+
+    def look(self, *names: str) -> None:
+        self._given.offer({name: self._work(name) for name in names}, lambda _: True)
+
+    def goes_on(self, name: str, *others: str) -> bool:
+        """Whether a table begins turns again and again, beside others."""
+        before = self.begun.count(name)
+        wait_for(lambda: [self.look(*others, name), self.begun.count(name) > before + 3][1], 5)
+        return True
+
+    def hold(self) -> None:
+        for held in self.held.values():
+            held.clear()
+
+    def release(self) -> None:
+        for held in self.held.values():
+            held.set()
+
+    def _work(self, name: str) -> Callable[[], None]:
+        def work() -> None:
+            self.begun.append(name)
+            if name in self.held:
+                self.held[name].wait(10)
+
+        return work
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PLACES", 2)
+    monkeypatch.setattr(module, "_LONG_PLACES", 2)
+    monkeypatch.setattr(module, "_LONG_SECONDS", 0.2)
+
+
+def test_the_longest_waiting_table_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PLACES", 1)
+    monkeypatch.setattr(module, "_LONG_SECONDS", 60)
+    with turns() as given:
+        tables = Tables(given, "a")
+        tables.look("a", "b", "c")
+        tables.look("b", "c", "d")
+        tables.look("a", "d", "c")
+        tables.held["a"].set()
+        wait_for(lambda: len(tables.begun) == 3)
+    # One that was not due any more did not wait.
+    assert tables.begun == ["a", "c", "d"]
+
+
+def test_tables_that_stand_still_delay_no_other() -> None:
+    with turns() as given:
+        tables = Tables(given, "a", "b")
+        tables.look("a", "b", "c")
+        wait_for(lambda: tables.begun == ["a", "b"])
+        assert tables.goes_on("c", "a", "b")
+        tables.release()
+        wait_for(lambda: [tables.look("a", "b", "c"), tables.begun.count("a") > 2][1])
+
+
+def test_tables_whose_turns_are_long_share_their_places() -> None:
+    with turns() as given:
+        tables = Tables(given, *"abcd")
+        wait_for(lambda: [tables.look(*"abcd"), len(tables.begun) == 4][1])
+        time.sleep(0.3)
+        tables.release()
+        wait_for(lambda: not given._begun)
+        tables.hold()
+        assert tables.goes_on("e", *"abcd")
+        assert sorted(given._begun.keys() - {"e"}) == ["a", "b"]
+        tables.release()
+        wait_for(lambda: [tables.look(*"abcde"), {"c", "d"} <= set(tables.begun[4:])][1])
+
+
+def test_no_turn_begins_after_the_end() -> None:
+    with turns() as given:
+        tables = Tables(given, "a", "b")
+        tables.look(*"abcd")
+        threading.Timer(0.5, tables.release).start()
+    assert tables.begun == ["a", "b"]
