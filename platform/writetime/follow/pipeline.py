@@ -143,9 +143,15 @@ class TablePipeline:
         return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
-        """Record what was published."""
-        if self._publisher is not None:
-            self._publisher.close()
+        """Record what was published, and end the publisher."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is None:
+            return
+        try:
+            publisher.close()
+        except Exception as e:
+            # The next publisher reads its position from Kafka.
+            log.warning("%s: the lake does not record what was published: %s", self.name, reason_of(e))
 
     def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         outcome = self.landing.land(ends, sources, self._run, one_batch=True)

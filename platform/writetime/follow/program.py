@@ -37,6 +37,8 @@ class Follower:
 
     def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:
         self.tables: dict[str, TablePipeline] = {}
+        # Tables that another program has now, until they are closed.
+        self._left: dict[str, TablePipeline] = {}
         self._settings = settings
         self._landings = Tables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
@@ -63,13 +65,13 @@ class Follower:
                 self.look(given, own)
                 rest = min(_REST_SECONDS_PER_TABLE * len(self.tables), _LONGEST_REST_SECONDS)
                 stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
-        for table in self.tables.values():
+        for table in (*self.tables.values(), *self._left.values()):
             table.close()
         self._landings.reporter.flush()
 
     def look(self, given: Turns, own: Shares) -> None:
-        """Let each table wait for a turn that has something to do, and is not at work. A few requests cover all
-        tables.
+        """Let each table of this program wait for a turn that has something to do, and is not at work. A few requests
+        cover all tables.
         """
         try:
             sources, ends = self._landings.ask()
@@ -82,15 +84,27 @@ class Follower:
             self._fault = None
             log.info("Kafka answers again")
         found = {landing.name: landing for landing in self._landings.wanted(ends)}
-        self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in found.items()}
+        mine = {name: landing for name, landing in found.items() if own.has(name)}
+        others = found.keys() - mine.keys()
+        self._left |= {name: table for name, table in self.tables.items() if name in others}
+        for name in mine:
+            self._left.pop(name, None)
+        self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in mine.items()}
+        work = {name: partial(_run, table, ends_of(ends, name), sources) for name, table in self.tables.items()}
         given.offer(
-            {name: partial(_run, table, ends_of(ends, name), sources) for name, table in self.tables.items()},
-            lambda name: own.has(name) and self.tables[name].is_due(ends_of(ends, name), sources),
+            work | {name: partial(self._close, name) for name in list(self._left)},
+            lambda name: name not in work or self.tables[name].is_due(ends_of(ends, name), sources),
         )
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
         return TablePipeline(self._settings, landing, entry, self._in_spark)
+
+    def _close(self, name: str) -> None:
+        """Close a table that another program has now, so that it does not publish from an old position later."""
+        table = self._left.pop(name, None)
+        if table is not None:
+            table.close()
 
     def _skipped(self) -> dict[str, int]:
         topics = self._landings.topics

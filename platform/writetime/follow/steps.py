@@ -1,6 +1,7 @@
 """When a step of a table is due, and what its last attempt met. A step that fails stops no other table."""
 
 import logging
+import random
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.delta import Conflict
 from writetime.landing.step_counts import StepCounts
+from writetime.row_events.publish import Fenced
 from writetime.view.expected_rows import Unexpected
 from writetime.wire.watermarks import StepReport
 
@@ -79,8 +81,11 @@ class Step(StepCounts):
         try:
             with self.measured():
                 rows = work()
-        except Conflict:
+        except Conflict as e:
             # Another process was first. The next attempt goes on from there.
+            if isinstance(e, Fenced):
+                # Two programs that fence each other in turn at once would publish nothing.
+                self._pause(_LONGEST_PAUSE_SECONDS, random.uniform(0.5, 1.0))
             return False
         except Exception as e:
             self._failed(e)
@@ -94,11 +99,8 @@ class Step(StepCounts):
         return True
 
     def _failed(self, error: Exception) -> None:
-        self._attempts += 1
         self.failures += 1
-        longest = _LONGEST_PAUSE_OF_OUTAGE_SECONDS if is_outage(error) else _LONGEST_PAUSE_SECONDS
-        pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), longest)
-        self._next = time.monotonic() + max(pause, self._every)
+        self._pause(_LONGEST_PAUSE_OF_OUTAGE_SECONDS if is_outage(error) else _LONGEST_PAUSE_SECONDS)
         if self.fault != (fault := reason_of(error)):
             unknown = not isinstance(error, WritetimeError) and not is_outage(error)
             log.error("%s: %s fails, and is tried again: %s", self._table, self.name, fault, exc_info=unknown)
@@ -108,3 +110,9 @@ class Step(StepCounts):
         if kind not in self._alerted and not is_outage(error):
             self._alerted.add(kind)
             alerts.send(self._settings, f"{self._table}: {self.name} fails, and is tried again", [fault])
+
+    def _pause(self, longest: float, share: float = 1.0) -> None:
+        """Wait before the next attempt: twice as long each time, up to the longest pause."""
+        self._attempts += 1
+        pause = share * min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), longest)
+        self._next = time.monotonic() + max(pause, self._every)

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
@@ -37,6 +37,7 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, partition_of_bucket
+from writetime.lake.delta import Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
@@ -56,6 +57,12 @@ TRANSACTION_EVENTS = 50_000
 _PART_EVENTS = 10_000
 # How often a publisher that goes on records its position in the lake, for the case that the broker forgets the group.
 _RECORD_SECONDS = 60.0
+# The errors of a producer after another one with its transactional id has started.
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+
+
+class Fenced(Conflict):
+    """Another publisher of the table has started since. A new one continues from the last committed position."""
 
 
 @dataclass(frozen=True, order=True)
@@ -97,9 +104,9 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        WritetimeError: the broker refuses a request, or another publisher of the table has started since; the topic is
-            not the one that was published to before, and it is not given what it gets; or the topic has events of a
-            batch that the stream does not have.
+        Fenced: another publisher of the table has started since.
+        WritetimeError: the broker refuses a request; the topic is not the one that was published to before, and it is
+            not given what it gets; or the topic has events of a batch that the stream does not have.
     """
     with EventPublisher(settings, table.name, for_new_topic) as publisher:
         return publisher.publish(table)
@@ -193,8 +200,8 @@ class EventPublisher(Sender):
         ends soon after so many, and the next one continues.
 
         Raises:
-            WritetimeError: the broker refuses a request, or another publisher of the table has started since. This one
-                is of no use then.
+            Fenced: another publisher of the table has started since. This one is of no use then.
+            WritetimeError: the broker refuses a request. This one is of no use then.
         """
         if has_other_table(table):
             # The next batch takes their place.
@@ -333,6 +340,17 @@ class EventPublisher(Sender):
         made = self._json.keys(events), self._json.values(events, self._read_to)
         keys, values = (texts.cast(pa.large_binary()).to_pylist() for texts in made)
         return keys, values
+
+    def _refused(self, error: KafkaError, topic: str = "") -> WritetimeError:
+        if error.code() == KafkaError._FATAL:
+            # It hides the first error, which each later call about a transaction has.
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as e:
+                error = e.args[0]
+        if error.code() in _FENCED:
+            return Fenced(f"{self._what}: another publisher of the table has started since")
+        return super()._refused(error, topic)
 
     def _commit(self) -> None:
         """End the open transaction, if there is one."""
