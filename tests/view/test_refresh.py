@@ -162,6 +162,32 @@ def test_a_refusal_leaves_the_view(table: LakeTable, settings: Settings) -> None
     assert refresh(settings, table).written == 1
 
 
+@pytest.mark.parametrize("view", ["vectors", "rewritten"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_refusal_leaves_no_file(table: LakeTable, tmp_path: Path, view: str, is_new: bool) -> None:
+    settings = settings_at(tmp_path, view=view)
+    if not is_new:
+        refresh(settings, table)
+        add(table, [write(3, 1, 6, v="b"), write(60, 1, 6, v="new")], 2)
+    folder = Path(table.view.storage.address)
+    before = files_in(folder)
+
+    def refuse(files: Any, *, whole: bool) -> None:
+        assert len(files_in(folder)) == len(before) + len(files) > len(before)
+        raise WritetimeError("no")
+
+    for _ in range(3):
+        with pytest.raises(WritetimeError, match="no"):
+            refresh(settings, table, staged=refuse)
+        assert files_in(folder) == before
+    refresh(settings, table)
+    assert rows_of(table) == computed(table)
+
+
+def files_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts}
+
+
 def test_files_of_another_engine_make_it_whole(table: LakeTable, settings: Settings) -> None:
     refresh(settings, table)
     add(table, [write(3, 1, 6, v="b")], 2)
@@ -192,13 +218,13 @@ def test_a_vacuum_keeps_live_vectors(table: LakeTable, settings: Settings, monke
     lost = folder / f"{PARTITION}=1" / "placed-lost.parquet"
     lost.parent.mkdir(exist_ok=True)
     lost.write_bytes(b"of a task that failed")
-    before = {path for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts}
+    before = files_in(folder)
     assert retention.vacuum(table, 1) == []
     # As if an hour had passed.
     real = retention.vacuum_view.__globals__["time"].time
     monkeypatch.setattr("writetime.lake.view_upkeep.time.time", lambda: real() + 4000)
     gone = retention.vacuum(table, 1)
-    after = {path for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts}
+    after = files_in(folder)
     assert {str(path) for path in before - after} == {name for name in gone if "/view/" in name}
     assert not lost.exists()
     live = table.view_files.load().files.values()

@@ -70,9 +70,6 @@ class Step(StepCounts):
         """Note that there is something to do."""
         if self._is_wanted:
             super().begin()
-        if self._is_unexpected:
-            # The new rows may be as expected.
-            self._next = min(self._next, time.monotonic() + self._every)
 
     def attempt(self, work: Callable[[], int]) -> bool:
         """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""

@@ -3,6 +3,7 @@
 import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,20 @@ def write_rows(
     else:
         parts = split_by_bucket(table, buckets)
     return [write_file(storage, part, b, part["token"], prefix, layout=layout) for b, part in parts]
+
+
+@contextmanager
+def deleted_if_refused(storage: Storage, files: Iterable[WrittenFile]) -> Iterator[None]:
+    """Delete new files if the check of them, which is inside, raises: no commit will name them."""
+    try:
+        yield
+    except BaseException:
+        filesystem = storage.filesystem()
+        for file in files:
+            # What is left now, vacuum deletes.
+            with suppress(OSError):
+                filesystem.delete_file(file.path)
+        raise
 
 
 def _repeating(table: pa.Table) -> list[str]:

@@ -17,7 +17,7 @@ from writetime.lake.history import require_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change
 from writetime.lake.merging import Runner, merge_files
-from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.parquet import WrittenFile, deleted_if_refused, write_file
 from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, contents, generation_of
 from writetime.lake.table import LakeTable
@@ -110,7 +110,8 @@ def rewrite(
     Args:
         table: the table.
         run: runs the tasks, one per bucket.
-        staged: is called with the new files before they are committed; if it raises, the view stays as it was.
+        staged: is called with the new files before they are committed; if it raises, the view stays as it was, and
+            these files are deleted.
         unfit: as for `row_form.fit`; it is complete when `staged` is called.
 
     Raises:
@@ -127,7 +128,8 @@ def rewrite(
         for _, counts in found:
             unfit.update(counts)
     if staged:
-        staged(written)
+        with deleted_if_refused(table.view.storage, written):
+            staged(written)
     change = Change(remove=list(before.files.values()), add=written)
     numbers = {
         SEQUENCE: (before.version.transaction(SEQUENCE) or 0) + 1,

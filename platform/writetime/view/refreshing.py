@@ -18,7 +18,7 @@ from writetime.lake import views
 from writetime.lake.buckets import ALL
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile
+from writetime.lake.parquet import WrittenFile, deleted_if_refused
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
@@ -82,7 +82,7 @@ def refresh(
         table: the table.
         run: runs the tasks.
         staged: is called with the new files, and whether they are the whole view, before they are committed; if it
-            raises, the view stays as it was.
+            raises, the view stays as it was, and these files are deleted.
         unfit: as for `row_form.fit`, for the rows that are written; it is complete when `staged` is called.
         whole: write all rows again.
 
@@ -120,7 +120,9 @@ def refresh(
     if last and not whole and not found.files and not found.marks and last.changes == changes.version:
         return Refreshed(before.rows, 0, 0, 0, False)
     if staged:
-        staged(found.files, whole=whole)
+        # Not later, if another process was first: a store may report a conflict although it has made the commit.
+        with deleted_if_refused(table.view.storage, found.files):
+            staged(found.files, whole=whole)
     change = _change(table, before, found, whole=whole)
     written = sum(file.rows for file in found.files)
     rows = written if whole else before.rows + written - found.gone
