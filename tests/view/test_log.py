@@ -1,7 +1,9 @@
 """The log of a view that is refreshed all the time, and its folder, stay small."""
 
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyroaring
@@ -10,11 +12,12 @@ from deltalake import DeltaTable
 
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from writetime.lake import packing, state, view_upkeep
+from writetime.lake import commits, packing, state, view_upkeep
 from writetime.lake.buckets import ALL
 from writetime.lake.live_files import Change
 from writetime.lake.packing import FAN
 from writetime.lake.parquet import write_file
+from writetime.lake.table import LakeTable
 from writetime.lake.vectors import write_vectors
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
@@ -48,6 +51,40 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path) -> None:
     assert by_query(table.view.storage.address).num_rows == 50
 
 
+@pytest.mark.parametrize("minutes", [3, 16, 20])
+def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
+    """All that it removes is deleted, once, an hour and a quarter later, or at the next refresh."""
+    now, deleted, delete = time.time(), Counter[str](), view_upkeep._delete
+    monkeypatch.setattr(view_upkeep, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(commits, "millis", lambda: int(now * 1000))
+    for module in (refreshing, view_upkeep):
+        monkeypatch.setattr(module, "STREAM_HOURS", 1)
+
+    def count(table: LakeTable, paths: set[str]) -> None:
+        assert all(now - unused[path] >= 3600 for path in paths)
+        deleted.update(paths)
+        delete(table, paths)
+
+    monkeypatch.setattr(view_upkeep, "_delete", count)
+    settings, table = settings_at(tmp_path), new_table(tmp_path)
+    folder = Path(table.view.storage.address)
+    unused: dict[str, float] = {}
+    for number in range(1, 600 // minutes):
+        now += minutes * 60
+        add(table, [write(number % 5, 1, number, v=str(number))], number)
+        refresh(settings, table)
+        live = table.view_files.load().files.values()
+        used = {each.file.path for each in live} | {each.vector.path for each in live if each.vector}
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}
+        files |= {path.name for path in folder.glob("*.bin")}
+        left = {path for path in files - used if not path.startswith("_delta_log")}
+        unused = {path: unused.get(path, now) for path in left}
+        ages = [(now - at) / 60 for at in unused.values()]
+        assert max(ages, default=0) <= 60 + max(15, minutes)
+    assert len(deleted) > 10
+    assert set(deleted.values()) == {1}
+
+
 @pytest.mark.timeout(3600)
 def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     """Each replaces a file and marks a row of another one, as a refresh does, and every 64th trims."""
@@ -56,7 +93,7 @@ def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     rows = pa.table({"id": range(100)})
     large = write_file(storage, rows, ALL, None)
     files.commit(files.load(), Change(add=[large]), {}, {})
-    count = _COMMITS_LONG if is_long else _COMMITS
+    count, trimmed = _COMMITS_LONG if is_long else _COMMITS, 0
     for number in range(1, count + 1):
         before = files.load()
         marked = before.files[large.path]
@@ -65,7 +102,7 @@ def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
         change = Change(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
         files.commit(before, change, {"view/sequence": number}, {})
         if number % 64 == 0:
-            view_upkeep.trim_view(table)
+            trimmed = view_upkeep.trim_view(table, trimmed)
             table.view.trim_log(table.view.load().version, _HOURS, _HOURS)
     assert len(files.load().files) == 2
     assert_small(Path(storage.address), count)

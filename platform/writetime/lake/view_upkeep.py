@@ -4,6 +4,7 @@ delta-rs' vacuum does not know vectors, and would delete live ones.
 """
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from pyarrow import fs
@@ -16,58 +17,67 @@ STREAM_HOURS = 1
 after this time. A task, or another engine's query of these tables, that takes longer has to be repeated.
 """
 
+TRIMMED = "view/trimmed"
+"""The number of a commit: the time (milliseconds) up to which all that refreshes removed is deleted."""
+
 _HOUR = 3600
-# A stream deletes what it has removed within this time before the hour that all of it stays.
-_WINDOW = 900
+# A refresh trims the view if what is removed is due for longer.
+_DUE_SECONDS = 900
 
 
-def trim_view(table: LakeTable) -> int:
-    """Delete the files and vectors that refreshes removed over an hour ago; return how many. It costs time in
-    proportion to what was removed since, and runs between refreshes.
+def is_trim_due(trimmed: int) -> bool:
+    """Return whether it is long since a view was trimmed, up to a time (milliseconds)."""
+    return time.time() - STREAM_HOURS * _HOUR - trimmed / 1000 >= _DUE_SECONDS
+
+
+def trim_view(table: LakeTable, trimmed: int) -> int:
+    """Delete the files and vectors that refreshes removed over an hour ago, after a time (milliseconds) up to which
+    they are deleted; return the time for the next call. A refresh calls it before its commit, as a checkpoint leaves
+    out what was removed over two hours ago. It reads one checkpoint and the commits since, and deletes what is due.
     """
-    now = time.time()
-    due = {path for path, at in _removed(table) if 0 <= now - at - STREAM_HOURS * _HOUR < _WINDOW}
-    return _delete(table, due - _needed(table, now - STREAM_HOURS * _HOUR))
+    until = int((time.time() - STREAM_HOURS * _HOUR) * 1000)
+    # The clock may have been set back.
+    after = trimmed if trimmed <= until else 0
+    removed = _removed(table)
+    _delete(table, {path for path, at in removed if after < at <= until} - _needed(table, removed, until))
+    return until
 
 
 def vacuum_view(table: LakeTable, hours: float) -> list[str]:
     """Delete all files that no version of the last `hours` names, including those of failed tasks; return them. In a
     view with deletion vectors, an hour counts.
     """
-    until = time.time() - (STREAM_HOURS if has_vectors(table.view.load()) else hours) * _HOUR
+    seconds = time.time() - (STREAM_HOURS if has_vectors(table.view.load()) else hours) * _HOUR
     found = table.view.storage.filesystem().get_file_info(fs.FileSelector("", recursive=True))
     old = {
         info.path
         for info in found
-        if info.is_file and not info.path.startswith("_delta_log/") and info.mtime.timestamp() <= until
+        if info.is_file and not info.path.startswith("_delta_log/") and info.mtime.timestamp() <= seconds
     }
-    gone = old - _needed(table, until)
+    gone = old - _needed(table, _removed(table), int(seconds * 1000))
     _delete(table, gone)
     return sorted(gone)
 
 
-def _needed(table: LakeTable, until: float) -> set[str]:
-    """Return the files that a version since a time (seconds) names."""
+def _needed(table: LakeTable, removed: Iterable[tuple[str, int]], until: int) -> set[str]:
+    """Return the files that a version since a time (milliseconds) names."""
     live = table.view_files.load().files.values()
     named = {each.file.path for each in live} | {each.vector.path for each in live if each.vector}
-    return {path for path in named if path} | {path for path, at in _removed(table) if at > until}
+    return {path for path in named if path} | {path for path, at in removed if at > until}
 
 
-def _removed(table: LakeTable) -> list[tuple[str, float]]:
-    """Return the files that were removed, including those of vectors, and when (seconds)."""
+def _removed(table: LakeTable) -> list[tuple[str, int]]:
+    """Return the files that were removed, including those of vectors, and when (milliseconds)."""
     found = []
     for path, vector, millis in table.view_files.removed():
-        found.append((path, millis / 1000))
+        found.append((path, millis))
         if vector and vector.path:
-            found.append((vector.path, millis / 1000))
+            found.append((vector.path, millis))
     return found
 
 
-def _delete(table: LakeTable, paths: set[str]) -> int:
+def _delete(table: LakeTable, paths: set[str]) -> None:
     filesystem = table.view.storage.filesystem()
-    deleted = 0
     for path in paths:
         with suppress(FileNotFoundError):
             filesystem.delete_file(path)
-            deleted += 1
-    return deleted

@@ -23,7 +23,7 @@ from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
-from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
+from writetime.lake.view_upkeep import STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
 from writetime.row_events.events import Batch
@@ -36,7 +36,7 @@ else:
     # A base installation lists the commands, and lacks it.
     pyroaring = WhenUsed("pyroaring")
 
-# Refreshes between two that also delete what they leave behind.
+# Refreshes between two that also delete what they leave behind, if that is not due sooner.
 _TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
 
@@ -127,10 +127,12 @@ def refresh(
     written = sum(file.rows for file in found.files)
     rows = written if whole else before.rows + written - found.gone
     numbers = Position(batch, changes.version, state.version).numbers(NAMES)
+    trimmed = before.version.transaction(TRIMMED) or 0
+    if trims := batch.sequence % _TRIM_EVERY == 0 or is_trim_due(trimmed):
+        numbers[TRIMMED] = trim_view(table, trimmed)
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
     packed = pack(table, run)
-    if batch.sequence % _TRIM_EVERY == 0:
-        trim_view(table)
+    if trims:
         table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
     return Refreshed(rows, written, found.gone, packed, whole)
 
