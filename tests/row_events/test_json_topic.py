@@ -8,11 +8,14 @@ import pytest
 
 from tests.support.made import add, write
 from tests.support.messages import messages
+from writetime.clients.kafka import delete_topics
 from writetime.core.config import Settings
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.table import LakeTable, create_table
+from writetime.lake.views import time_now
 from writetime.row_events import publish, stream
 from writetime.row_events.batches import events_since
+from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic
 
@@ -57,6 +60,54 @@ def test_the_last_message_of_each_key_is_the_row(settings: Settings, monkeypatch
     assert len(rows) == 12
     assert all(json.loads(key).items() <= row.items() for key, row in rows.items())
     assert {(json.loads(key)["id"], partition) for partition, key, _ in found} == partitions(table)
+
+
+def merged(settings: Settings, name: str) -> LakeTable:
+    """A table whose three published batches are merged, and that has no topic."""
+    table = history(settings, name)
+    add(table, [write(i, 0, 3, v="d") for i in range(2, 5)], 3, table.schema())
+    stream.extend(table)
+    publish.publish(settings, table)
+    delete_topics(settings, [row_events_topic(table.name)])
+    assert merge_events(table, time_now()) == 6
+    return table
+
+
+@pytest.mark.parametrize("format_", ["debezium", "flat"])
+def test_each_event_of_a_merged_base_has_its_own_batch(settings: Settings, format_: str) -> None:
+    chosen = with_format(settings, format=format_, json_schemas=False)
+    table = merged(chosen, f"base_{format_}")
+    assert publish.publish(chosen, table, "all") == 12
+    (base,) = events_since(table, 1)
+    wanted = dict(zip(base["event_id"].to_pylist(), base["sequence"].to_pylist(), strict=True))
+    values = [json.loads(value) for _, _, value in messages(chosen, row_events_topic(table.name))]
+    if format_ == "debezium":
+        sources = [v["source"] for v in values]
+        assert all(json.loads(s["sequence"]) == [str(s["generation"]), str(s["batch"])] for s in sources)
+        assert {(v["op"], v["source"]["snapshot"]) for v in values} == {("r", "true")}
+    else:
+        sources = [{name: v[f"__source_{name}"] for name in ("batch", "event_id")} for v in values]
+    assert {s["event_id"]: s["batch"] for s in sources} == wanted
+    assert set(wanted.values()) == {1, 2, 3}
+
+
+def test_each_event_of_a_base_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a publisher ends within it, and if there is nothing behind it."""
+    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    chosen = with_format(settings, format="debezium", json_schemas=False)
+    table = merged(chosen, "base_once")
+    with publish.EventPublisher(chosen, table.name, "all") as publisher:
+        count = publisher.publish(table, 1)
+    assert 0 < count < 12
+    with publish.EventPublisher(chosen, table.name) as publisher:
+        assert publisher.publish(table) == 12 - count
+        assert publisher.publish(table) == 0
+    assert publish.publish(chosen, table) == 0
+    add(table, [write(9, 1, 4, v="e")], 4, table.schema())
+    stream.extend(table)
+    assert publish.publish(chosen, table) == 1
+    values = [json.loads(value)["source"] for _, _, value in messages(chosen, row_events_topic(table.name))]
+    assert len({v["event_id"] for v in values}) == len(values) == 13
 
 
 def partitions(table: LakeTable) -> set[tuple[int, int]]:

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from writetime.core.arrow import mask_of, numbers, pc, take
-from writetime.row_events.events import DELETE, KINDS
+from writetime.row_events.events import CREATE, DELETE, KINDS
 from writetime.row_events.message_keys import MessageKeys
 from writetime.schema.connect import (
     JsonEncoder,
@@ -96,14 +96,12 @@ class JsonMessages:
         """Return the value of the message of each event.
 
         Args:
-            events: events of one batch.
+            events: events of one generation; those of the base are of several batches.
             read_to: events that create a row, of batches up to this one, read a row that existed before (`r`).
         """
-        batch, generation = (events[name][0].as_py() for name in ("sequence", "generation"))
-        is_read = batch <= read_to
         as_of = events["as_of"].cast(pa.int64())
-        own = {"op": _operations(events["kind"], is_read=is_read), **_times(as_of)}
-        source = self._source(generation, batch, is_read=is_read) | _times(pc.coalesce(events["write_time"], as_of))
+        own = {"op": _operations(events, read_to), **_times(as_of)}
+        source = self._source(events, read_to) | _times(pc.coalesce(events["write_time"], as_of))
         source["event_id"] = json_quoted(events["event_id"])
         if self._flat:
             payload = self._flat_rows(events, own | {f"source.{name}": value for name, value in source.items()})
@@ -127,19 +125,29 @@ class JsonMessages:
         fields += [kind | {"field": n} for n, kind in _OWN.items()]
         return struct(fields, name=f"{self._name}.Envelope", version=1) | {"optional": False}
 
-    def _source(self, generation: int, batch: int, *, is_read: bool) -> dict[str, Any]:
+    def _source(self, events: pa.RecordBatch, read_to: int) -> dict[str, Any]:
+        generation = str(events["generation"][0])
+        batches = events["sequence"].dictionary_encode()
+        numbers = batches.dictionary.to_pylist()
+
+        def of_batches(texts: list[str]) -> pa.Array | str:
+            """Return the text of each event from those of the batches."""
+            return texts[0] if len(texts) == 1 else pa.array(texts, pa.large_string()).take(batches.indices)
+
         texts = {
             "version": version("writetime"),
             "connector": "writetime",
             "name": SERVER,
-            "snapshot": "true" if is_read else "false",
             "db": self._schema.keyspace,
-            "sequence": orjson.dumps([str(generation), str(batch)]).decode(),
             "keyspace_name": self._schema.keyspace,
             "table_name": self._schema.name,
         }
-        known = {name: json_text(text) for name, text in texts.items()}
-        return known | {"generation": str(generation), "batch": str(batch)}
+        return {name: json_text(text) for name, text in texts.items()} | {
+            "snapshot": of_batches([json_text("true" if batch <= read_to else "false") for batch in numbers]),
+            "sequence": of_batches([json_text(orjson.dumps([generation, str(b)]).decode()) for b in numbers]),
+            "generation": generation,
+            "batch": of_batches([str(batch) for batch in numbers]),
+        }
 
     def _rows(self, rows: pa.StructArray) -> pa.Array:
         """Return rows as JSON, `null` where there is none."""
@@ -167,9 +175,11 @@ def deletes(events: pa.RecordBatch) -> np.ndarray:
     return mask_of(pc.equal(events["kind"], KINDS[DELETE]))
 
 
-def _operations(kinds: pa.Array, *, is_read: bool) -> pa.Array:
-    names = pa.array([json_text(op) for op in ("r" if is_read else "c", "u", "d")], pa.large_string())
-    return names.take(pc.index_in(kinds, pa.array(KINDS)))
+def _operations(events: pa.RecordBatch, read_to: int) -> pa.Array:
+    names = pa.array([json_text(op) for op in "cudr"], pa.large_string())
+    kinds = pc.index_in(events["kind"], pa.array(KINDS)).to_numpy()
+    is_read = (kinds == CREATE) & (events["sequence"].to_numpy() <= read_to)
+    return names.take(pa.array(np.where(is_read, 3, kinds)))
 
 
 def _times(micros: pa.Array) -> dict[str, pa.Array]:

@@ -7,7 +7,7 @@ two at once, the broker accepts only the later one. So a consumer with `isolatio
 once, in order of each row. If the broker forgets the group (after an idle week, by its defaults), the lake's own record
 is at most one run behind, and a repeated event has the same id.
 
-A position also has the generation of the stream and the time of its batch. So a stream that took the place of a lost
+A position also has the generation of the stream and a mark of its batch. So a stream that took the place of a lost
 one is published from its start, and a lake that went back to an earlier state is noticed. The lake's record is by the
 id of the topic, so that a topic that was lost is noticed, too.
 """
@@ -75,23 +75,25 @@ class Reached:
 
 @dataclass(frozen=True)
 class Published:
-    """How far the stream of a generation is published: the position, and the time of its batch (microseconds)."""
+    """How far the stream of a generation is published. `mark` shows whether the lake has the same batch: its time
+    (microseconds), or within the base, its last batch.
+    """
 
     reached: Reached
     generation: int
-    as_of: int
+    mark: int
 
     @classmethod
     def of_offset(cls, offset: TopicPartition) -> "Published | None":
         """Read a position from the offset of the group; None if there is none."""
         if offset.offset < 0:
             return None
-        events, generation, as_of = map(int, (offset.metadata or "0/0/0").split("/"))
-        return cls(Reached(offset.offset, events), generation, as_of)
+        events, generation, mark = map(int, (offset.metadata or "0/0/0").split("/"))
+        return cls(Reached(offset.offset, events), generation, mark)
 
     def offset(self, topic: str) -> TopicPartition:
         """Return the position as an offset of the group."""
-        return TopicPartition(topic, 0, self.reached.sequence, f"{self.reached.events}/{self.generation}/{self.as_of}")
+        return TopicPartition(topic, 0, self.reached.sequence, f"{self.reached.events}/{self.generation}/{self.mark}")
 
 
 ForNewTopic = Literal["all", "later"]
@@ -178,6 +180,7 @@ class EventPublisher(Sender):
         # What is left of the events, and how they are encoded, while a call has not published all.
         self._rest: Iterator[tuple[Reached, pa.RecordBatch]] | None = None
         self._read_to = 0
+        self._base = 0
         self._header = b""
         self._json: JsonMessages | None = None
         self._is_open = False
@@ -222,7 +225,7 @@ class EventPublisher(Sender):
             stream, schema = table.row_events.load(), table.schema()
             if schema != self._schema:
                 self._schema, self._header, self._json = schema, b"", None
-            self._read_to = read_to(stream)
+            self._read_to, self._base = read_to(stream), merged_to(stream)
             start = self._start(table, stream)
             self._rest = _parts(stream, table.row_events.storage, schema, start)
         assert self._rest is not None
@@ -273,8 +276,8 @@ class EventPublisher(Sender):
                 f"rebuild {table.name} row_events`"
             )
         self._is_checked = True
-        # The base may be another one by now, so all of it is published again.
-        return was.reached if was.reached.sequence else Reached(0, 0)
+        # A base that is another one by now is published again.
+        return was.reached if was.reached.sequence or was.mark == self._base else Reached(0, 0)
 
     def _recorded_start(self, table: LakeTable, stream: TableVersion) -> Reached:
         """Return the position by the record of the lake, as the broker knows none."""
@@ -318,9 +321,8 @@ class EventPublisher(Sender):
             if is_deleted:
                 self.produce(self._topic, None, key, partition)
         self._open += events.num_rows
-        self._published = Published(
-            reached, events["generation"][-1].as_py(), events["as_of"].cast(pa.int64())[-1].as_py()
-        )
+        mark = events["as_of"].cast(pa.int64())[-1].as_py() if reached.sequence else self._base
+        self._published = Published(reached, events["generation"][-1].as_py(), mark)
         if self._open >= TRANSACTION_EVENTS:
             self._commit()
 
@@ -400,7 +402,7 @@ def _has_batch(table: LakeTable, stream: TableVersion, published: Published) -> 
     fields = pa.schema([("sequence", pa.int64()), ("as_of", pa.timestamp("us", "UTC"))])
     found = read_file(table.row_events.storage, file.path, fields)
     times = found.filter(pc.equal(found["sequence"], sequence))["as_of"].cast(pa.int64())
-    return bool(len(times)) and times[0].as_py() == published.as_of
+    return bool(len(times)) and times[0].as_py() == published.mark
 
 
 def _by_batch(events: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
