@@ -48,6 +48,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 from writetime.wire.topic_names import changes_topic
@@ -59,6 +60,8 @@ _FILE = "logs.json"
 # Approximate number of changes that are handed over before the agent waits for the broker.
 _PORTION = 50_000
 _PAUSE_SECONDS = 1.0
+# The longest pause of a table with a fault that lasts.
+_LONGEST_PAUSE_SECONDS = 60.0
 _STATUS_SECONDS = 1.0
 _MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
@@ -114,7 +117,9 @@ class LogProgress:
 class _Table:
     """When a table is read next, and why it cannot continue. `altered` if some schema was altered, maybe its own.
 
-    `attempts` counts successive failures that may pass and are not faults yet.
+    `attempts` counts successive failures that may pass and are not faults yet; `pause` follows the next fault that may
+    last. `aim` is the write time up to which the last step went (microseconds), and `failed_until` the same of the last
+    step that failed. Up to there, each window is checked before it is published.
     """
 
     name: str
@@ -123,6 +128,9 @@ class _Table:
     fault: str | None = None
     next_warning: float = 0.0
     attempts: int = 0
+    pause: float = _PAUSE_SECONDS
+    aim: int = 0
+    failed_until: int = 0
     next_image_warning: float = 0.0
     late: LateRows = field(default_factory=LateRows)
 
@@ -205,26 +213,34 @@ class LogAgent:
         # Consumers learn of new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
             self._publisher.announce(schema)
-        end = next_offset(source, offset, source.settled(), self._snapshot_at)
+        settled, window = source.settled(), round(source.settings.window_seconds * 1e6)
+        is_checked = offset.until < table.failed_until
+        if is_checked:
+            # What is published counts only once it is saved, so if this fails, nothing is published again.
+            self._progress.save(name, offset)
+            settled = min(settled, offset.until + window)
+        end = next_offset(source, offset, settled, self._snapshot_at)
         self._schemas[name] = schema
         if end == offset:
             return
+        table.aim = end.until
         counts: Counter[tuple[str, str]] = Counter()
         found: Counter[str] = Counter()
         sent = 0
         snapshot_at = snapshot_of(end, self._snapshot_at)
         check = ImageCheck()
         pieces = pieces_between(source, offset, end)
-        window = round(source.settings.window_seconds * 1e6)
+        if is_checked:
+            self._check(source, pieces, snapshot_at, stop)
         late = LateStep(offset.until, window)
         for changes in source.read(pieces, snapshot_at=snapshot_at, found=found, check=check, late=late):
+            if stop.is_set():
+                return
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
                 self._publisher.flush(stop)
                 sent = 0
-            if stop.is_set():
-                return
         # If it was altered, the changes that were sent are correct, but may lack columns. Nothing is saved, so they are
         # read again.
         source.check_schema(schema)
@@ -242,6 +258,20 @@ class LogAgent:
             self.published[name] += counts.total()
             self._mark(table)
             self._publisher.flush(stop)
+
+    def _check(
+        self, source: CdcSource, pieces: Sequence[Piece], snapshot_at: int | None, stop: threading.Event
+    ) -> None:
+        """Read pieces to their end and publish nothing, so that a fault in them does not repeat the changes before it.
+
+        Raises:
+            Gap, LogError, WritetimeError: as `advance`.
+        """
+        for changes in source.read(pieces, snapshot_at=snapshot_at):
+            if stop.is_set():
+                return
+            self._publisher.check(source.schema, changes)
+        source.check_schema(source.schema)
 
     @staticmethod
     def _warn_of_images(table: _Table, texts: Sequence[str]) -> None:
@@ -302,7 +332,8 @@ class LogAgent:
     def _faults_of(self, table: _Table) -> Iterator[None]:
         """Record why a table cannot continue, and log it now and then. The table is retried.
 
-        A failure that may pass is retried at once, with growing pauses, before it counts as a fault.
+        A failure that may pass is retried at once, with growing pauses, before it counts as a fault. The pauses of a
+        fault that is not an outage grow, too.
         """
         table.altered = False
         pause = _PAUSE_SECONDS
@@ -310,6 +341,7 @@ class LogAgent:
             yield
         except Exception as e:
             kind = _kind_of(e)
+            table.failed_until = table.aim
             if kind in ("publishing", "unexpected"):
                 # Changes that were handed over are not acknowledged; they are read and sent again.
                 self._publisher = self._publisher.after(e)
@@ -325,9 +357,12 @@ class LogAgent:
                     table.next_warning = time.monotonic() + _WARNING_SECONDS
                     log.error("%s: %s; trying again", table.name, reason, exc_info=kind == "unexpected")
                 table.fault = reason
+                if kind != "database" and not is_outage(e):
+                    pause, table.pause = table.pause, min(2 * table.pause, _LONGEST_PAUSE_SECONDS)
         else:
             table.fault = None
             table.attempts = 0
+            table.pause = _PAUSE_SECONDS
             table.next_warning = 0.0
         table.next_look = time.monotonic() + pause
 
@@ -338,7 +373,8 @@ class LogAgent:
         settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and not table.attempts and offset is not None and offset.off_since is None:
             return table.altered or settled >= offset.until + round(reading.window_seconds * 1e6)
-        return time.monotonic() >= table.next_look
+        # An alteration may end a fault.
+        return (table.altered and table.fault is not None) or time.monotonic() >= table.next_look
 
     def _measure(self) -> None:
         if time.monotonic() < self._next_status:

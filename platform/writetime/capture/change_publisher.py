@@ -193,24 +193,34 @@ class ChangePublisher:
                 no changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
-        if (reason := self._refusals_of(schema).set_aside()) is not None:
-            return Sent(changes.slice(0, 0), reason)
-        try:
-            return self._send(schema, changes)
-        except (WritetimeError, OSError, MemoryError):
-            raise
-        except Exception as e:
-            # Retried like a refusal of Kafka, and then set aside: the fault may belong to this table alone.
-            log.exception("changes of %s cannot be published", schema.full_name)
-            raise Refused(
-                f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)
-            ) from e
+        with _of_table(schema):
+            topic, messages, sent = self._prepared(schema, changes)
+            if topic is not None:
+                self._produce(topic, messages, sent.changes)
+            return sent
 
-    def _send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
+    def check(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
+        """Check whether all changes could be handed over, and hand over none.
+
+        Raises:
+            Unpublishable: some could not.
+            Refused: as for `send`.
+            WritetimeError: Kafka or the registry does not answer.
+        """
+        with _of_table(schema):
+            _, _, sent = self._prepared(schema, changes)
+        sent.all()
+
+    def _prepared(self, schema: TableSchema, changes: pa.RecordBatch) -> tuple[_Topic | None, pa.Array, Sent]:
+        """Return the destination of changes, if they are taken at all, the messages of those that can be sent, and
+        what `send` returns."""
+        none = pa.array([], pa.binary())
+        if (reason := self._refusals_of(schema).set_aside()) is not None:
+            return None, none, Sent(changes.slice(0, 0), reason)
         try:
             topic = self._topic(schema)
         except SchemaRefused as e:
-            return Sent(changes.slice(0, 0), str(e))
+            return None, none, Sent(changes.slice(0, 0), str(e))
         messages, changes, refused = _encoded(topic.encoder, schema, changes)
         sizes = pc.add(pc.binary_length(messages), pc.binary_length(changes["key"]))
         largest = pc.max(sizes).as_py() or 0
@@ -225,11 +235,13 @@ class ChangePublisher:
                     f"message that the topic {topic.name} takes (max.message.bytes)"
                 )
                 changes, messages = changes.filter(fitting), messages.filter(fitting)
+        return topic, messages, Sent(changes, refused)
+
+    def _produce(self, topic: _Topic, messages: pa.Array, changes: pa.RecordBatch) -> None:
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
         self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
         self._sent.add(topic.name)
-        return Sent(changes, refused)
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
         """Announce how far a source is published, in the topic of the watermarks.
@@ -297,6 +309,19 @@ class ChangePublisher:
 
     def _max_bytes(self, topic: str) -> int:
         return min(max_message_bytes(self._settings, topic), MAX_MESSAGE_BYTES)
+
+
+@contextmanager
+def _of_table(schema: TableSchema) -> Iterator[None]:
+    """Turn an unknown fault into a refusal of the table's topic. It is retried like a refusal of Kafka, and then the
+    changes are set aside: the fault may belong to this table alone."""
+    try:
+        yield
+    except (WritetimeError, OSError, MemoryError):
+        raise
+    except Exception as e:
+        log.exception("changes of %s cannot be published", schema.full_name)
+        raise Refused(f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)) from e
 
 
 @contextmanager
