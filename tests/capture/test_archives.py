@@ -24,7 +24,7 @@ from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
-from writetime.storage.segment import find_segments
+from writetime.storage.segment import Segment, find_segments
 from writetime_dagster.assets.segments import new_segments, published_segments
 from writetime_dagster.resources import KafkaResource, SparkResource
 
@@ -335,6 +335,46 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
     # A folder that is not there stops no other folder, and is logged once.
     assert caplog.text.count("none does not exist; trying again") == 1
     assert report.errors["storage"] >= 3
+    captured.assert_same("t")
+
+
+@pytest.mark.parametrize("boundary", ["hand_over", "unbalanced"])
+def test_the_readable_part_of_a_segment_is_published_once(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str
+) -> None:
+    """However often the disk does not return the rest, or all of it when it is counted."""
+    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    tried: list[None] = []
+    broken = threading.Event()
+    broken.set()
+
+    def fail(segment: Segment) -> None:
+        if segment.name == bad.name and broken.is_set():
+            tried.append(None)
+            raise OSError(5, "Input/output error")
+
+    original: Callable[..., Any] = getattr(archives, boundary)
+
+    def hand_over(decoder: Any, publisher: Any, segment: Segment, *others: Any) -> Iterator[Any]:
+        for progress, handed in original(decoder, publisher, segment, *others):
+            if progress.finished:
+                fail(segment)
+            yield progress, handed
+
+    def unbalanced(segment: Segment, *others: Any) -> Any:
+        fail(segment)
+        return original(segment, *others)
+
+    monkeypatch.setattr(archives, boundary, {"hand_over": hand_over, "unbalanced": unbalanced}[boundary])
+    with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
+        wait_for(lambda: len(tried) >= 4)
+        kept = archives._read_checkpoint(tmp_path / "checkpoint")
+        assert {key for key, found in kept.items() if found.is_done} == set(map(str, sound))
+        assert kept[str(bad)].progress.position > 0
+        broken.clear()
+        wait_for(lambda: archives._read_checkpoint(tmp_path / "checkpoint")[str(bad)].is_done)
+    assert (reports[0].segments, reports[0].faults) == (len(sound) + 1, {})
+    assert set(published(captured).values()) == {1}
     captured.assert_same("t")
 
 

@@ -5,7 +5,8 @@ database's schemas, and then lets tasks decode and publish what is new, as an ag
 published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
 missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
 segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
-disk or a store does not return now is reported; its checkpoint stays as it was, and the next round tries it again.
+disk or a store does not return now is reported. Its checkpoint has what was published before that, and the next round
+tries the rest again.
 
 Tasks read segments in parallel: changes of one key are in order within a segment, but not between two. The merge does
 not need that order. An archive gives no watermark, because nothing shows which segments it lacks.
@@ -140,7 +141,7 @@ def publish_portion(portion: Portion) -> Outcome:
         while work:
             look, before = work[0]
             try:
-                progress, counts = _publish_segment(decoder, publisher, look, before)
+                progress, counts, fault = _publish_segment(decoder, publisher, look, before)
             except Refused as e:
                 # After some refusals, the changes of that topic are left out.
                 publisher = publisher.after(e)
@@ -160,8 +161,11 @@ def publish_portion(portion: Portion) -> Outcome:
                     log.warning("%s: %s; trying again", look.key, reason_of(e))
                     continue
                 log.exception("%s", look.key)
-                progress, counts = replace(before.without(reason_of(e), None), broken=True), Counter[str]()
-            reached.append((look, progress))
+                progress, counts, fault = replace(before.without(reason_of(e), None), broken=True), Counter[str](), None
+            if fault is not None:
+                failed[look.key] = fault
+            if fault is None or progress != before:
+                reached.append((look, progress))
             changes += counts
             work.popleft()
     except Exception as e:
@@ -173,19 +177,29 @@ def publish_portion(portion: Portion) -> Outcome:
 
 def _publish_segment(
     decoder: Decoder, publisher: ChangePublisher, look: Look, before: SegmentProgress
-) -> tuple[SegmentProgress, Counter[str]]:
-    """Publish the new changes of a segment; return its progress, and the number of changes per table."""
-    progress, counts = before, Counter[str]()
+) -> tuple[SegmentProgress, Counter[str], str | None]:
+    """Publish the new changes of a segment; return its progress, the number of changes per table, and why the rest
+    cannot be read now, if it cannot.
+    """
+    progress, counts, failed = before, Counter[str](), None
     try:
         for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
             progress = after
             counts.update({schema.full_name: sent.changes.num_rows for schema, _, sent in handed})
     except Missing as e:
         progress = replace(progress, reason=str(e), lacking=None)
+    except (OSError, MemoryError) as e:
+        # The changes before it count, or each round would publish them again.
+        failed = reason_of(e)
     publisher.flush()
-    if progress.finished and (fault := unbalanced(look.segment, progress)) is not None:
-        progress = progress.without(fault, None)
-    return progress, counts
+    if progress.finished:
+        try:
+            fault = unbalanced(look.segment, progress)
+        except (OSError, MemoryError) as e:
+            return replace(progress, finished=False), counts, reason_of(e)
+        if fault is not None:
+            progress = progress.without(fault, None)
+    return progress, counts, failed
 
 
 class Checkpoint:
@@ -301,7 +315,8 @@ class Archive:
                     log.error("%s cannot be read: %s; trying again", key, reason)
                 self._failed[key] = reason
             for look, progress in outcome.reached:
-                self._failed.pop(look.key, None)
+                if look.key not in outcome.failed:
+                    self._failed.pop(look.key, None)
                 self._checkpoint.segments[look.key] = Archived(progress, look.complete, look.file)
                 if progress.finished:
                     self.report.ended.add(look.key)
