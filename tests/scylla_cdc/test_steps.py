@@ -1,23 +1,33 @@
 """How far an agent of logs goes at once: faults that last repeat nothing, and tables take turns."""
 
+import random
+import struct
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.scylla_cdc.agents import reached, settings_for, wait_until
-from tests.scylla_cdc.conftest import Logged
-from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet
+from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
+from tests.scylla_cdc.conftest import Logged, Written
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
+from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.odd import STREAM, Odd
+from tests.scylla_cdc.writer import Group
 from tests.support.programs import agent
 from tests.support.waiting import wait_for
 from writetime.capture import cdc_log
 from writetime.capture.agent_metrics import read_status
 from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core.config import Settings
+from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.source import CdcSource
 from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import WatermarkTopic
 
 ROWS = 20
 
@@ -79,3 +89,41 @@ def test_a_fault_that_lasts_repeats_nothing(
             future.result(15)
         wait_until(settings, table, odd.start + 21 * SECOND)
         assert published(settings, odd.name) == before + 6 * ROWS + 1
+
+
+def test_a_table_that_is_behind_stops_no_other(
+    cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is read a few windows at a time, and the other table is read in between."""
+    monkeypatch.setattr(cdc_log, "_PORTION", 10)
+    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
+    start = now() - 60 * SECOND
+    for table, begin in ((late, start), (other, now() - SECOND)):
+        table.sets = [stream_set(random.Random(1), begin, [0, (1 << 63) - 1])]
+        cdc.announce_tablets(table.schema, table.sets)
+    data = struct.pack(">i", 1)
+    rows: list[dict[str, bytes | None]] = [{"operation": b"\x02", "ttl": None, "p": data, "v": data}]
+    late.origins = cdc.log(late.schema, [Group(data, start + i * SECOND // 4, rows) for i in range(1, 200)], late.sets)
+    settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
+    read = CdcSource.read
+
+    def slowly(source: CdcSource, pieces: Sequence[Piece], **options: Any) -> Iterator[pa.RecordBatch]:
+        if source.name == late.schema.full_name:
+            time.sleep(max((piece.end - piece.start for piece in pieces), default=0) / SECOND / 3)
+        yield from read(source, pieces, **options)
+
+    monkeypatch.setattr(CdcSource, "read", slowly)
+
+    def watermark() -> int:
+        found = WatermarkTopic(settings).read().get(source_of(other))
+        return 0 if found is None else found.tables[other.schema.full_name].until
+
+    with agent(settings):
+        # Again and again, while the first one is behind.
+        for _ in range(3):
+            at = now()
+            wait_for(lambda: watermark() > at)  # noqa: B023
+            assert reached(settings)[late.schema.full_name] < start + 50 * SECOND
+        wait_until(settings, late, start + 51 * SECOND)
+    # A step that was too large is read again, and published once.
+    assert published(settings, late.schema.full_name) == len(late.origins)

@@ -1,10 +1,10 @@
 """The agent of ScyllaDB tables: follows their CDC logs, and publishes their changes as the agent of a node does.
 
-Logs are read over the network, so one agent is enough for a cluster. Each table advances independently: the agent reads
-its log for some windows of write times, and hands the changes over. When the broker has acknowledged all of them, the
-agent saves the time that it reached. So a crash at any point repeats some windows and misses none. That time is also
-the table's watermark: all streams are read up to it. A table that cannot continue, such as one with a gap, reports that
-and stops no other table.
+Logs are read over the network, so one agent is enough for a cluster. Tables take turns, step by step: the agent reads
+the log of a table for one window of write times, or for several with few changes, and hands the changes over. When the
+broker has acknowledged all of them, the agent saves the time that it reached. So a crash at any point repeats some
+windows and misses none. That time is also the table's watermark: all streams are read up to it. A table that cannot
+continue, such as one with a gap, reports that and stops no other table.
 """
 
 import logging
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 from cassandra.cluster import Session
 
 from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
@@ -57,14 +58,18 @@ from writetime.wire.watermarks import SourceMarks, TableMark
 log = logging.getLogger(__name__)
 
 _FILE = "logs.json"
-# Approximate number of changes that are handed over before the agent waits for the broker.
+# Approximate number of changes that are handed over before the agent waits for the broker. A step of several windows
+# has no more, nor more bytes in memory.
 _PORTION = 50_000
+_PORTION_BYTES = 64 << 20
 _PAUSE_SECONDS = 1.0
 # The longest pause of a table with a fault that lasts.
 _LONGEST_PAUSE_SECONDS = 60.0
 _STATUS_SECONDS = 1.0
 _MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
+# Differences between images of a table that are logged in this time.
+_IMAGE_WARNINGS = 10
 # Pauses before a table is retried after a failure that may pass. A failure after the last one is an error.
 _QUIET_PAUSES = (0.2, 0.5, 1.0)
 
@@ -118,8 +123,8 @@ class _Table:
     """When a table is read next, and why it cannot continue. `altered` if some schema was altered, maybe its own.
 
     `attempts` counts successive failures that may pass and are not faults yet; `pause` follows the next fault that may
-    last. `aim` is the write time up to which the last step went (microseconds), and `failed_until` the same of the last
-    step that failed. Up to there, each window is checked before it is published.
+    last. A step has `windows` at most. `aim` is the write time up to which the last step went (microseconds), and
+    `failed_until` the same of the last step that failed. Up to there, each window is checked before it is published.
     """
 
     name: str
@@ -129,9 +134,11 @@ class _Table:
     next_warning: float = 0.0
     attempts: int = 0
     pause: float = _PAUSE_SECONDS
+    windows: int = 1
     aim: int = 0
     failed_until: int = 0
     next_image_warning: float = 0.0
+    image_warnings: int = 0
     late: LateRows = field(default_factory=LateRows)
 
 
@@ -171,24 +178,29 @@ class LogAgent:
                 if self._is_due(table) and not stop.is_set():
                     with self._faults_of(table):
                         self.advance(table, stop)
-            pause = self._settings.capture.poll_seconds
-            try:
-                if time.monotonic() >= self._next_mark:
-                    self._announce_marks(stop)
-                if not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop):
-                    pause = 0
-                self._measure()
-            except Exception as e:
-                self._metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
-                log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
-                pause = _PAUSE_SECONDS
-                self._publisher = self._publisher.after(e)
-            stop.wait(pause)
+                    self._report(stop)
+            stop.wait(self._report(stop))
         self.snapshots.close()
         self._events.close()
 
+    def _report(self, stop: threading.Event) -> float:
+        """Announce and write how far the tables are, if it is time for that, and publish a portion of a snapshot;
+        return the pause after it.
+        """
+        try:
+            if time.monotonic() >= self._next_mark:
+                self._announce_marks(stop)
+            is_behind = not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop)
+            self._measure()
+        except Exception as e:
+            self._metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
+            log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
+            self._publisher = self._publisher.after(e)
+            return _PAUSE_SECONDS
+        return 0 if is_behind else self._settings.capture.poll_seconds
+
     def advance(self, table: _Table, stop: threading.Event) -> None:
-        """Publish a table's log for the settled windows, up to `scylla_cdc.batch_seconds` of them.
+        """Publish one step of a table's log: a settled window, or some if they have few changes.
 
         Raises:
             Gap: the next changes are not in the log.
@@ -218,22 +230,38 @@ class LogAgent:
         if is_checked:
             # What is published counts only once it is saved, so if this fails, nothing is published again.
             self._progress.save(name, offset)
-            settled = min(settled, offset.until + window)
-        end = next_offset(source, offset, settled, self._snapshot_at)
+        most = 1 if is_checked else table.windows
+        end = next_offset(source, offset, min(settled, offset.until + most * window), self._snapshot_at)
         self._schemas[name] = schema
         if end == offset:
             return
         table.aim = end.until
+        if is_checked:
+            self._check(source, pieces_between(source, offset, end), snapshot_of(end, self._snapshot_at), stop)
+        self._publish(table, source, offset, end, stop)
+
+    def _publish(self, table: _Table, source: CdcSource, offset: Offset, end: Offset, stop: threading.Event) -> None:
+        """Publish the changes of a step, and save its end once they are acknowledged. If several windows have too many
+        changes, publish none, and let the next step have one window.
+        """
+        name, schema = table.name, source.schema
         counts: Counter[tuple[str, str]] = Counter()
         found: Counter[str] = Counter()
         sent = 0
         snapshot_at = snapshot_of(end, self._snapshot_at)
         check = ImageCheck()
         pieces = pieces_between(source, offset, end)
-        if is_checked:
-            self._check(source, pieces, snapshot_at, stop)
-        late = LateStep(offset.until, window)
-        for changes in source.read(pieces, snapshot_at=snapshot_at, found=found, check=check, late=late):
+        window = round(source.settings.window_seconds * 1e6)
+        windows, late = range(offset.until, end.until, window), LateStep(offset.until, window)
+        batches = source.read(pieces, snapshot_at=snapshot_at, found=found, check=check, late=late)
+        if len(windows) > 1:
+            few = _few(batches, stop)
+            if few is None:
+                # Other tables do not wait for all of them.
+                table.windows = 1
+                return
+            batches = iter(few)
+        for changes in batches:
             if stop.is_set():
                 return
             sent += self._publisher.send(schema, changes).all()
@@ -251,8 +279,10 @@ class LogAgent:
         if self._publisher.flush(stop):
             self._progress.save(name, end)
             self._metrics.published(counts)
-            windows = range(offset.until, end.until, window) if rescan_micros(source.settings) else range(0)
-            found += table.late.finish(late, windows, read_again(source.settings, offset, end))
+            if len(windows) == table.windows and counts.total() <= _PORTION // 2:
+                table.windows = 2 * table.windows
+            first_read = windows if rescan_micros(source.settings) else range(0)
+            found += table.late.finish(late, first_read, read_again(source.settings, offset, end))
             self._metrics.found(name, found)
             self._warn_of_images(table, check.texts)
             self.published[name] += counts.total()
@@ -278,8 +308,10 @@ class LogAgent:
         """Log some differences between images, now and then. All of them are counted."""
         if texts and time.monotonic() >= table.next_image_warning:
             table.next_image_warning = time.monotonic() + _WARNING_SECONDS
-            for text in texts:
-                log.warning("%s", text)
+            table.image_warnings = _IMAGE_WARNINGS
+        for text in texts[: table.image_warnings]:
+            table.image_warnings -= 1
+            log.warning("%s", text)
 
     def _known(self) -> list[tuple[TableSchema, bool]]:
         """Return the tables whose log has a known start: it has the changes that a snapshot lacks."""
@@ -342,6 +374,7 @@ class LogAgent:
         except Exception as e:
             kind = _kind_of(e)
             table.failed_until = table.aim
+            table.windows = 1
             if kind in ("publishing", "unexpected"):
                 # Changes that were handed over are not acknowledged; they are read and sent again.
                 self._publisher = self._publisher.after(e)
@@ -409,6 +442,18 @@ class LogAgent:
         """Return the age in seconds of the time up to which a table's log is published."""
         offset = self._progress.offsets.get(table.name)
         return None if offset is None else max(now() - offset.until, 0) / 1e6
+
+
+def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.RecordBatch] | None:
+    """Return the changes of several windows; None if they are too many for one step, or it stops."""
+    held, count, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        size += batch.nbytes
+        if count > _PORTION or size > _PORTION_BYTES or stop.is_set():
+            return None
+    return held
 
 
 def _kind_of(fault: Exception) -> str:
