@@ -199,6 +199,25 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
         wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until > written.base)
 
 
+def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be started without it while the log still lacks rows."""
+    late.sets = [stream_set(random.Random(1), now() - 1000 * SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    name, began = late.schema.full_name, now() - 900 * SECOND
+    settings = settings_for(cdc, tmp_path, late, window_seconds=10, batch_seconds=10, log_ttl_seconds=300)
+    start = Offset(began, late.sets[0].time, began, str(late.schema.id))
+    settings.capture.state_dir.mkdir()
+    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: start.json()}))
+    with agent(settings, snapshot_at=now()):
+        wait_for(lambda: reached(settings)[name] > began)
+    assert reached(settings)[name] < now() - 300 * SECOND
+    with agent(settings):
+        wait_until(settings, late, now() - 15 * SECOND)
+    assert "cannot be read from its log" not in caplog.text
+
+
 def test_a_snapshot_that_is_named_is_published_beside_the_log(
     cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,6 @@
 """The data source in Spark: batches, and streams that end, fail and continue."""
 
+import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.scylla_cdc.conftest import Logged
-from tests.scylla_cdc.databases import CdcDatabase
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.logs import asked, origins
 from tests.support.merged import assert_answers
 from writetime.changes.model import change_schema
 from writetime.merge import merge
+from writetime.scylla_cdc.offsets import Offset
 from writetime.sources.scylla_cdc import ScyllaCdcSource
 
 ORIGIN = "concat_ws('/', origin.file, origin.offset) AS origin"
@@ -42,6 +45,22 @@ def test_parts_of_a_log(cdc: CdcDatabase, logged: list[Logged]) -> None:
     assert fields == ["kind", "origin"]
     assert first + second == Counter(table.origins)
     assert read(**{"from": middle, "to": middle}) == (change_schema(table.schema).names, Counter())
+
+
+def test_a_stream_keeps_the_snapshot_that_closes_a_gap(cdc: CdcDatabase, late: Logged) -> None:
+    late.sets = [stream_set(random.Random(1), now() - 1000 * SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    options = {**cdc.options(), "table": late.schema.full_name, "log_ttl_seconds": "300", "window_seconds": "1"}
+    options["batch_seconds"] = "1"
+    began = now() - 900 * SECOND
+    place: Any = Offset(began, late.sets[0].time, began, str(late.schema.id)).json()
+    for named in ({"snapshot_at": str(now())}, {}):
+        source = ScyllaCdcSource({**options, **named})
+        reader = source.streamReader(source.schema())
+        end = reader.latestOffset(place, ReadAllAvailable())
+        assert end["until"] == place["until"] + SECOND
+        assert [list(reader.read(part)) for part in reader.partitions(place, end)]
+        place = end
 
 
 class Sink:

@@ -110,13 +110,15 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
 
 
 def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int | None) -> Offset:
-    """Return the end of the next batch: some windows further on, or the same offset if no window is settled.
+    """Return the end of the next batch: some windows further on, or the same place if no window is settled.
 
     Raises:
         Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
         LogError: the table was created again.
     """
-    check(source, start, snapshot_at)
+    if check(source, start, snapshot_at):
+        # A reader that starts without the snapshot needs it, too.
+        start = replace(start, snapshot_at=snapshot_of(start, snapshot_at))
     if source.lack is not None:
         if start.off_since is None or start.off_until is not None:
             since = start.until if start.off_since is None else start.off_since
@@ -138,8 +140,8 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
     return replace(start, until=until, newest=max(newest, start.newest))
 
 
-def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
-    """Check whether a stream can continue from an offset.
+def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
+    """Check whether a stream can continue from an offset; return whether it needs the snapshot for that.
 
     Raises:
         Gap: the next rows are not in the log, and a snapshot does not have them.
@@ -153,7 +155,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
     since, until = start.off_since, start.off_until
     if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
         raise Gap(source.name, since, until, _REASONS_BEFORE[start.lack])
-    source.check_gap(start.until, snapshot_of(start, snapshot_at))
+    return source.check_gap(start.until, snapshot_of(start, snapshot_at))
 
 
 def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:

@@ -111,15 +111,18 @@ class CdcSource:
         """Return the time from which the log has all rows that were written to it."""
         return max(self.sets.times[0], now() - self.ttl if self.ttl else self.sets.times[0])
 
-    def check_gap(self, start: int, snapshot_at: int | None) -> None:
-        """Check whether the log still has all writes since a time.
+    def check_gap(self, start: int, snapshot_at: int | None) -> bool:
+        """Check whether the log still has all writes since a time, or a snapshot has those that it lacks; return
+        whether the snapshot is needed.
 
         Raises:
-            Gap: it does not, and a snapshot does not either.
+            Gap: neither has them.
         """
         first = self.first()
-        if start >= first or (snapshot_at is not None and snapshot_at >= first):
-            return
+        if start >= first:
+            return False
+        if snapshot_at is not None and snapshot_at >= first:
+            return True
         reason = "that long ago there were no streams that are still known"
         if self.ttl and first > self.sets.times[0]:
             reason = f"the log keeps rows for {self.ttl // 1_000_000} seconds"

@@ -120,7 +120,7 @@ class _Asked:
             for batch in source.read(part.pieces, [names[n] for n in wanted], snapshot_at=part.snapshot_at):
                 yield selection.cut(batch.rename_columns(wanted))
             source.check_schema(table)
-            source.check_gap(part.start, self.snapshot_at)
+            source.check_gap(part.start, part.snapshot_at)
 
 
 def _settings(options: Mapping[str, str]) -> Settings:
