@@ -7,10 +7,12 @@ is applied much later, or never. A worker that is paused sends and gets nothing 
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+from writetime.core.config import Settings
+from writetime.workqueue.enqueue import AsyncEnqueuer
 from writetime.workqueue.items import Entry, Place, Status
 from writetime.workqueue.queue_tables import (
     PAGE_ROWS,
@@ -272,6 +274,22 @@ class MemoryTables(Tables):
 
     async def insert_dead(self, letter: DeadLetter) -> None:
         await self._ask(lambda: self._db.letters.setdefault(letter.item_id, letter))
+
+
+def memory_enqueuer(tables: Tables, settings: Settings) -> AsyncEnqueuer:
+    """Return an enqueuer whose clock is that of the loop."""
+    enqueuer = AsyncEnqueuer(tables, settings)
+    enqueuer._clock._monotonic = asyncio.get_running_loop().time
+    return enqueuer
+
+
+def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine on a loop whose time is not real."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
 
 
 def _fresh(place: Place, e: Entry) -> Entry:

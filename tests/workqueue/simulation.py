@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from tests.workqueue.memory import MemoryDatabase, MemoryTables, VirtualLoop
+from tests.workqueue.memory import MemoryDatabase, MemoryTables, VirtualLoop, memory_enqueuer
 from writetime.core.config import Queue, Settings, WorkQueue
-from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
+from writetime.workqueue.enqueue import EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
 from writetime.workqueue.running import Running
 
@@ -137,8 +137,7 @@ class Simulation:
         """Enqueue items, some delayed, as one client would: the next one after the answer for the one before."""
         rng = self.rng
         tables = MemoryTables(self.database)
-        enqueuer = AsyncEnqueuer(tables, self.settings)
-        enqueuer._clock._monotonic = asyncio.get_running_loop().time
+        enqueuer = memory_enqueuer(tables, self.settings)
         enqueuer._ids._random = rng
         for n in range(rng.randrange(5, 60)):
             key = rng.choice([None, f"{number}a", f"{number}b"])

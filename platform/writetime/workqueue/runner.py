@@ -56,12 +56,16 @@ class ShardRunner:
         self._sweep_seconds = min(_LONGEST_SWEEP_SECONDS, context.settings.close_after_seconds / _SWEEPS_A_GRACE)
         self._swept = 0
         self._pause = context.settings.poll_seconds
+        # Whether the shard's buckets are known.
+        self.offered = False
         # Whether a complete round has found nothing to do: the condition of `until idle`.
         self.quiet = False
 
     def offer(self, rows: list[BucketRow]) -> None:
         """Pass the shard's buckets; those of earlier calls may be left out."""
-        if self.buckets.offer(rows):
+        new = self.buckets.offer(rows)
+        if new or not self.offered:
+            self.offered, self.quiet = True, False
             self.poll_now()
 
     def poll_now(self) -> None:
@@ -77,10 +81,12 @@ class ShardRunner:
         while True:
             try:
                 found = await self._look()
+                # A bucket that was offered during the look was not read by it.
+                complete = self.offered and not self._news.is_set() and not self.buckets.behind
             except Unknown as e:
                 log.warning("queue %s, shard %d: %s", self.queue, self.hold.row.shard, e)
-                found = False
-            self.quiet = not found and not self.backlog.waiting and not self.backlog.running
+                found = complete = False
+            self.quiet = complete and not found and not self.backlog.waiting and not self.backlog.running
             busy = found or not self._hungry()
             self._pause = (
                 self._settings.poll_seconds if busy else min(self._settings.idle_poll_seconds, self._pause * 2)

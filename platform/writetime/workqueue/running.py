@@ -61,8 +61,11 @@ class Running:
         self._shares: dict[str, Shares] = {}
         self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
-        # Queues that could not be opened, and why.
+        # Queues that the database refuses to open, or to list the buckets of, and why.
         self._unopened: dict[str, str] = {}
+        self._unlisted: dict[str, str] = {}
+        # Queues whose buckets could be listed at the last attempt.
+        self._listed: set[str] = set()
         self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
         self._work = asyncio.Event()
         self._threads = ThreadPoolExecutor(settings.threads, "handler")
@@ -121,28 +124,22 @@ class Running:
                     runner.poll_now()
 
     async def _begin(self) -> None:
-        """Open the queues; `_work_on` retries a queue that cannot be opened, unless it is the only one.
+        """Open the queues; `_work_on` retries those that cannot be opened.
 
         Raises:
-            WritetimeError: no queue can be opened.
+            WritetimeError: the database refuses all of them.
         """
-        faults: list[Exception] = []
+        refused: list[Exception] = []
         for queue in self._handlers:
-            while True:
-                try:
-                    await self._open(queue)
-                    break
-                except Unknown as e:
-                    log.warning("the database does not answer yet: %s", e)
-                    await asyncio.sleep(self._settings.idle_poll_seconds)
-                except Exception as e:
-                    faults.append(e)
-                    self._unopened[queue] = reason_of(e)
-                    self._faults.note(queue, "opening", e)
-                    break
-        if faults and not self._shares:
+            try:
+                await self._open(queue)
+            except Exception as e:
+                self._not_opened(queue, e)
+                if not isinstance(e, Unknown):
+                    refused.append(e)
+        if len(refused) == len(self._handlers):
             await self._faults.end()
-            raise faults[0]
+            raise refused[0]
 
     async def _open(self, queue: str) -> None:
         await self._clock.look()
@@ -166,18 +163,26 @@ class Running:
     async def _work_on(self, queue: str) -> None:
         """Manage a queue, which is opened first if necessary."""
         while queue not in self._shares:
-            await asyncio.sleep(self._faults.rest_seconds)
+            refused = queue in self._unopened
+            await asyncio.sleep(self._faults.rest_seconds if refused else self._settings.idle_poll_seconds)
             try:
                 await self._open(queue)
             except Exception as e:
-                self._faults.note(queue, "opening", e)
+                self._not_opened(queue, e)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._shares[queue].keep())
             group.create_task(self._registry(queue))
 
+    def _not_opened(self, queue: str, error: Exception) -> None:
+        self._faults.note(queue, "opening", error)
+        # A database that does not answer may do so soon.
+        if not isinstance(error, Unknown):
+            self._unopened[queue] = reason_of(error)
+
     def _given_up(self) -> list[str]:
         """Return the queues and shards that are not processed because of faults."""
-        found = [f"queue {queue}: {reason}" for queue, reason in self._unopened.items()]
+        queues = [*self._unopened.items(), *self._unlisted.items()]
+        found = [f"queue {queue}: {reason}" for queue, reason in queues]
         for queue, shares in self._shares.items():
             found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in shares.given_up.items()]
         return found
@@ -233,20 +238,26 @@ class Running:
                 await self._clock.look()
                 runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
                 # All buckets for a new shard and now and then; else the new ones.
-                if whole := (runners.keys() - told or self._monotonic() - complete > self._settings.rescan_seconds):
-                    complete = self._monotonic()
+                began = self._monotonic()
+                whole = runners.keys() - told or began - complete > self._settings.rescan_seconds
                 since = 0 if whole else self._clock.now() - _REGISTRY_BUCKETS * bucket_millis
                 rows = await self._tables.buckets(queue, since) if runners else []
+                complete = began if whole else complete
                 for hold, runner in runners.items():
                     try:
                         runner.offer([row for row in rows if row.shard == hold.row.shard])
                     except Exception as e:
                         self._set_aside(hold, e)
                 told = set(runners)
+                self._listed.add(queue)
+                self._unlisted.pop(queue, None)
             except Unknown as e:
+                self._listed.discard(queue)
                 log.warning("queue %s: buckets cannot be listed: %s", queue, e)
             except Exception as e:
-                self._faults.note(queue, "buckets", e)
+                self._listed.discard(queue)
+                if self._faults.note(queue, "buckets", e) >= self._faults.rest_seconds:
+                    self._unlisted[queue] = reason_of(e)
             try:
                 async with asyncio.timeout(self._settings.idle_poll_seconds):
                     await news.wait()
@@ -436,10 +447,19 @@ class Running:
         quiet = 0
         while quiet < 3:
             await asyncio.sleep(max(_IDLE_ROUNDS_SECONDS, self._settings.poll_seconds))
-            runners = [runner for runner, _ in self._runners.values()]
-            idle = bool(runners or self._given_up()) and not self._claimed and all(runner.quiet for runner in runners)
-            quiet = quiet + 1 if idle and all(s.complete for s in self._shares.values()) else 0
+            idle = bool(self._runners or self._given_up()) and not self._claimed
+            quiet = quiet + 1 if idle and all(self._idle(queue) for queue in self._handlers) else 0
         self._ended.set()
+
+    def _idle(self, queue: str) -> bool:
+        """Return whether we have nothing to do in a queue; what was given up is reported at the end."""
+        if queue in self._unopened:
+            return True
+        unlisted = queue in self._unlisted
+        if not (unlisted or queue in self._listed) or not self._shares[queue].complete:
+            return False
+        runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
+        return all(runner.quiet or (unlisted and not runner.offered) for runner in runners)
 
     async def _leave(self) -> None:
         """Start nothing more, wait for running items, and release the shards."""

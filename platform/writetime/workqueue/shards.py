@@ -82,7 +82,7 @@ class Shares:
         self._releases: set[asyncio.Task[None]] = set()
         self.held: dict[int, Hold] = {}
         self.stopping = False
-        # Whether every shard had a live owner at the last look.
+        # Whether every shard had a live owner at the last look, and we have lost none since.
         self.complete = False
 
     async def keep(self) -> None:
@@ -110,6 +110,7 @@ class Shares:
         """Stop owning a shard, without a message to the others."""
         if not hold.lost:
             hold.lost = True
+            self.complete = False
             self.held.pop(hold.row.shard, None)
             self._on_loss(hold)
 
@@ -168,8 +169,11 @@ class Shares:
         rows = await self._tables.shards(self._queue)
         self._notice(rows)
         workers = sorted({*await self._tables.workers(self._queue), self._worker})
+        # A shard with our name that we do not hold is still being released, or was taken without our knowledge.
+        others = {*workers} - {self._worker}
         self.complete = all(
-            shard in self.given_up or (shard in rows and rows[shard].owner in workers) for shard in range(self._shards)
+            shard in self.given_up or shard in self.held or (shard in rows and rows[shard].owner in others)
+            for shard in range(self._shards)
         )
         if self.stopping:
             return
