@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
@@ -78,8 +78,9 @@ class AsyncEnqueuer:
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
         self._announced: set[Place] = set()
-        # Items with slow inserts, and the times of their acknowledgements.
-        self._slow: dict[UUID, float] = {}
+        # Per queue, the slow calls: the time of the acknowledgement, and the first item. Both rise, so the first call
+        # has the first item of all.
+        self._slow: dict[str, deque[tuple[int, UUID]]] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
         """Enqueue items, and return their ids once the database has them all.
@@ -96,14 +97,15 @@ class AsyncEnqueuer:
         deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
         try:
             async with asyncio.timeout_at(deadline):
-                shards, bucket_seconds = await insist(lambda: self._know(queue))
+                known = await insist(lambda: self._know(queue))
+                after = self._first_slow(queue)
                 entries = [
-                    self._entry(queue, item, payload, shards, bucket_seconds)
+                    self._entry(queue, item, payload, known, after)
                     for item, payload in zip(items, payloads, strict=True)
                 ]
                 began = self._clock.micros()
                 await self._insert(entries)
-                self._note_slow(entries, began)
+                self._note_slow(queue, entries, began)
         except TimeoutError:
             if not entries:
                 raise EnqueueUnknown(
@@ -146,7 +148,7 @@ class AsyncEnqueuer:
             raise TooLarge(f"the payload has {size} bytes, more than the {self._settings.max_payload_bytes} allowed")
         return payload
 
-    def _entry(self, queue: str, item: NewItem, payload: str, shards: int, bucket_seconds: int) -> Entry:
+    def _entry(self, queue: str, item: NewItem, payload: str, known: tuple[int, int], after: UUID | None) -> Entry:
         delayed = item.delay_seconds > 0
         due = self._clock.now() + round(item.delay_seconds * 1000)
         if item.item_id is not None:
@@ -156,19 +158,32 @@ class AsyncEnqueuer:
             item_id = self._ids.make_delayed(due)
         else:
             item_id = self._ids.make(self._clock.micros())
+        shards, bucket_seconds = known
         place = Place(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
-        after = None if item.key is None else min(self._slow, default=None)
+        after = None if item.key is None else after
         return Entry(place, item_id, item.key, payload, delayed, due, after=after)
 
-    def _note_slow(self, entries: list[Entry], began: int) -> None:
-        """Remember, for the next items, inserts that took so long that polls may have passed them.
+    def _first_slow(self, queue: str) -> UUID | None:
+        """Return the first item of the slow calls that rescans may not have found yet."""
+        slow = self._slow.get(queue, deque())
+        found = self._clock.micros() - round(2_000_000 * self._settings.rescan_seconds)
+        while slow and slow[0][0] <= found:
+            slow.popleft()
+        if not slow:
+            self._slow.pop(queue, None)
+            return None
+        return slow[0][1]
 
-        This lasts until rescans have found them.
-        """
+    def _note_slow(self, queue: str, entries: list[Entry], began: int) -> None:
+        """Remember, for the next items, a call that took so long that polls may have passed its items."""
         now = self._clock.micros()
-        self._slow = {i: at for i, at in self._slow.items() if now - at < 2_000_000 * self._settings.rescan_seconds}
-        if now - began > 500_000 * self._settings.overlap_seconds:
-            self._slow.update({e.item_id: now for e in entries if e.key is not None})
+        first = min((e.item_id for e in entries if e.key is not None), default=None)
+        if first is None or now - began <= 500_000 * self._settings.overlap_seconds:
+            return
+        slow = self._slow.setdefault(queue, deque())
+        while slow and slow[-1][1] >= first:
+            slow.pop()
+        slow.append((now, first))
 
     def _check_id(self, item_id: UUID) -> None:
         """Reject an id whose bucket may be closed, or is not read yet."""
