@@ -164,17 +164,24 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
             if row.closed is None or written.get(place, 0) <= row.closed:
                 places.append(place)
     count = 0
+    unread: dict[Place, str] = {}
     if places:
         now = audit.database_time(settings)
-        rows = completed.read(session, settings, places).withColumn("read_at", F.lit(now).cast("long")).persist()
+        read = completed.read(session, settings, places).persist()
+        unread = completed.faults(read)
+        rows = completed.sound(read).withColumn("read_at", F.lit(now).cast("long"))
         count = rows.count()
         lake.replace_partitions(rows, COMPLETED_TABLE, completed.PARTITION)
-        rows.unpersist()
+        read.unpersist()
     total = lake.read(session, COMPLETED_TABLE).count() if lake.exists(session, COMPLETED_TABLE) else 0
     return MaterializeResult(
         metadata={
             "queues_failed": MetadataValue.json(faults),
-            "buckets_written": len(places),
+            "buckets_written": len(places) - len(unread),
+            "buckets_failed": len(unread),
+            "first_buckets_failed": MetadataValue.json(
+                [{**place._asdict(), "reason": reason} for place, reason in [*unread.items()][:_SHOWN]]
+            ),
             "rows_written": count,
             "dagster/row_count": total,
             "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),

@@ -7,19 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.working import states, until, working
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue import handling
+from writetime.workqueue import audit, completed, handling
 from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
 from writetime.workqueue.faults import Pauses
 from writetime.workqueue.inspect import inspect, worker_faults
-from writetime.workqueue.items import bucket_of, first_id, shard_of
+from writetime.workqueue.items import Place, bucket_of, first_id, shard_of
 from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.runner import ShardRunner
@@ -153,39 +154,55 @@ def test_results_and_errors_of_a_handler_affect_only_its_item(queue_settings: Se
     assert len(dead_letters(settings, jobs)) == 3
 
 
-def test_rows_that_no_code_of_ours_wrote_stop_nothing(
-    queue_settings: Settings, jobs: str, pytestconfig: pytest.Config
-) -> None:
-    settings = with_queue(queue_settings, jobs, {"shards": 1})
+def insert_odd_rows(settings: Settings, jobs: str, ids: list[uuid.UUID], *, any_bytes: bool) -> uuid.UUID:
+    """Insert rows that no code of ours writes; return the id of an item that they complete."""
     odd_status, key = "blobAsText(0xeda082)", "blobAsText(0xeda08262)"
-    payloads = ["blobAsText(0x22eda08222)", "blobAsText(0x22c08022)"]
-    if pytestconfig.getoption("--scylla"):
-        # ScyllaDB refuses text that is not UTF-8 (`make_from_blob_function` in `cql3/functions`).
-        odd_status, key, payloads = "'\x01'", "'\x01b'", ["'\"\x01\"'", "'{'"]
+    payloads = ["blobAsText(0x22eda08222)", "blobAsText(0x22c08022)", "'10'"]
+    if not any_bytes:
+        odd_status, key, payloads = "'\x01'", "'\x01b'", ["'\"\x01\"'", "'{'", "'10'"]
     keyspace = settings.cassandra.keyspace
-    with Enqueuer(settings) as enqueuer:
-        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(10)])
-    bucket = bucket_of(ids[0], settings.workqueue.bucket_seconds)
+    place = f"0, {bucket_of(ids[0], settings.workqueue.bucket_seconds)}"
+    now = ids[0].int >> 80
     with database.connect(settings) as session:
-        for item_id, status in zip(ids, ["'BANANA'", "''", odd_status, "'completed'"], strict=False):
+
+        def insert(table: str, item_id: uuid.UUID, columns: str, values: str) -> None:
             session.execute(
-                f"INSERT INTO {keyspace}.queue_state (queue, shard, bucket, item_id, status, attempts) "
-                f"VALUES (%s, 0, {bucket}, %s, {status}, -5)",
+                f"INSERT INTO {keyspace}.{table} (queue, shard, bucket, item_id, {columns}) "
+                f"VALUES (%s, {place}, %s, {values})",
                 [jobs, item_id],
             )
+
+        for item_id, status in zip(ids, ["'BANANA'", "''", odd_status, "'completed'"], strict=False):
+            insert("queue_state", item_id, "status, attempts", f"{status}, -5")
         for n, payload in enumerate(payloads):
-            session.execute(
-                f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, key, payload) "
-                f"VALUES (%s, 0, {bucket}, %s, {key}, {payload})",
-                [jobs, first_id((ids[0].int >> 80) + n)],
-            )
-        session.execute(
-            f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, payload) VALUES (%s, 0, %s, %s, '1')",
-            [jobs, bucket, uuid.UUID(int=2**127)],
-        )
+            insert("queue_items", first_id(now + n), "key, payload", f"{key}, {payload}")
+        insert("queue_items", uuid.UUID(int=2**127), "payload", "'1'")
+        done = first_id(now + 100)
+        insert("queue_items", done, "key, payload", f"{key}, {payloads[0]}")
+        insert("queue_state", done, "status, worker, result, at", f"'COMPLETED', {key}, {key}, {2**63 - 1}")
+    return done
+
+
+def test_rows_that_no_code_of_ours_wrote_stop_nothing(
+    queue_settings: Settings, jobs: str, spark: SparkSession, pytestconfig: pytest.Config
+) -> None:
+    settings = with_queue(queue_settings, jobs, {"shards": 1})
+    with Enqueuer(settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(10)])
+    # ScyllaDB refuses text that is not UTF-8 (`make_from_blob_function` in `cql3/functions`).
+    any_bytes = not pytestconfig.getoption("--scylla")
+    odd = insert_odd_rows(settings, jobs, ids, any_bytes=any_bytes)
     done: list[Any] = []
     assert inspect(settings, jobs).depth >= 12
     Worker(settings, {jobs: lambda item: done.append(item.payload)}).run(until_idle=True)
-    assert sorted(done) == list(range(10))
+    assert sorted(done) == list(range(11))
     assert len(dead_letters(settings, jobs)) == 2
     assert redrive(settings, jobs) == 2
+    places = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
+    read = completed.read(spark, settings, places)
+    assert completed.faults(read) == {}
+    rows = {row.item_id: row for row in completed.sound(read).collect()}
+    assert {str(i) for i in [*ids, odd]} < rows.keys()
+    assert len(rows) == 12
+    shown = r"\xed\xa0\x82b" if any_bytes else "\x01b"
+    assert [rows[str(odd)][name] for name in ("key", "worker", "result")] == [shown] * 3

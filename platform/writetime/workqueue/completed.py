@@ -1,7 +1,13 @@
-"""Completed items as rows: a bounded PySpark op over buckets, one task per shard and bucket."""
+"""Completed items as rows: a bounded PySpark op over buckets, one task per shard and bucket.
+
+A bucket that cannot be read stops no other one: it yields a row with the reason as `fault`, and is in `writetime
+status`.
+"""
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -9,8 +15,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import CompletedItem, Tables
+from writetime.workqueue.statements import Unknown
+
+log = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -27,34 +37,105 @@ SCHEMA = pa.schema(
     ]
 )
 PARTITION = ["queue", "bucket", "shard"]
+# Rows of a place that was read in part, and of its fault, have the other values null.
+_READ = pa.schema(
+    [
+        *(field if field.name in PARTITION else field.with_nullable(True) for field in SCHEMA),
+        pa.field("fault", pa.string()),
+    ]
+)
+_BATCH_ROWS = 1000
+_BATCH_CHARACTERS = 4 << 20
+# The years 1 to 9999, in milliseconds: Python and SQL have no other times.
+_FIRST_TIME, _LAST_TIME = -62_135_596_800_000, 253_402_300_799_999
 
 
 def read(spark: SparkSession, settings: Settings, places: list[Place]) -> DataFrame:
-    """Return the completed items of partitions, one row per item; `bucket` is in milliseconds since 1970."""
+    """Return the completed items of partitions, one row per item; `bucket` is in milliseconds since 1970.
+
+    Pass it to `sound` and `faults`.
+    """
     tasks = spark.createDataFrame([tuple(place) for place in places], "queue string, shard int, bucket long")
 
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield asyncio.run(_read(settings, Place(row["queue"], row["shard"], row["bucket"])))
+                yield from read_place(settings, Place(row["queue"], row["shard"], row["bucket"]))
 
-    return tasks.repartition(max(1, len(places))).mapInArrow(run_task, from_arrow_schema(SCHEMA))
+    return tasks.repartition(max(1, len(places))).mapInArrow(run_task, from_arrow_schema(_READ))
 
 
-async def _read(settings: Settings, place: Place) -> pa.RecordBatch:
-    with connect(settings) as session:
+def sound(rows: DataFrame) -> DataFrame:
+    """Return the items of the places that were read whole."""
+    broken = rows.where("fault IS NOT NULL").select(PARTITION)
+    return rows.where("fault IS NULL").join(broken, PARTITION, "left_anti").select(SCHEMA.names)
+
+
+def faults(rows: DataFrame) -> dict[Place, str]:
+    """Return the places that could not be read, and why."""
+    found = rows.where("fault IS NOT NULL").select(*Place._fields, "fault").collect()
+    return {Place(row.queue, row.shard, row.bucket): row.fault for row in found}
+
+
+def read_place(settings: Settings, place: Place) -> Iterator[pa.RecordBatch]:
+    """Yield the completed items of one partition in batches of bounded size; if it cannot be read, the fault last.
+
+    Raises:
+        Unknown: the database does not answer.
+    """
+    with connect(settings) as session, asyncio.Runner() as runner:
         tables = Tables(session, settings)
-        rows = [
-            {
-                **place._asdict(),
-                "item_id": str(item_id),
-                "key": item.key,
-                "payload": item.payload,
-                "result": state.result,
-                "attempts": state.attempts,
-                "worker": state.worker,
-                "completed_at": state.at,
-            }
-            for item_id, item, state in await tables.completed(place)
-        ]
-    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+        batches = _batches(tables, place)
+        try:
+            while (batch := runner.run(_next(batches))) is not None:
+                yield batch
+        except (Transient, Unknown):
+            raise
+        except Exception as e:
+            reason = reason_of(e)
+            log.error("%s: not read: %s", place, reason, exc_info=None if isinstance(e, WritetimeError) else e)
+            runner.run(_report(tables, place, reason))
+            yield pa.RecordBatch.from_pylist([{**place._asdict(), "fault": reason}], _READ)
+
+
+async def _report(tables: Tables, place: Place, reason: str) -> None:
+    try:
+        await tables.report_fault(place.queue, "lake", f"shard {place.shard}, bucket {place.bucket}", 1, reason)
+    except Exception as e:
+        # It is in the log and in the answer.
+        log.warning("%s: the fault is not reported to the database: %s", place, reason_of(e))
+
+
+async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)
+
+
+async def _batches(tables: Tables, place: Place) -> AsyncIterator[pa.RecordBatch]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    async for item in tables.completed(place):
+        rows.append(_row(place, item))
+        size += len(item.payload) + len(item.result or "")
+        if len(rows) >= _BATCH_ROWS or size >= _BATCH_CHARACTERS:
+            yield pa.RecordBatch.from_pylist(rows, _READ)
+            rows, size = [], 0
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, _READ)
+
+
+def _row(place: Place, item: CompletedItem) -> dict[str, Any]:
+    return {
+        **place._asdict(),
+        "item_id": str(item.item_id),
+        "key": _unicode(item.key),
+        "payload": _unicode(item.payload),
+        "result": _unicode(item.result),
+        "attempts": item.attempts,
+        "worker": _unicode(item.worker),
+        "completed_at": min(max(item.at, _FIRST_TIME), _LAST_TIME) * 1000,
+    }
+
+
+def _unicode(text: str | None) -> str | None:
+    """Return a text with bytes that are not UTF-8 as `\\xed`: Arrow and the lake have no other text."""
+    return None if text is None else text.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -28,6 +28,8 @@ from writetime.workqueue.statements import answer_of, bigint, bound, integer, te
 log = logging.getLogger(__name__)
 
 PAGE_ROWS = 1000
+# A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
+_WHOLE_ROWS = 100
 # How long `writetime status` shows a fault.
 _FAULT_SECONDS = 3600
 _ITEM = (
@@ -85,6 +87,18 @@ class StateRow(NamedTuple):
     status: Status
     attempts: int
     due: int | None
+
+
+class CompletedItem(NamedTuple):
+    """A completed item; `at` in milliseconds."""
+
+    item_id: UUID
+    key: str | None
+    payload: str
+    result: str | None
+    attempts: int
+    worker: str | None
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +180,14 @@ class Tables:
             "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
             f"WHERE {part} AND item_id > ?"
         )
-        self._all_items = self._prepare(f"SELECT item_id, key, payload FROM {{}}.queue_items WHERE {part}")
-        self._all_states = self._prepare(
-            f"SELECT item_id, status, attempts, at, worker, result FROM {{}}.queue_state WHERE {part}"
+        self._whole_states = self._prepare(
+            "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, "
+            f"textAsBlob(worker) AS worker, textAsBlob(result) AS result FROM {{}}.queue_state WHERE {part}"
         )
+        self._items_from_to = self._prepare(
+            f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id >= ? AND item_id <= ?"
+        )
+        self._whole_states.fetch_size = self._items_from_to.fetch_size = _WHOLE_ROWS
         owners = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
         self._shards, self._shards_serial = self._prepare(owners), self._prepare(owners, serial=True)
         self._take = self._prepare(
@@ -339,11 +357,29 @@ class Tables:
             if r.status is not None
         ]
 
-    async def completed(self, place: Place) -> list[tuple[UUID, Any, Any]]:
-        """Return the completed items of a partition: id, row of the item, row of its state."""
-        states = {r.item_id: r async for r in self._pages(self._all_states, place) if r.status == Status.COMPLETED}
-        items = {r.item_id: r async for r in self._pages(self._all_items, place)}
-        return [(item_id, items[item_id], state) for item_id, state in states.items() if item_id in items]
+    async def completed(self, place: Place) -> AsyncIterator[CompletedItem]:
+        """Yield the completed items of a partition."""
+        states: dict[UUID, Any] = {}
+        async for row in self._pages(self._whole_states, place):
+            if row.status == Status.COMPLETED.encode():
+                states[row.item_id] = row
+            if len(states) == _WHOLE_ROWS:
+                async for found in self._with_items(place, states):
+                    yield found
+                states = {}
+        async for found in self._with_items(place, states):
+            yield found
+
+    async def _with_items(self, place: Place, states: dict[UUID, Any]) -> AsyncIterator[CompletedItem]:
+        """Yield the items of states, which are in the order of the database."""
+        if not states:
+            return
+        first, last = next(iter(states)), next(reversed(states))
+        async for row in self._pages(self._items_from_to, (*place, first, last)):
+            if (s := states.get(row.item_id)) is not None:
+                e = _entry(place, row)
+                result, worker, at = text_of(s.result), text_of(s.worker), _millis(s.at or b"")
+                yield CompletedItem(row.item_id, e.key, e.payload, result, s.attempts or 0, worker, at)
 
     async def status(self, place: Place, item_id: UUID) -> Status | None:
         """Return the state of one item, by a serial read; None if it was not claimed."""

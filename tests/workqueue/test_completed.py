@@ -1,0 +1,85 @@
+"""Completed items are read in batches of bounded size, and a bucket that cannot be read stops no other one."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tests.workqueue.conftest import with_queue
+from writetime.core.config import Settings
+from writetime.workqueue import Enqueuer, NewItem, Worker, audit, completed
+from writetime.workqueue.inspect import worker_faults
+from writetime.workqueue.items import Place
+from writetime.workqueue.queue_tables import CompletedItem, Tables
+from writetime.workqueue.statements import Unknown
+
+
+@pytest.fixture
+def places(queue_settings: Settings, jobs: str) -> list[Place]:
+    """The buckets of a queue with 500 completed items and a delayed one, and dead ones between them."""
+    settings = with_queue(queue_settings, jobs, {"shards": 2, "max_attempts": 1})
+
+    def handle(item: Any) -> dict[str, int]:
+        return {"twice": 2 * item.payload} if item.payload % 10 else item.payload["no number"]
+
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(550)])
+        enqueuer.enqueue(jobs, 551, delay_seconds=366 * 86_400)
+    Worker(settings, {jobs: handle}).run(until_idle=True)
+    return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
+
+
+def test_a_bucket_is_read_in_batches(
+    queue_settings: Settings, places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completed, "_BATCH_ROWS", 70)
+    batches = [batch for place in places for batch in completed.read_place(queue_settings, place)]
+    assert max(batch.num_rows for batch in batches) == 70
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert sorted((int(row["payload"]), row["result"]) for row in rows) == [
+        (n, f'{{"twice":{2 * n}}}') for n in range(550) if n % 10
+    ]
+    assert {(row["attempts"], row["fault"]) for row in rows} == {(1, None)}
+    monkeypatch.setattr(completed, "_BATCH_CHARACTERS", 200)
+    batches = [batch for place in places for batch in completed.read_place(queue_settings, place)]
+    assert sum(batch.num_rows for batch in batches) == len(rows)
+    assert max(batch.num_rows for batch in batches) < 20
+
+
+def test_a_bucket_that_cannot_be_read_stops_no_other(
+    queue_settings: Settings, places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Tables.completed
+    error: list[Exception] = [ValueError("injected")]
+
+    async def break_one(self: Tables, place: Place) -> AsyncIterator[CompletedItem]:
+        async for item in original(self, place):
+            yield item
+            if place == places[0]:
+                raise error[0]
+
+    monkeypatch.setattr(Tables, "completed", break_one)
+    rows = [[row for b in completed.read_place(queue_settings, p) for row in b.to_pylist()] for p in places]
+    assert [row["fault"] for row in rows[0]][-1:] == ["ValueError: injected"]
+    assert {row["fault"] for of_place in rows[1:] for row in of_place} == {None}
+    [fault] = [row for row in worker_faults(queue_settings) if row.queue == places[0].queue and row.worker == "lake"]
+    assert (fault.place, fault.reason) == (f"shard 0, bucket {places[0].bucket}", "ValueError: injected")
+    error[0] = Unknown("no answer")
+    with pytest.raises(Unknown):
+        list(completed.read_place(queue_settings, places[0]))
+
+
+def test_of_a_bucket_that_was_read_in_part_no_item_counts(spark: SparkSession) -> None:
+    item = {"item_id": "i", "key": None, "payload": "1", "result": None, "attempts": 1, "worker": "w"}
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    places = [Place("q", 0, 1), Place("q", 0, 2), Place("q", 1, 1)]
+    found = [{**place._asdict(), **item, "completed_at": at, "fault": None} for place in places]
+    found.append({**places[1]._asdict(), **dict.fromkeys(item), "completed_at": None, "fault": "refused"})
+    rows = spark.createDataFrame(found, from_arrow_schema(completed._READ))
+    assert completed.faults(rows) == {places[1]: "refused"}
+    sound = completed.sound(rows)
+    assert sound.columns == completed.SCHEMA.names
+    assert sorted((row.queue, row.shard, row.bucket) for row in sound.collect()) == [places[0], places[2]]
