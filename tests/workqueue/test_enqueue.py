@@ -5,11 +5,14 @@ import random
 from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
+
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
 from writetime.core.config import Settings
-from writetime.workqueue.enqueue import AsyncEnqueuer, NewItem
-from writetime.workqueue.items import Entry
+from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
+from writetime.workqueue.items import Entry, Item, time_of
+from writetime.workqueue.running import Running
 
 QUEUE = "q"
 OTHER = "other"
@@ -92,3 +95,39 @@ def test_of_slow_calls_at_once_the_first_item_counts() -> None:
         assert entry_of(database, await call(0.0)).after == earlier.result()
 
     run_virtually(work())
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_delayed_call_whose_answer_is_lost_is_repeated_with_its_ids(*, arrives: bool) -> None:
+    """There is one item, and it is not early."""
+    database = memory()
+    begun: list[tuple[UUID, float]] = []
+
+    class Silent(MemoryTables):
+        async def insert_items(self, entries: Sequence[Entry]) -> None:
+            if arrives:
+                await super().insert_items(entries)
+            await asyncio.sleep(1e6)
+
+    async def handle(item: Item) -> None:
+        begun.append((item.item_id, asyncio.get_running_loop().time()))
+
+    async def work() -> list[UUID]:
+        delayed = [NewItem(delay, "k", delay) for delay in (40.0, 100.0)]
+        with pytest.raises(EnqueueUnknown) as unknown:
+            await memory_enqueuer(Silent(database), settings()).enqueue(QUEUE, delayed)
+        ids = unknown.value.item_ids
+        again = [NewItem(item.payload, "k", item_id=i) for item, i in zip(delayed, ids, strict=True)]
+        assert await memory_enqueuer(MemoryTables(database), settings()).enqueue(QUEUE, again) == ids
+        ended = asyncio.Event()
+        running = Running(MemoryTables(database), settings().workqueue, {QUEUE: handle}, "w")
+        serving = asyncio.create_task(running.serve(ended, until_idle=False))
+        await asyncio.sleep(150)
+        ended.set()
+        assert await serving == {"completed": 2}
+        return ids
+
+    ids = run_virtually(work())
+    assert [item_id for item_id, _ in begun] == ids
+    for (_, at), item_id in zip(begun, ids, strict=True):
+        assert 0 <= 1_700_000_000 + at - time_of(item_id) / 1000 < 5

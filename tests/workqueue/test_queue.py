@@ -16,7 +16,7 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
-from writetime.workqueue.items import Place, bucket_of, first_id
+from writetime.workqueue.items import Place, bucket_of, first_id, time_of
 from writetime.workqueue.queue_tables import Tables
 
 
@@ -211,8 +211,9 @@ def test_a_repeated_call_with_the_same_id_is_one_item(queue_settings: Settings, 
     with Enqueuer(queue_settings) as enqueuer:
         item_id = enqueuer.enqueue(jobs, 1, key="k")
         assert enqueuer.enqueue(jobs, 1, key="k", item_id=item_id) == item_id
-        for wrong in (UUID(int=5), first_id(1000)):
-            with pytest.raises(InvalidItem, match="UUID of version 7 whose time is within 30 s"):
+        late = time_of(item_id) + 367 * 86_400_000
+        for wrong in (UUID(int=5), first_id(1000), first_id(time_of(item_id) - 60_000), first_id(late)):
+            with pytest.raises(InvalidItem, match="UUID of version 7 whose time is at most 30 s before the database's"):
                 enqueuer.enqueue(jobs, 1, item_id=wrong)
         with pytest.raises(InvalidItem, match="cannot be JSON"):
             enqueuer.enqueue(jobs, {1, 2})
@@ -221,6 +222,23 @@ def test_a_repeated_call_with_the_same_id_is_one_item(queue_settings: Settings, 
         with pytest.raises(InvalidItem, match="a key must have 1 to 1024 bytes"):
             enqueuer.enqueue(jobs, 1, key="")
     assert inspect(queue_settings, jobs).depth == 1
+
+
+def test_a_delayed_item_is_repeated_with_its_id(queue_settings: Settings, jobs: str) -> None:
+    begun: list[float] = []
+    with Enqueuer(queue_settings) as enqueuer:
+        item_id = enqueuer.enqueue(jobs, 1, key="k", delay_seconds=3.0)
+        enqueued = time.monotonic()
+        assert enqueuer.enqueue(jobs, 1, key="k", item_id=item_id) == item_id
+        with pytest.raises(InvalidItem, match="its id has the time when it is due"):
+            enqueuer.enqueue(jobs, 1, key="k", item_id=item_id, delay_seconds=3.0)
+        far = enqueuer.enqueue(jobs, 2, delay_seconds=366 * 86_400)
+        assert enqueuer.enqueue(jobs, 2, item_id=far) == far
+    with working(queue_settings, {jobs: lambda item: begun.append(time.monotonic())}):
+        until(lambda: len(begun) == 1)
+    assert begun[0] - enqueued > 2.9
+    state = inspect(queue_settings, jobs)
+    assert (state.received, state.delayed) == (1, 1)
 
 
 @pytest.mark.parametrize("delay", [-1.0, 366 * 86_400 + 1.0, 2.6e11, 9e18, 1e308, float("inf"), float("nan")])

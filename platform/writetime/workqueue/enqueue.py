@@ -43,7 +43,8 @@ class TooLarge(InvalidItem):
 
 
 class EnqueueUnknown(WritetimeError):
-    """The database has not acknowledged in time. Repeat the call with `item_ids` to enqueue each item at most once.
+    """The database has not acknowledged in time. Repeat the call with `item_ids`, and without delays, to enqueue each
+    item at most once.
 
     Without ids, nothing was enqueued.
     """
@@ -58,8 +59,9 @@ class NewItem:
     """An item to enqueue. `payload` is any JSON value, at most 250 levels deep. `delay_seconds`, at most 366 days, and
     `item_id` exclude each other.
 
-    Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome; its time must be
-    near the present one.
+    Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome. It has the
+    item's time: the item does not run before a time in the future, so a delayed item keeps its delay. The time may be
+    in the past by half of `close_after_seconds`, and in the future by 366 days.
     """
 
     payload: Any
@@ -134,7 +136,7 @@ class AsyncEnqueuer:
         if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
             raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
         if item.delay_seconds and item.item_id is not None:
-            raise InvalidItem("an item that already has an id cannot have a delay")
+            raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
         try:
             payload = as_json(item.payload)
             size = len(payload.encode())
@@ -149,11 +151,13 @@ class AsyncEnqueuer:
         return payload
 
     def _entry(self, queue: str, item: NewItem, payload: str, known: tuple[int, int], after: UUID | None) -> Entry:
+        now = self._clock.now()
         delayed = item.delay_seconds > 0
-        due = self._clock.now() + round(item.delay_seconds * 1000)
+        due = now + round(item.delay_seconds * 1000)
         if item.item_id is not None:
-            self._check_id(item.item_id)
+            self._check_id(item.item_id, now)
             item_id = item.item_id
+            delayed, due = time_of(item_id) > now, max(now, time_of(item_id))
         elif delayed:
             item_id = self._ids.make_delayed(due)
         else:
@@ -185,14 +189,15 @@ class AsyncEnqueuer:
             slow.pop()
         slow.append((now, first))
 
-    def _check_id(self, item_id: UUID) -> None:
-        """Reject an id whose bucket may be closed, or is not read yet."""
-        allowed = self._settings.close_after_seconds / 2
-        away = time_of(item_id) / 1000 - self._clock.now() / 1000
-        if item_id.version != 7 or abs(away) > allowed:
+    def _check_id(self, item_id: UUID, now: int) -> None:
+        """Reject an id whose bucket may be closed, or would be watched for too long."""
+        past = self._settings.close_after_seconds / 2
+        # The delayed item of this id may have been enqueued by the clock of another node.
+        future = MAX_DELAY_SECONDS + self._settings.clock_tolerance_seconds
+        if item_id.version != 7 or not -past <= (time_of(item_id) - now) / 1000 <= future:
             raise InvalidItem(
-                f"the item id {item_id} must be a UUID of version 7 whose time is within {allowed:g} s of the "
-                f"database's ({instant(self._clock.now()):%Y-%m-%dT%H:%M:%SZ})"
+                f"the item id {item_id} must be a UUID of version 7 whose time is at most {past:g} s before the "
+                f"database's ({instant(now):%Y-%m-%dT%H:%M:%SZ}) and at most 366 days after it"
             )
 
     async def _insert(self, entries: list[Entry]) -> None:
