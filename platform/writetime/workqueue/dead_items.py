@@ -9,6 +9,7 @@ from functools import partial
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
@@ -25,7 +26,11 @@ def redrive(settings: Settings, queue: str) -> int:
     """Enqueue every dead letter that was not redriven yet as a new item, with its key and payload; return how many.
 
     A letter names its new item before that is inserted, and both may be repeated: a redrive that was interrupted, or
-    two at once, create one new item.
+    two at once, create one new item. If the named item is missing and its bucket may be closed, the letter names a
+    new one.
+
+    Raises:
+        WritetimeError: the database does not acknowledge an item; the next call continues.
     """
     with connect(settings) as session:
         session.use_client_timestamp = False
@@ -54,21 +59,40 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
     shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
-    keep = own.keep_closed_hours * 3_600_000
     count = 0
     for letter in await insist(lambda: read_letters(tables, queue, shards, bucket_seconds)):
-        await insist(clock.look)
-        new_id = letter.redriven_as
-        if new_id is None:
-            own_id = ids.make(clock.micros())
-            await insist(partial(tables.mark_redriven, letter, own_id))
+        named, made = letter.redriven_as, None
+        while True:
+            await insist(clock.look)
+            if named is not None:
+                place = Place(queue, shard_of(letter.key, named, shards), bucket_of(named, bucket_seconds))
+                dropped = (
+                    place.bucket + (bucket_seconds + own.close_after_seconds + own.keep_closed_hours * 3600) * 1000
+                )
+                # Its bucket was dropped, perhaps with the item, or the item is there.
+                if clock.now() >= dropped or await insist(partial(tables.has_item, place, named)):
+                    break
+                # Later, its bucket may be closed, where no worker looks.
+                if clock.now() - time_of(named) <= own.close_after_seconds * 500:
+                    await _insert(tables, settings, Entry(place, named, letter.key, letter.payload))
+                    break
+            made = ids.make(clock.micros())
+            await insist(partial(tables.mark_redriven, letter, made, before=named))
             # The first writer counts: another redrive, or this one by a write whose answer was lost.
-            new_id = await insist(partial(tables.redriven_as, letter))
-            count += new_id == own_id
-        place = Place(queue, shard_of(letter.key, new_id, shards), bucket_of(new_id, bucket_seconds))
-        # An item that was named before may be missing because of a crash, or because its bucket was dropped long ago.
-        if await insist(partial(tables.has_item, place, new_id)) or time_of(new_id) < clock.now() - keep:
-            continue
-        await insist(partial(tables.insert_bucket, place))
-        await insist(partial(tables.insert_items, [Entry(place, new_id, letter.key, letter.payload)]))
+            named = await insist(partial(tables.redriven_as, letter))
+        count += named == made
     return count
+
+
+async def _insert(tables: Tables, settings: Settings, entry: Entry) -> None:
+    """Insert an item; give up before its bucket may be closed."""
+    seconds = settings.workqueue.enqueue_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            await insist(partial(tables.insert_bucket, entry.place))
+            await insist(partial(tables.insert_items, [entry]))
+    except TimeoutError:
+        queue = entry.place.queue
+        raise WritetimeError(
+            f"queue {queue}: the database has not acknowledged a redriven item in {seconds:g} s; run the redrive again"
+        ) from None

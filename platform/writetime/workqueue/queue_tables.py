@@ -219,7 +219,7 @@ class Tables:
         )
         self._mark_redriven = self._prepare(
             "UPDATE {}.queue_dead_letters SET redriven_as = ? WHERE queue = ? AND shard = ? AND item_id = ? "
-            "IF redriven_as = null"
+            "IF redriven_as = ?"
         )
         self._redriven_as = self._prepare(
             "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
@@ -458,9 +458,10 @@ class Tables:
             if r.dead_at is not None
         ]
 
-    async def mark_redriven(self, letter: DeadLetter, as_id: UUID) -> bool:
-        """Record which item replaces a dead letter, unless another one does."""
-        return _applied(await self._run(self._mark_redriven, (as_id, letter.queue, letter.shard, letter.item_id)))
+    async def mark_redriven(self, letter: DeadLetter, as_id: UUID, *, before: UUID | None) -> bool:
+        """Record which item replaces a dead letter, unless it is no longer `before`."""
+        values = (as_id, letter.queue, letter.shard, letter.item_id, before)
+        return _applied(await self._run(self._mark_redriven, values))
 
     async def redriven_as(self, letter: DeadLetter) -> UUID:
         """Return the item that replaces a redriven letter, by a serial read."""
