@@ -173,11 +173,48 @@ def test_a_subscriber_at_work_is_woken_and_follows_a_seek(replay_settings: Setti
                 wait_for(lambda n=n: found[-1:] == [n])
             seek(slow, queue, "p", 2)
             publisher.publish([b"x"])
-            wait_for(lambda: found[3:] in ([2, 3, 4], [4, 2, 3, 4]))
+            wait_for(lambda: len(found) >= 6)
+            # It is idle, and nothing is published.
+            for to in (1, 3, 1):
+                seek(slow, queue, "p", to)
+                wait_for(lambda: found[-1] == 4 and not lag(slow, queue)[0].batches)
         finally:
             stop.set()
             publisher.publish([b"the end"])
         running.result(30)
+    assert found[:16] == [1, 2, 3, *(2, 3, 4), *(1, 2, 3, 4), *(3, 4), *(1, 2, 3, 4)]
+
+
+def test_a_seek_during_a_batch_comes_before_the_next_one(replay_settings: Settings, queue: str) -> None:
+    found: list[int] = []
+
+    def handle(batch: Batch) -> None:
+        found.append(batch.n)
+        if found == [1, 2]:
+            seek(replay_settings, queue, "p", 5)
+        if found == [1, 2, 5]:
+            seek(replay_settings, queue, "p", 1)
+
+    with Publisher(replay_settings, queue) as publisher, Subscriber(replay_settings, queue, "p") as subscriber:
+        for _ in range(5):
+            publisher.publish([b"x"])
+        subscriber.run(handle, until_idle=True)
+    assert found == [1, 2, 5, 1, 2, 3, 4, 5]
+
+
+def test_a_seek_to_the_first_batch_is_not_undone_by_the_copy(
+    replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Publisher(replay_settings, queue) as publisher:
+        for _ in range(3):
+            publisher.publish([b"x"])
+    assert len(done(replay_settings, queue, "p")) == 3
+    with monkeypatch.context() as killed:
+        # It was killed before it wrote the copy, or another write of the copy came after it.
+        killed.setattr(Batches, "keep_cursor", lambda *_: None)
+        seek(replay_settings, queue, "p", 1)
+    assert rebuild(replay_settings, queue) == (3, [])
+    assert [b.n for b in done(replay_settings, queue, "p")] == [1, 2, 3]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:

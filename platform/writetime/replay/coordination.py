@@ -43,10 +43,13 @@ class Moved(WritetimeError):
 
 @dataclass(frozen=True)
 class Cursor:
-    """The last batch that a processor has done, 0 for none, and the version of its node, None if there is none."""
+    """The last batch that a processor has done, 0 for none, and the version of its node, None if there is none. It is
+    not `known` if nobody has written it: the node is missing, or has no content.
+    """
 
     n: int
     version: int | None
+    known: bool = True
 
     def moved(self, to: int) -> "Cursor":
         """Return the cursor after a write of its node."""
@@ -73,7 +76,7 @@ class Coordination:
         self._client = client
         self._queue = check_name(queue, "queue")
         self._path = f"{ROOT}/{queue}"
-        self._head = Cursor(0, None)
+        self._head = Cursor(0, None, known=False)
 
     def head(self) -> int:
         """Return the number of the newest batch in ZooKeeper, 0 if it has none."""
@@ -108,8 +111,20 @@ class Coordination:
             Moved: it has changed.
         """
         if not self._write(self._processor(processor), to, before.version):
-            raise Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
+            raise self._moved(processor)
         return before.moved(to)
+
+    def require(self, processor: str, cursor: Cursor, notify: Callable[[Any], Any] | None = None) -> None:
+        """Ensure that a cursor is unchanged since it was read; call `notify` once when it changes, see `watch`.
+
+        Raises:
+            Moved: it has changed.
+        """
+        with _named():
+            node = self._client.exists_async(self._processor(processor), watch=notify)
+            stat: Any = node.get(timeout=TIMEOUT_SECONDS)
+        if (None if stat is None else stat.version) != cursor.version:
+            raise self._moved(processor)
 
     def forget(self, processor: str) -> None:
         """Delete the nodes of a processor.
@@ -175,6 +190,9 @@ class Coordination:
         with _named():
             self._client.exists_async(self._path, watch=notify).get(timeout=TIMEOUT_SECONDS)
 
+    def _moved(self, processor: str) -> Moved:
+        return Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
+
     def _processor(self, name: str) -> str:
         return f"{self._path}/processors/{check_name(name, 'processor')}"
 
@@ -183,10 +201,10 @@ class Coordination:
             try:
                 answer: Any = self._client.get_async(path).get(timeout=TIMEOUT_SECONDS)
             except NoNodeError:
-                return Cursor(0, None)
+                return Cursor(0, None, known=False)
         data, stat = answer
         if not data:
-            return Cursor(0, stat.version)
+            return Cursor(0, stat.version, known=False)
         queue, _, number = data.decode(errors="replace").rpartition("-")
         if queue != self._queue or not number.isdigit():
             raise WritetimeError(f"ZooKeeper: {path} is {data[:100]!r}, not {self._queue}-<number>")

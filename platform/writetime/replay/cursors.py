@@ -116,7 +116,9 @@ def rebuild(settings: Settings, queue: str) -> tuple[int, list[str]]:
         if head is not None:
             zookeeper.advance(head.n)
         known = zookeeper.cursors()
-        lost = {name: n for name, n in batches.cursors(queue).items() if n and (name not in known or not known[name].n)}
+        lost = {
+            name: n for name, n in batches.cursors(queue).items() if n and not (name in known and known[name].known)
+        }
         for name, n in lost.items():
             zookeeper.move(name, n, zookeeper.cursor(name))
         return (head.n if head else 0), sorted(lost)

@@ -91,8 +91,11 @@ class Subscriber:
                     while not stop.is_set():
                         self._news.clear()
                         self._zookeeper.watch(self._wake)
+                        self._zookeeper.require(self._name, cursor, self._wake)
                         with closing(self._following(cursor.n)) as following:
                             for batch in following:
+                                # After a `seek`, this is not the next batch.
+                                self._zookeeper.require(self._name, cursor)
                                 cursor = self._process(batch, cursor, handler, effects)
                                 done += 1
                                 if stop.is_set():
@@ -141,8 +144,8 @@ class Subscriber:
 
     def _cursor(self, effects: Effects | None) -> Cursor:
         found = self._zookeeper.cursor(self._name)
-        # The lock's node below it creates the cursor's node, too, without content.
-        if not found.n and (kept := self._batches.cursors(self._queue).get(self._name)):
+        # The lock's node below it creates the cursor's node, too, without content. `seek` may have written 0.
+        if not found.known and (kept := self._batches.cursors(self._queue).get(self._name)):
             found = self._zookeeper.move(self._name, kept, found)
         first = found.n
         if effects is not None:
