@@ -7,10 +7,12 @@ import copy
 import operator
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import reduce
 
 from dagster import (
     AssetKey,
+    DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     DefaultScheduleStatus,
@@ -67,6 +69,37 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
     if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
         return False
     return time.time() - (last.end_time or 0) < _PAUSE_SECONDS
+
+
+def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
+    """Return the assets that failed in a recent run of a job and were not materialized since, so that a lasting fault
+    of one asset is not tried all the time, and does not stop the others. If the process of a run died, these are all
+    assets that it had not done.
+    """
+    since = time.time() - _PAUSE_SECONDS
+    recent = RunsFilter(
+        job_name=job_name, statuses=[DagsterRunStatus.FAILURE], updated_after=datetime.fromtimestamp(since, UTC)
+    )
+    failed: dict[AssetKey, float] = {}
+    for run in instance.get_run_records(recent):
+        ended = run.end_time or 0.0
+        if ended > since:
+            for key in _not_done(instance, run.dagster_run.run_id):
+                failed[key] = max(failed.get(key, 0.0), ended)
+    for record in instance.get_asset_records(list(failed)) if failed else []:
+        last = record.asset_entry.last_materialization
+        if last is not None and last.timestamp > failed[record.asset_entry.asset_key]:
+            del failed[record.asset_entry.asset_key]
+    return set(failed)
+
+
+def _not_done(instance: DagsterInstance, run_id: str) -> set[AssetKey]:
+    """Return the assets of a run whose steps have not succeeded."""
+    kinds = {DagsterEventType.ASSET_MATERIALIZATION_PLANNED, DagsterEventType.STEP_SUCCESS}
+    records = instance.get_records_for_run(run_id, of_type=kinds).records
+    events = [record.event_log_entry.get_dagster_event() for record in records]
+    done = {event.step_key for event in events if event.is_step_success}
+    return {event.asset_key for event in events if event.asset_key and event.step_key not in done}
 
 
 def with_rounds(definitions: Definitions) -> Definitions:

@@ -46,7 +46,7 @@ from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.watermarks import WatermarkTopic
-from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
+from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.followed import left, progress
@@ -221,8 +221,6 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name):
             return SkipReason("a run of the job `land` is under way")
-        if failed_lately(context.instance, land.name):
-            return SkipReason("the last run of the job `land` failed; it is retried 15 minutes after its end")
         settings = kafka.settings
         lag: dict[str, int] = {}
         try:
@@ -241,8 +239,13 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
                 lag[name] = 0
         if not lag:
             return SkipReason("no captured table has changes to land")
+        failed = assets_that_failed_lately(context.instance, land.name)
+        due = {name: waiting for name, waiting in lag.items() if key_of(name, "changes") not in failed}
+        if not due:
+            names = ", ".join(sorted(lag))
+            return SkipReason(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
         return RunRequest(
-            asset_selection=[key_of(name, "changes") for name in lag], tags={"writetime/lag": str(sum(lag.values()))}
+            asset_selection=[key_of(name, "changes") for name in due], tags={"writetime/lag": str(sum(due.values()))}
         )
 
     return captured_changes

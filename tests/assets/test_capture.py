@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from dagster import (
     AssetCheckSeverity,
+    AssetMaterialization,
     DagsterInstance,
+    Definitions,
     ExecuteInProcessResult,
     ObserveResult,
     RunRequest,
@@ -16,10 +18,12 @@ from dagster import (
     build_sensor_context,
     materialize,
 )
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from pyspark.sql import SparkSession
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, batch, write
+from tests.support.published import produce, publish, published, schema_of
 from writetime.capture.agent_metrics import Lag, summary
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.progress import Totals
@@ -31,21 +35,49 @@ from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
-from writetime_dagster.assets import capture, changes
+from writetime_dagster.assets import automation, capture, changes
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import definitions
-from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.assets.tables import assets_of
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
+
+RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResource, "database": DatabaseResource}
+
+
+def tick(instance: DagsterInstance, *tables: str) -> SensorExecutionData:
+    """What the sensor answers, of some tables."""
+    [sensor] = [s for s in definitions(list(map(FollowedTable, tables))).sensors or [] if s.name == "captured_changes"]
+    assert isinstance(sensor, SensorDefinition)
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+        return sensor.evaluate_tick(context)
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
     """What the sensor asks for, of one table."""
-    [sensor] = [s for s in definitions([FollowedTable(table)]).sensors or [] if s.name == "captured_changes"]
-    assert isinstance(sensor, SensorDefinition)
-    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
-        found = list(sensor.evaluate_tick(context).run_requests or [])
+    found = list(tick(instance, table).run_requests or [])
     assert all(request.asset_selection == [key_of(table, "changes")] for request in found)
     return found
+
+
+def land(instance: DagsterInstance, *tables: str) -> tuple[list[str], bool]:
+    """Run what the sensor asks for; return the tables, and whether the run succeeded."""
+    [request] = tick(instance, *tables).run_requests or []
+    of = [assets_of(FollowedTable(name)) for name in tables]
+    whole = Definitions.merge(
+        Definitions(
+            assets=[asset for assets, _ in of for asset in assets],
+            asset_checks=[check for _, checks in of for check in checks],
+            resources={name: resource() for name, resource in RESOURCES.items()},
+        ),
+        definitions(list(map(FollowedTable, tables))),
+    )
+    selection = list(request.asset_selection or [])
+    result = whole.resolve_job_def("land").execute_in_process(
+        instance=instance, asset_selection=selection, raise_on_error=False
+    )
+    return [name for name in tables if key_of(name, "changes") in selection], result.success
 
 
 def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
@@ -108,6 +140,31 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
         assert waiting_too_long(schema.full_name) == 0
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
+
+
+def test_a_table_that_cannot_land_slows_no_other(
+    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out for a while after its failure; the others land at each tick."""
+    broken, sound = published(settings, "a", "b")
+    produce(settings, changes_topic(broken), (b"x", b"no change"))
+    with DagsterInstance.ephemeral() as instance:
+        assert land(instance, broken, sound) == ([broken, sound], False)
+        skipped = tick(instance, broken, sound)
+        assert skipped.run_requests == []
+        assert f"landing of {broken} failed" in (skipped.skip_message or "")
+        for i in (4, 5):
+            publish(settings, schema_of(settings, "b"), i)
+            # A later run that succeeds is no reason to try the other one again.
+            assert land(instance, broken, sound) == ([sound], True)
+        publish(settings, schema_of(settings, "b"), 6)
+        with monkeypatch.context() as later:
+            later.setattr(automation, "_PAUSE_SECONDS", 0.0)
+            assert land(instance, broken, sound) == ([broken, sound], False)
+        assert requests(instance, broken) == []
+        # A run by hand has landed it meanwhile.
+        instance.report_runless_asset_event(AssetMaterialization(key_of(broken, "changes")))
+        assert len(requests(instance, broken)) == 1
 
 
 def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, spark: SparkSession) -> None:
