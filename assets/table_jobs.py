@@ -6,6 +6,8 @@ does not stop the others. To run one table, select its assets. Not here: assets.
 
 import hashlib
 import json
+import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from dagster import (
@@ -34,17 +36,18 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
+from writetime.clients.kafka import ends_of_topics, topic_ids
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.outages import is_outage
 from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
-from writetime.landing.landed_offsets import not_landed, watermarks_not_landed
-from writetime.landing.landing import captured_tables
+from writetime.landing.landed_offsets import waiting
 from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic
 from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.backfill import new_backups
@@ -57,6 +60,8 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 PROOF, ALL_ROWS = "rows_are_those_of_the_database", "all_rows_are_as_expected"
 LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
+# The time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
+_LAKE_SECONDS = 20.0
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
@@ -222,31 +227,50 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         if is_under_way(context.instance, land.name):
             return SkipReason("a run of the job `land` is under way")
         settings = kafka.settings
-        lag: dict[str, int] = {}
+        failed = assets_that_failed_lately(context.instance, land.name)
+        paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
         try:
             topic = WatermarkTopic(settings)
             sources = topic.read()
-            there = set(captured_tables(settings)) - followed(topic.reports)
+            wanted = {changes_topic(table.name): table.name for table in tables}
+            for name in paused | followed(topic.reports):
+                wanted.pop(changes_topic(name), None)
+            found = ends_of_topics(settings, lambda name: name in wanted)
+            ids = topic_ids(settings, sorted(found.ends))
         except WritetimeError as e:
             return SkipReason(f"the lag cannot be read: {e}")
-        for name in (table.name for table in tables if table.name in there):
+        lag: dict[str, int] = {}
+        # The cursor is the topic at which the last tick stopped, so that each topic has its turn.
+        there = sorted(found.ends)
+        begin = bisect_left(there, context.cursor or "")
+        order = [*there[begin:], *there[:begin]]
+        deadline = time.monotonic() + _LAKE_SECONDS
+        late: list[str] = []
+        for place, name in enumerate(order):
+            if place and time.monotonic() > deadline:
+                late = order[place:]
+                break
             try:
-                waiting = not_landed(settings, name)
-                if waiting or watermarks_not_landed(settings, name, sources) > settings.capture.stale_seconds / 2:
-                    lag[name] = waiting
+                left = waiting(settings, wanted[name], found.ends[name], ids.get(name, 0), sources)
+                if left.messages or left.seconds > settings.capture.stale_seconds / 2:
+                    lag[wanted[name]] = left.messages
             except Exception:
                 # Its run will report the fault, and land the other tables.
-                lag[name] = 0
-        if not lag:
-            return SkipReason("no captured table has changes to land")
-        failed = assets_that_failed_lately(context.instance, land.name)
-        due = {name: waiting for name, waiting in lag.items() if key_of(name, "changes") not in failed}
-        if not due:
-            names = ", ".join(sorted(lag))
-            return SkipReason(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
-        return RunRequest(
-            asset_selection=[key_of(name, "changes") for name in due], tags={"writetime/lag": str(sum(due.values()))}
-        )
+                lag[wanted[name]] = 0
+        context.update_cursor(late[0] if late else "")
+        if lag:
+            return RunRequest(
+                asset_selection=[key_of(name, "changes") for name in lag],
+                tags={"writetime/lag": str(sum(lag.values()))},
+            )
+        reasons = ["no captured table has changes to land"]
+        reasons += [str(fault) for fault in found.faults.values()]
+        if late:
+            reasons.append(f"the lake was not read for {', '.join(wanted[name] for name in late)}: the time was over")
+        if paused:
+            names = ", ".join(sorted(paused))
+            reasons.append(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
+        return SkipReason("; ".join(reasons))
 
     return captured_changes
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from dagster import (
     AssetCheckSeverity,
+    AssetKey,
     AssetMaterialization,
     DagsterInstance,
     Definitions,
@@ -27,8 +28,10 @@ from tests.support.published import produce, publish, published, schema_of
 from writetime.capture.agent_metrics import Lag, summary
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.progress import Totals
-from writetime.clients import topic_retention
+from writetime.clients import kafka, topic_retention
+from writetime.clients.kafka import TopicEnds
 from writetime.core.config import Settings
+from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
@@ -37,7 +40,7 @@ from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
-from writetime_dagster.assets import automation, capture, changes
+from writetime_dagster.assets import automation, capture, changes, table_jobs
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import definitions
 from writetime_dagster.assets.tables import assets_of
@@ -46,11 +49,11 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResource, "database": DatabaseResource}
 
 
-def tick(instance: DagsterInstance, *tables: str) -> SensorExecutionData:
+def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None) -> SensorExecutionData:
     """What the sensor answers, of some tables."""
     [sensor] = [s for s in definitions(list(map(FollowedTable, tables))).sensors or [] if s.name == "captured_changes"]
     assert isinstance(sensor, SensorDefinition)
-    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor) as context:
         return sensor.evaluate_tick(context)
 
 
@@ -165,6 +168,58 @@ def test_a_table_that_cannot_land_slows_no_other(
         # A run by hand has landed it meanwhile.
         instance.report_runless_asset_event(AssetMaterialization(key_of(broken, "changes")))
         assert len(requests(instance, broken)) == 1
+
+
+def requested(tick: SensorExecutionData) -> list[AssetKey]:
+    return [key for request in tick.run_requests or [] for key in request.asset_selection or []]
+
+
+def test_a_table_whose_topic_has_no_leader_holds_no_other_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, sound = published(settings, "a", "b")
+    end = 3
+
+    def ends(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
+        found = kafka.ends_of_topics(settings, wanted)
+        faults = {changes_topic(lost): Transient(f"no leader of {lost}")}
+        return dataclasses.replace(found, ends={changes_topic(sound): {0: end}}, faults=faults)
+
+    monkeypatch.setattr(table_jobs, "ends_of_topics", ends)
+    with DagsterInstance.ephemeral() as instance:
+        assert requested(tick(instance, lost, sound)) == [key_of(sound, "changes")]
+        end = 0
+        skipped = tick(instance, lost, sound)
+        assert requested(skipped) == []
+        assert f"no leader of {lost}" in (skipped.skip_message or "")
+
+
+def test_a_tick_asks_kafka_as_often_for_many_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = published(settings, "a", "b", "c")
+    asked, ask = 0, kafka._ask
+
+    def count(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return ask(*arguments)
+
+    monkeypatch.setattr(kafka, "_ask", count)
+    with DagsterInstance.ephemeral() as instance:
+        assert len(requested(tick(instance, names[0]))) == 1
+        of_one, asked = asked, 0
+        assert len(requested(tick(instance, *names))) == 3
+    assert asked == of_one
+
+
+def test_each_table_has_its_turn_although_the_lake_is_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = published(settings, "a", "b", "c")
+    monkeypatch.setattr(table_jobs, "_LAKE_SECONDS", -1.0)
+    cursor: str | None = None
+    with DagsterInstance.ephemeral() as instance:
+        for name in [*names, names[0]]:
+            found = tick(instance, *names, cursor=cursor)
+            assert requested(found) == [key_of(name, "changes")]
+            cursor = found.cursor
 
 
 def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, spark: SparkSession) -> None:

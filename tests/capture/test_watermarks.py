@@ -29,7 +29,7 @@ from writetime.lake.horizon import captured_until, next_horizon, registered_sour
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, virtual
-from writetime.landing.landed_offsets import watermarks_not_landed
+from writetime.landing.landed_offsets import waiting
 from writetime.landing.landing import Landing
 from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
 
@@ -78,7 +78,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         assert captured_until(changes) > second
         wait_for(lambda: mark(landed).until > captured_until(changes))
         assert land(landed).version == changes.version
-        assert 0 < watermarks_not_landed(landed.settings, name, WatermarkTopic(landed.settings).read()) < 60
+        assert 0 < waiting(landed.settings, name, {}, 0, WatermarkTopic(landed.settings).read()).seconds < 60
         wait_for((landed.settings.capture.state_dir / "status.json").exists)
         time.sleep(1.1)
         landed.settle()

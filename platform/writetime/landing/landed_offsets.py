@@ -3,6 +3,7 @@ belong to, and of the watermarks.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
 from writetime.core.config import Settings
@@ -57,13 +58,33 @@ def not_landed(settings: Settings, table: str) -> int:
     return sum(max(end - landed[p], 0) for p, end in ends.items())
 
 
-def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
-    """Return the largest number of seconds by which the lake's watermarks of a table's sources could advance. This
-    holds without messages too: a table without writes is always up to date.
+class Waiting(NamedTuple):
+    """The messages of a table's changes that are not in the lake yet, and the largest number of seconds by which the
+    lake's watermarks of the table's sources could advance.
     """
-    changes = LakeTable(table_storage(settings, table), 0).changes
-    if not changes.exists():
-        return 0.0
-    now = changes.load()
+
+    messages: int
+    seconds: float
+
+
+def waiting(
+    settings: Settings, table: str, ends: Mapping[int, int], topic_id: int, sources: Mapping[str, SourceMarks]
+) -> Waiting:
+    """Return what of a table is not in the lake yet, by one read of the lake and no request to Kafka. The watermarks
+    count without messages too: a table without writes is always up to date.
+
+    Args:
+        settings: where the lake is.
+        table: the table, as keyspace.table.
+        ends: the end offsets of the partitions of its topic.
+        topic_id: the id of the topic, 0 if it is not known.
+        sources: the topic of the watermarks, as read before the ends.
+    """
+    now, topic = LakeTable(table_storage(settings, table), 0).changes.find(), changes_topic(table)
+    if now is None:
+        return Waiting(sum(ends.values()), 0.0)
+    is_other = is_other_topic(now, topic, topic_id)
+    landed = {p: 0 if is_other else now.transaction(place_name(topic, p)) or 0 for p in ends}
     live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
-    return max((until - watermark_of(now, name) for name, until in live.items()), default=0) / 1_000_000
+    behind = max((until - watermark_of(now, name) for name, until in live.items()), default=0)
+    return Waiting(sum(max(end - landed[p], 0) for p, end in ends.items()), behind / 1_000_000)
