@@ -6,7 +6,7 @@ here: how SSTables are read and what a snapshot is (`writetime.storage`, `writet
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from dagster import (
     AutomationCondition,
     BackfillPolicy,
     Config,
+    DagsterInstance,
     DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
@@ -52,6 +53,8 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 TOKEN_RANGES = 16
 # Shares per run of a backfill. Each run has a fixed cost, but a failure fails the whole run.
 _RANGES_PER_RUN = 4
+# Materializations that are read from Dagster's storage at once.
+_AT_ONCE = 100
 token_ranges = StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
 
 
@@ -93,12 +96,17 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     )
     @by_kind()
     def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
-        before = context.instance.get_latest_materialization_event(key)
+        before = _taken(context.instance, table)
         tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         folders = take_snapshot(database.settings, table.name, tag)
-        if before and before.asset_materialization:
-            clear_snapshot(database.settings, table.name, str(before.asset_materialization.metadata["tag"].value))
-        size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+        try:
+            size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+            if old := before.get("tag"):
+                clear_snapshot(database.settings, table.name, str(old.value))
+        except Exception:
+            # Otherwise each retry would leave one, which keeps its files on the disk of the node.
+            clear_snapshot(database.settings, table.name, tag)
+            raise
         return MaterializeResult(
             metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
         )
@@ -234,12 +242,26 @@ def _listed(tables: Sequence[FollowedTable], seconds: float) -> list[tuple[Follo
 def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:
     if table.entry.snapshots:
         return table.entry.snapshots
-    taken = context.instance.get_latest_materialization_event(key_of(table.name, "snapshots"))
-    if taken is None or taken.asset_materialization is None:
+    folders = _taken(context.instance, table).get("folders")
+    if folders is None:
         raise WritetimeError(
             f"there is no snapshot of {table.name}: materialize {key_of(table.name, 'snapshots').to_user_string()}, "
             "or name snapshots in its entry"
         )
-    folders = taken.asset_materialization.metadata["folders"].value
-    assert isinstance(folders, list)
-    return [str(folder) for folder in folders]
+    assert isinstance(folders.value, list)
+    return [str(folder) for folder in folders.value]
+
+
+def _taken(instance: DagsterInstance, table: FollowedTable) -> Mapping[str, MetadataValue]:
+    """Return the metadata of the last snapshot that a run took; nothing if none did. The sensor `new_backups` and the
+    web UI also record materializations, which have no folders.
+    """
+    cursor, more = None, True
+    while more:
+        found = instance.fetch_materializations(key_of(table.name, "snapshots"), limit=_AT_ONCE, cursor=cursor)
+        for record in found.records:
+            made = record.asset_materialization
+            if made and "folders" in made.metadata:
+                return made.metadata
+        cursor, more = found.cursor, found.has_more
+    return {}

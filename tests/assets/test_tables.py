@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
@@ -9,9 +10,11 @@ import pytest
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetMaterialization,
     DagsterInstance,
     ExecuteInProcessResult,
     asset,
+    build_asset_context,
     materialize,
 )
 from pyspark.sql import SparkSession
@@ -22,7 +25,7 @@ from tests.support.lake_views import compacted
 from tests.support.made import SCHEMA, add, batch, write
 from writetime.clients import quality
 from writetime.clients.database import connect
-from writetime.clients.node_snapshots import take_snapshot
+from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
 from writetime.clients.quality import gxe
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
@@ -108,6 +111,36 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
     assert_checks(result, len(wanted))
     assert numbers(result, key_of(name, "view"))["dagster/row_count"] == len(wanted)
     assert unordered(compacted(in_lake)) == sorted(map(repr, wanted))
+
+
+def test_a_snapshot_after_a_materialization_that_no_run_made(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of the web UI, which has no metadata: one snapshot stays on the node. None stays of a failed run."""
+    name, _ = make_items(settings)
+    with DagsterInstance.ephemeral() as instance:
+        made = Materialized(name, instance)
+        key = key_of(name, "snapshots")
+        context = build_asset_context(instance=instance)
+        instance.report_runless_asset_event(AssetMaterialization(key))
+        with pytest.raises(WritetimeError, match=f"there is no snapshot of {name}: materialize "):
+            backfill._last_taken(context, made.table)
+        taken: dict[str, object] = {}
+        for _ in range(2):
+            taken = numbers(made.run(backfill.snapshots(made.table)), key)
+            instance.report_runless_asset_event(AssetMaterialization(key))
+        assert backfill._last_taken(context, made.table) == taken["folders"]
+        [folder] = map(Path, cast(list[str], taken["folders"]))
+        assert list(folder.parent.iterdir()) == [folder]
+
+        def failing(settings: Settings, table: str, tag: str) -> None:
+            if tag == taken["tag"]:
+                raise WritetimeError("the node does not answer")
+            clear_snapshot(settings, table, tag)
+
+        monkeypatch.setattr(backfill, "clear_snapshot", failing)
+        assert not made.run(backfill.snapshots(made.table), raise_on_error=False).success
+        assert list(folder.parent.iterdir()) == [folder]
 
 
 def assert_checks(result: ExecuteInProcessResult, rows: int) -> None:
