@@ -43,6 +43,7 @@ from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
+from writetime.storage.locations import without_secrets
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of
@@ -72,13 +73,14 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     """Return the snapshots of a table: those that its entry names, or those that a run takes."""
     key = key_of(table.name, "snapshots")
     if table.entry.snapshots:
+        places = ", ".join(map(without_secrets, table.entry.snapshots))
         return AssetSpec(
             key,
             deps=[key_of(table.name, "table")],
             group_name="backfill",
             kinds={"cassandra"},
-            description=f"Snapshots or backups of {table.name} by its nodes: {', '.join(table.entry.snapshots)}. The "
-            "sensor `new_backups` records new ones.",
+            description=f"Snapshots or backups of {table.name} by its nodes: {places}. The sensor `new_backups` "
+            "records new ones.",
             metadata=documents("docs/lake.md"),
         )
 
@@ -149,7 +151,8 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
             found = find_snapshots(config.paths or _last_taken(context, table), table=table.name)
             if found.schema.full_name != table.name:
                 raise WritetimeError(
-                    f"{found.paths[0]} belongs to a snapshot of {found.schema.full_name}, not of {table.name}"
+                    f"{without_secrets(found.paths[0])} belongs to a snapshot of {found.schema.full_name}, not of "
+                    f"{table.name}"
                 )
             found = complete_schema(lake.settings, found)
             in_lake = create_table(lake.settings, found.schema)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from dagster import (
     AssetKey,
+    AssetSpec,
     DagsterInstance,
     Definitions,
     SensorResult,
@@ -57,9 +58,10 @@ def back_up(manager: ScyllaManager, night: int) -> None:
 def test_new_backups_start_a_backfill(manager: ScyllaManager) -> None:
     """By a materialization of the snapshots, for each backup one. A place that cannot be listed holds no other up."""
     followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
-    broken = FollowedTable("shop.none", Table(snapshots=["unknown://place"]))
+    broken = FollowedTable("shop.none", Table(snapshots=["unknown://user:secret@place"]))
     sensor = backfill.new_backups([broken, followed])
     assets = [backfill.snapshots(followed), backfill.backfilled(followed)]
+    assert "by its nodes: unknown://user@place. " in str(cast(AssetSpec, backfill.snapshots(broken)).description)
     definitions = Definitions(assets, resources=RESOURCES)
     cursor, automation = None, None
     with DagsterInstance.ephemeral() as instance:

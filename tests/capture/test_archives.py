@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from tests.capture.agents import complete
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
+from tests.support.vault import vault
 from tests.support.waiting import wait_for
 from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
@@ -161,11 +162,12 @@ def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, tmp_
     later, other = strays = [tmp_path / "copies" / name for name in ("CommitLog-9-1700000000000.log", "agent.log")]
     for stray in strays:
         stray.write_bytes(b"\0" * 1000)
-    report = publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+    report = publish_segments(captured.settings, [vault(tmp_path / "copies")], tmp_path / "checkpoint")
     assert report.segments == len(copies)
+    # The password is not shown.
     assert report.faults == {
-        str(later): f"{later}: commit log version 9 is not supported; (7, 8) are",
-        str(other): f"{other} is not named like a commit log segment (CommitLog-7-1700000000000.log)",
+        f"vault://user@host{later}": f"{later}: commit log version 9 is not supported; (7, 8) are",
+        f"vault://user@host{other}": f"{other} is not named like a commit log segment (CommitLog-7-1700000000000.log)",
     }
     captured.assert_same("t")
     # One that a user names is refused.

@@ -16,6 +16,7 @@ from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, answered, texts
 from tests.support.backups import ScyllaManager
 from tests.support.merged import with_one_form
+from tests.support.vault import vault
 from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
@@ -122,6 +123,29 @@ def test_two_clusters_in_a_place(place: ScyllaManager, settings: Settings) -> No
     with pytest.raises(WritetimeError, match=r"several clusters: name one of them, .*/backup/meta/cluster/0{8}-"):
         backfilled(settings, place.place)
     assert backfilled(settings, place.place / "backup" / "meta" / "cluster" / str(UUID(int=7))) == 2
+
+
+def test_a_password_in_an_address_is_not_shown(place: ScyllaManager, settings: Settings, tmp_path: Path) -> None:
+    """Neither by errors, nor by the lake's record of the SSTables."""
+    tree = tmp_path / "node" / "data" / "rec101" / f"Tab2-{place.table_id.hex}" / "snapshots" / "now"
+    tree.mkdir(parents=True)
+    for file in components(1):
+        shutil.copy(file, tree)
+    (tree / "schema.cql").write_text(place.cql)
+    assert backfilled(settings, vault(tmp_path / "node")) == 1
+    assert backfilled(settings, vault(tmp_path / "node", "rotated")) == 0
+    kept = [file.read_bytes() for file in (tmp_path / "lake").rglob("*.json")]
+    assert any(b"vault://user@host/" in content for content in kept)
+    assert not [content for content in kept if b"secret@" in content]
+    place.backup(NODE, TAKEN_AT, components(1))
+    (place.place / "empty").mkdir()
+    for folder, table in (("empty", TABLE), (".", "rec101.none"), ("backup/sst", TABLE), ("none", TABLE)):
+        with pytest.raises(WritetimeError) as refused:
+            find_snapshots([vault(place.place / folder)], table=table)
+        assert "secret" not in str(refused.value)
+    next(place.place.rglob("*_manifest.json.gz")).write_bytes(b"")
+    with pytest.raises(WritetimeError, match=r"vault://user@host/.*_manifest\.json\.gz is not a manifest"):
+        find_snapshots([vault(place.place)], table=TABLE)
 
 
 @pytest.mark.parametrize("done", [0, 1])

@@ -6,8 +6,12 @@ from contextlib import suppress
 import psutil
 from dagster import DagsterInstance, materialize
 
-from writetime_dagster.assets import ingest
+from writetime.core.config import Table
+from writetime.lake.followed_tables import FollowedTable
+from writetime_dagster.assets import backfill, ingest
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+
+ORDERS = FollowedTable("shop.orders", Table(snapshots=["unknown://user:hush-of-a-backup@host/x"]))
 
 
 def main() -> None:
@@ -22,7 +26,10 @@ def main() -> None:
             print("a process:", process.cmdline())
     resources = {"spark": spark, "kafka": KafkaResource(), "lake": LakeResource()}
     with DagsterInstance.get() as instance:
-        result = materialize([ingest.user_events], instance=instance, resources=resources, raise_on_error=False)
+        assets = [ingest.user_events, backfill.snapshots(ORDERS), backfill.backfilled(ORDERS)]
+        result = materialize(
+            assets, instance=instance, resources=resources, partition_key="tokens-00-of-16", raise_on_error=False
+        )
     print("success:", result.success)
     spark.spark_session.stop()
 

@@ -26,9 +26,14 @@ from writetime.replay import coordination
 
 # What all secrets of these tests begin with.
 HUSH = "hush-of-"
+PLACES = [
+    "unknown://user:hush-of-a-backup@host/x",
+    "s3://user:hush-of-a-backup@bucket/x?region=x&scheme=http&endpoint_override=127.0.0.1:1",
+]
 COMMANDS = [
     *(["--help"], ["status"], ["status", "--agents"], ["init"], ["sink"], ["land"], ["dead-letters", "list"]),
     *(["view", "shop.orders"], ["verify", "shop.orders"], ["snapshot", "shop.orders"]),
+    *(["backfill", "shop.orders", place] for place in PLACES),
     *(["replay", "lag", "flights"], ["queue", "inspect", "jobs"], ["queue", "enqueue", "jobs", "1"]),
 ]
 

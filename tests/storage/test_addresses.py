@@ -1,11 +1,13 @@
 """Addresses of what is in a folder: a task has the address alone, and opens the same file by it."""
 
+import traceback
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
 
-from writetime.storage.folders import Folder, without_secrets
+from writetime.storage.folders import Folder
+from writetime.storage.locations import without_secrets
 
 ODD_NAMES = ("my backup", "100%", "a%20b", "why?", "no#1", "a+b", "Größe", "2026-05-01T12:00:00")
 # None of them is asked for anything.
@@ -65,3 +67,11 @@ def test_the_host_of_an_address_stays() -> None:
 )
 def test_secrets_of_an_address_are_not_kept(address: str, kept: str) -> None:
     assert without_secrets(address) == kept
+
+
+@pytest.mark.parametrize("address", ["sftp://user:secret@127.0.0.1:1/x", "unknown://user:secret@host/x"])
+def test_a_place_that_cannot_be_opened_shows_no_password(address: str) -> None:
+    """Dagster stores the context of an error, too."""
+    with pytest.raises((ImportError, ValueError)) as refused:
+        Folder.at(address)
+    assert "secret@" not in "".join(traceback.format_exception(refused.value))

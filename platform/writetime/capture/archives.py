@@ -33,6 +33,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
 from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.locations import without_secrets
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import Refused
 
@@ -90,8 +91,8 @@ class Report:
     """What a run did: the segments that it read to their ends (addresses), the mutations it read, changes by table.
 
     `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
-    that were published as far as their `_cdc.idx` says, which does not call them complete. `errors` counts, by kind,
-    the errors that `follow_segments` waited for.
+    that were published as far as their `_cdc.idx` says, which does not call them complete; both by addresses without
+    secrets. `errors` counts, by kind, the errors that `follow_segments` waited for.
     """
 
     ended: set[str] = field(default_factory=set)
@@ -158,9 +159,9 @@ def publish_portion(portion: Portion) -> Outcome:
                 publisher = publisher.after(e)
                 attempts[look.key] += 1
                 if attempts[look.key] <= _RETRIES:
-                    log.warning("%s: %s; trying again", look.key, reason_of(e))
+                    log.warning("%s: %s; trying again", _shown(look.key), reason_of(e))
                     continue
-                log.exception("%s", look.key)
+                log.exception("%s", _shown(look.key))
                 progress, counts, fault = replace(before.without(reason_of(e), None), broken=True), Counter[str](), None
             if fault is not None:
                 failed[look.key] = fault
@@ -291,7 +292,7 @@ class Archive:
         """Return what the folders have; of each segment that vanished, record it."""
         sight = _look(self._paths, self._checkpoint.segments)
         self._index_faults, self.unlisted = sight.faults, sight.unlisted
-        self.report.growing = [look.key for look in sight.looks if look.until != END]
+        self.report.growing = [_shown(look.key) for look in sight.looks if look.until != END]
         self._note_vanished(sight.there, set(self._paths) - set(sight.unlisted))
         self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
         return sight
@@ -312,7 +313,7 @@ class Archive:
         for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
             for key, reason in outcome.failed.items():
                 if reason != self._failed.get(key):
-                    log.error("%s cannot be read: %s; trying again", key, reason)
+                    log.error("%s cannot be read: %s; trying again", _shown(key), reason)
                 self._failed[key] = reason
             for look, progress in outcome.reached:
                 if look.key not in outcome.failed:
@@ -322,7 +323,7 @@ class Archive:
                     self.report.ended.add(look.key)
                 self.report.mutations += progress.mutations - begun[look.key]
                 if progress.reason is not None:
-                    log.error("%s: %s", look.key, progress.reason)
+                    log.error("%s: %s", _shown(look.key), progress.reason)
             self.report.changes += outcome.changes
             errors += [outcome.error] if outcome.error else []
         self._checkpoint.save()
@@ -335,8 +336,8 @@ class Archive:
             unread = not found.progress.finished and found.progress.reason is None
             if unread and key not in there and posixpath.dirname(key) in listed:
                 reason = (
-                    f"{key} vanished before all of it was read (up to offset {found.progress.position}): put it back, "
-                    "or bring a snapshot of the tables into the lake with `writetime backfill`"
+                    f"{_shown(key)} vanished before all of it was read (up to offset {found.progress.position}): put "
+                    "it back, or bring a snapshot of the tables into the lake with `writetime backfill`"
                 )
                 log.error("%s", reason)
                 # Put back, it is read again.
@@ -346,7 +347,8 @@ class Archive:
     def _report_faults(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
         faults = {key: reason for key, reason in kept if reason is not None}
-        self.report.faults = self._index_faults | faults | self._failed
+        shown = self._index_faults | faults | self._failed
+        self.report.faults = {_shown(key): reason for key, reason in shown.items()}
 
 
 def checkpoint_of(settings: Settings) -> Path:
@@ -462,6 +464,12 @@ def _a_node(settings: Settings) -> Iterator[Node]:
 
 def _addresses(paths: Sequence[str]) -> list[str]:
     return [path.rstrip("/") if "://" in path else os.path.abspath(path) for path in paths]
+
+
+def _shown(key: str) -> str:
+    """Return the address of a segment without secrets. The options of its folder are before its name."""
+    folder, separator, name = key.rpartition("/")
+    return f"{without_secrets(folder)}{separator}{name}"
 
 
 def _read_checkpoint(folder: Path) -> dict[str, Archived]:

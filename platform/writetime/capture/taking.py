@@ -11,6 +11,7 @@ from writetime.clients.node_snapshots import delete, jmx_port, listed, take
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.lake.backfill import find_snapshots
+from writetime.storage.locations import without_secrets
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ class NamedTaker:
     def _find(self, table: str) -> Taken:
         folders = self._folders[table]
         found = [find_snapshots([folder]) for folder in folders]
-        for folder, files in zip(folders, found, strict=True):
+        for shown, files in zip(map(without_secrets, folders), found, strict=True):
             if files.schema.full_name != table:
-                raise WritetimeError(f"{folder} is a snapshot of {files.schema.full_name}, not of {table}")
+                raise WritetimeError(f"{shown} is a snapshot of {files.schema.full_name}, not of {table}")
             begun_at = self._begun_at or files.taken_at
             if begun_at < self._since(table):
                 raise WritetimeError(
-                    f"{folder} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
+                    f"{shown} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
                     f"{table} is read from {instant_text(self._since(table))} on: writes in between are in "
                     "neither; take another snapshot (nodetool snapshot, on each node), or pass as --snapshot-at when "
                     "this one was begun if that was later"

@@ -15,6 +15,7 @@ from writetime.lake.backfill import complete_schema, find_snapshots, untaken
 from writetime.lake.row_form import warning
 from writetime.lake.table import create_table, open_table
 from writetime.schema.cql import parse_table
+from writetime.storage.locations import without_secrets
 from writetime.view.upkeep import maintain as maintain_table
 
 
@@ -43,7 +44,9 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
     settings = config.load()
     found = find_snapshots(places, parse_table(schema_file.read_text()) if schema_file else None, table)
     if found.schema.full_name != table:
-        raise MissingTable(f"{places[0]} is a snapshot of {found.schema.full_name}, not of {table}", table)
+        raise MissingTable(
+            f"{without_secrets(places[0])} is a snapshot of {found.schema.full_name}, not of {table}", table
+        )
     found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
     for node in found.missing_nodes:

@@ -41,8 +41,8 @@ from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.folders import Folder, without_secrets
-from writetime.storage.locations import parse_name, resolve
+from writetime.storage.folders import Folder
+from writetime.storage.locations import parse_name, resolve, without_secrets
 from writetime.storage.sstable import SSTable
 
 _LAYOUTS = (scylla_manager.find, medusa.find, snapshot_tree.find)
@@ -107,8 +107,8 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
     schemas = [backup.schema for backup in with_schemas if backup.schema is not None] if schema is None else [schema]
     if not schemas:
         raise WritetimeError(
-            f"{paths[0]} has SSTables of {table}, and no snapshot with schema.cql: pass a file with CREATE TABLE as "
-            "--schema, or keep a snapshot beside the incremental backups"
+            f"{without_secrets(paths[0])} has SSTables of {table}, and no snapshot with schema.cql: pass a file with "
+            "CREATE TABLE as --schema, or keep a snapshot beside the incremental backups"
         )
     if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
@@ -151,8 +151,8 @@ def _backups(path: str, table: str | None, *, with_schema: bool) -> list[NodeBac
     if found := _found(place, table, with_schema=with_schema):
         return found.read()
     raise WritetimeError(
-        f"{path} holds no SSTables of {table}: name the folder of a snapshot, a place of Scylla Manager or Cassandra "
-        "Medusa, or a folder with data folders of nodes"
+        f"{place.shown} holds no SSTables of {table}: name the folder of a snapshot, a place of Scylla Manager or "
+        "Cassandra Medusa, or a folder with data folders of nodes"
     )
 
 

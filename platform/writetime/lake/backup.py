@@ -10,7 +10,7 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.folders import Folder
-from writetime.storage.locations import Location
+from writetime.storage.locations import Location, without_secrets
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BackupFile:
             CorruptFile: Digest.crc32 is not a number.
         """
         if not self.location.exists("Digest.crc32"):
-            return self.mark or f"at:{self.address}"
+            return self.mark or f"at:{without_secrets(self.address)}"
         text = self.location.read("Digest.crc32")
         try:
             return f"crc32:{int(text)}"
@@ -51,8 +51,8 @@ class NodeBackup:
     whether these times are the backup's, and not just that of the newest file. `flushed_at` is when the last of its
     incremental backups was written, 0 if it has none. `lists_dropped` is whether the schema has the dropped columns and
     the times of their drops. `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data files
-    that the manifest of a snapshot lists and its folder does not have: addresses by name; None if there is no such
-    manifest.
+    that the manifest of a snapshot lists and its folder does not have: addresses by name, without secrets; None if
+    there is no such manifest.
     """
 
     node: str
@@ -104,5 +104,5 @@ def schema_of(text: str, table: str, file: Folder, table_id: str) -> TableSchema
     """
     found = [schema for schema in parse_schemas(text, only=table) if schema.full_name == table]
     if not found:
-        raise WritetimeError(f"{file.address} has no CREATE TABLE of {table}: pass a file with it as --schema")
+        raise WritetimeError(f"{file.shown} has no CREATE TABLE of {table}: pass a file with it as --schema")
     return replace(found[0], id=UUID(table_id))

@@ -71,7 +71,7 @@ def _read(place: Folder, backups: list[_Backup], table: str, *, with_schema: boo
     sections = {backup: _sections(place, backup, table) for backup in backups}
     ids = {table_id for of_backup in sections.values() for table_id in of_backup}
     if not ids:
-        raise WritetimeError(f"{place.address} is a place of Cassandra Medusa, and none of its backups has {table}")
+        raise WritetimeError(f"{place.shown} is a place of Cassandra Medusa, and none of its backups has {table}")
     table_id = newest_table(table, ids)
     chosen = {backup: objects[table_id] for backup, objects in sections.items() if table_id in objects}
     started = _started(place, list(chosen))
@@ -123,7 +123,7 @@ def _json(place: Folder, path: str, what: str) -> Any:
 
 def _corrupt(place: Folder, path: str, what: str, fault: Exception) -> WritetimeError:
     return WritetimeError(
-        f"{place.address_of(posixpath.join(place.path, path))} is not a {what} of Cassandra Medusa "
+        f"{place.shown_path(posixpath.join(place.path, path))} is not a {what} of Cassandra Medusa "
         f"({type(fault).__name__}: {fault}): restore this file, or delete the backup with `medusa delete-backup`, so "
         "that the one before it counts"
     )
@@ -153,7 +153,7 @@ def _started(place: Folder, backups: list[_Backup]) -> dict[_Backup, int]:
         written = schemas.get(f"{backup.meta}/schema.cql")
         if not times and written is None:
             raise WritetimeError(
-                f"{place.address_of(posixpath.join(place.path, backup.meta))} has no schema.cql, so the time of the "
+                f"{place.shown_path(posixpath.join(place.path, backup.meta))} has no schema.cql, so the time of the "
                 "backup is not known: restore this file, or delete the backup with `medusa delete-backup`"
             )
         # A backup that was begun again has several; the first is not later than any of its files.

@@ -113,10 +113,10 @@ def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: 
         if entries := _entries(root, manifest, table):
             newest[manifest.cluster, manifest.dc, manifest.node] = entries
     if not newest:
-        raise WritetimeError(f"{root.address} is a place of Scylla Manager, and none of its backups has {table}")
+        raise WritetimeError(f"{root.shown} is a place of Scylla Manager, and none of its backups has {table}")
     if len(clusters := sorted({cluster for cluster, _, _ in newest})) > 1:
-        places = " or ".join(root.below(*_CLUSTERS, cluster).address for cluster in clusters)
-        raise WritetimeError(f"{root.address} has backups of {table} by several clusters: name one of them, {places}")
+        places = " or ".join(root.below(*_CLUSTERS, cluster).shown for cluster in clusters)
+        raise WritetimeError(f"{root.shown} has backups of {table} by several clusters: name one of them, {places}")
     table_id = newest_table(table, (entry.table_id for entries in newest.values() for entry in entries))
     chosen = [entry for entries in newest.values() for entry in entries if entry.table_id == table_id]
     last = max(chosen, key=lambda entry: entry.manifest.taken_at)
@@ -157,7 +157,7 @@ def _unzipped(root: Folder, path: str, what: str) -> Any:
 
 def _corrupt(root: Folder, path: str, what: str, fault: Exception) -> WritetimeError:
     return WritetimeError(
-        f"{root.address_of(posixpath.join(root.path, path))} is not {what} ({type(fault).__name__}: {fault}): restore "
+        f"{root.shown_path(posixpath.join(root.path, path))} is not {what} ({type(fault).__name__}: {fault}): restore "
         "this file, or remove it, so that the backup before it counts"
     )
 
@@ -176,8 +176,8 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
     there = folder.files() if entry.files else {}
     if missing := sorted(set(entry.files) - there.keys()):
         raise Missing(
-            f"{folder.address_of(posixpath.join(folder.path, missing[0]))} does not exist, and the manifest "
-            f"{root.address_of(posixpath.join(root.path, manifest.path))} lists it: restore it, or take another backup"
+            f"{folder.shown_path(posixpath.join(folder.path, missing[0]))} does not exist, and the manifest "
+            f"{root.shown_path(posixpath.join(root.path, manifest.path))} lists it: restore it, or take another backup"
         )
     replaced = {n.rpartition(".")[0] for n in there if n.rpartition(".")[2] > manifest.tag and ".sm_" in n}
     return [_file(folder, there[name], manifest.node, replaced) for name in entry.files if name.endswith("-Data.db")]
@@ -186,7 +186,7 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
 def _file(folder: Folder, info: fs.FileInfo, node: str, replaced: set[str]) -> BackupFile:
     if info.base_name in replaced:
         raise Transient(
-            f"{folder.address_of(info.path)} was replaced by a backup that has no manifest yet: run this again when "
+            f"{folder.shown_path(info.path)} was replaced by a backup that has no manifest yet: run this again when "
             "that backup is complete"
         )
     named = parse_name(folder.filesystem, info.path)

@@ -98,7 +98,7 @@ def _lacking(folder: Folder, manifest: Manifest, files: Sequence[BackupFile]) ->
     names = {str(text).replace("-TOC.txt", "-Data.db") for text in texts}
     lacking = names - {posixpath.basename(file.location.path("Data.db")) for file in files}
     return {
-        name: folder.address_of(posixpath.join(folder.path, name))
+        name: folder.shown_path(posixpath.join(folder.path, name))
         for name in sorted(lacking)
         if name.endswith("-Data.db") and "/" not in name
     }
@@ -118,7 +118,7 @@ def _of_empty_table(folder: Folder, node: str) -> NodeBackup:
             written_at = (folder.infos(["manifest.json"])["manifest.json"].mtime_ns or 0) // 1000
             taken_at = manifest.taken_at or written_at
             return NodeBackup(node, (), taken_at, taken_at, dated=True, schema=schema)
-    raise WritetimeError(f"{folder.address} holds no SSTables: name the folder of a table's snapshot") from None
+    raise WritetimeError(f"{folder.shown} holds no SSTables: name the folder of a table's snapshot") from None
 
 
 def _schema(locations: Sequence[Location], manifest: Manifest | None) -> TableSchema:

@@ -96,7 +96,7 @@ def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: 
 
 def _marked(file: BackupFile, place: Folder) -> BackupFile:
     """Return a file whose mark has the place, too: nodes of several places may have one name, such as `data`."""
-    return replace(file, mark=file.mark and f"{file.mark} {place.address}")
+    return replace(file, mark=file.mark and f"{file.mark} {place.shown}")
 
 
 def _taken_at(folder: Folder) -> int:

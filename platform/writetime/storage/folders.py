@@ -7,12 +7,14 @@ from urllib.parse import quote
 
 from pyarrow import fs
 
-from writetime.storage.locations import read_file, resolve
+from writetime.storage.locations import read_file, resolve, without_secrets
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder. `path` is its path in the file system, `address` what a user calls it: a path or a URI."""
+    """A folder. `path` is its path in the file system, `address` what a user calls it: a path or a URI, which may have
+    a password. Messages use `shown`, and `shown_path` for what is in it.
+    """
 
     address: str
     filesystem: fs.FileSystem = field(hash=False)
@@ -42,6 +44,15 @@ class Folder:
             rest, question, query = rest.partition("?")
             relative = quote(relative)
         return f"{scheme}://{posixpath.normpath(posixpath.join(rest, relative))}{question}{query}"
+
+    @property
+    def shown(self) -> str:
+        """Return the address without secrets."""
+        return without_secrets(self.address)
+
+    def shown_path(self, path: str) -> str:
+        """Return the address of a path in the file system, without secrets."""
+        return without_secrets(self.address_of(path))
 
     def below(self, *names: str) -> "Folder":
         """Return a folder below this one."""
@@ -73,13 +84,3 @@ class Folder:
             Missing: there is none.
         """
         return read_file(self.filesystem, posixpath.join(self.path, name))
-
-
-def without_secrets(address: str) -> str:
-    """Return an address without a password and without options, which may have one: as text to be kept or shown."""
-    scheme, separator, rest = address.partition("://")
-    if not separator:
-        return address
-    host, slash, path = rest.partition("?")[0].partition("/")
-    user, at, host = host.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}"

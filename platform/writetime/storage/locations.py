@@ -113,6 +113,16 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
     return _open(path, lambda: filesystem.open_input_file(path))
 
 
+def without_secrets(address: str) -> str:
+    """Return an address without a password and without options, which may have one: as text to be kept or shown."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    host, slash, path = rest.partition("?")[0].partition("/")
+    user, at, host = host.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}"
+
+
 def resolve(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path in it.
 
@@ -127,13 +137,15 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
         return fs.FileSystem.from_uri(path)
     except OSError as e:
         # For S3 it asks for the region at once.
-        raise StorageError(f"{path} cannot be reached: {e}") from None
+        raise StorageError(f"{without_secrets(path)} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
-        # pyarrow raises these for a scheme that it does not know, or was built without.
-        import fsspec
+        # pyarrow raises these for a scheme that it does not know, or was built without. Their text has the whole URI,
+        # so no later error may have them as its context.
+        pass
+    import fsspec
 
-        filesystem, inner = fsspec.core.url_to_fs(path)
-        return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
 
 
 def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | None:
