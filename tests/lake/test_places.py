@@ -17,7 +17,7 @@ from writetime.changes.model import change_schema
 from writetime.lake import decoded
 from writetime.lake.decoded import Decoded, decode
 from writetime.lake.parquet import conform, sort, without_empty
-from writetime.lake.places import Places, joined, partitions, places_of
+from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.merge import merge
 
 FULL = change_schema(generated.SCHEMA)
@@ -88,6 +88,27 @@ def test_a_wide_partition_costs_the_rows_that_are_read(tmp_path: Path) -> None:
     changed = merge([pa.Table.from_batches([batch([write(1, n, 6, v="b") for n in (7, 19_999, 20_001)])])], SCHEMA)
     found = pa.Table.from_batches(file.rows(places_of(changed)))
     assert found["n"].to_pylist() == [7, 19_999]
+
+
+@pytest.mark.parametrize("row_group_rows", [30, 1 << 16])
+def test_the_first_rows_of_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_group_rows: int) -> None:
+    monkeypatch.setattr(decoded, "BATCH_BYTES", 1)
+    rows = [write(id_, n, 5, v="a") for id_, count in ((1, 40), (2, 4), (3, 5), (4, 90)) for n in range(count)]
+    file = in_file(pa.Table.from_batches([batch(rows)]), tmp_path, row_group_rows)
+    # Before and after a batch, so twice.
+    of_each = merge([pa.Table.from_batches([batch([write(i, 0, 5) for i in (1, 2, 3, 5)])])], SCHEMA)
+    tokens, keys = (of_each[name].combine_chunks() for name in ("token", "key"))
+    places = joined([partitions(tokens, keys), partitions(tokens, keys)])
+    for count in (1, 4, 5, 100):
+        narrowed = file.narrowed(places, count)
+        found = [row for part in file.rows(narrowed) for row in part.select(["id", "n"]).to_pylist()]
+        for id_, size in ((1, 40), (2, 4), (3, 5), (4, 0)):
+            first = [row["n"] for row in found if row["id"] == id_]
+            assert first == list(range(len(first)))
+            # A partition may begin with a few rows at the end of a batch.
+            assert min(count, size) <= len(first) <= min(2 * count, size)
+        if row_group_rows > len(rows):
+            assert len(keys_of_whole(narrowed)) == 2 * (4 if count > 40 else 1 + (count >= 4) + (count >= 5))
 
 
 def test_places_within_tokens() -> None:

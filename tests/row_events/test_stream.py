@@ -21,7 +21,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable
-from writetime.row_events import stream
+from writetime.row_events import changed_rows, stream
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
@@ -48,7 +48,11 @@ def test_the_stream_is_the_view(
     for number, changes in enumerate(batches):
         second += chooser.randint(0, 2)
         # Files of one bucket and files of all buckets are in one table.
-        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
+        with (
+            patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
+            patch.object(changed_rows, "_FIRST_ROWS", chooser.choice([1, 2, 16])),
+            patch.object(changed_rows, "_GROWTH", 2),
+        ):
             add(table, changes, number, generated.SCHEMA)
             for step in chooser.sample([state.fold, state.compact, views.rewrite], chooser.randint(0, 2)):
                 step(table)

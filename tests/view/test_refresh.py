@@ -23,6 +23,7 @@ from writetime.lake.delta import Conflict
 from writetime.lake.parquet import PARTITION
 from writetime.lake.table import LakeTable
 from writetime.lake.views import AS_OF
+from writetime.row_events import changed_rows
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
 from writetime.view import refreshing, view_packing
@@ -78,6 +79,8 @@ def _follow(folder: Path, schema: TableSchema, batches: list[list[generated.Chan
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
             patch.object(view_packing, "FAN", chooser.choice([2, 8])),
+            patch.object(changed_rows, "_FIRST_ROWS", chooser.choice([1, 2, 16])),
+            patch.object(changed_rows, "_GROWTH", 2),
             patch.object(views, "time_now", lambda now=now: now),
             patch.object(refreshing, "time_now", lambda now=now: now),
         ):

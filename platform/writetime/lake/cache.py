@@ -108,6 +108,10 @@ class Cache:
         """Return the result of `rows`, with the index in the file of each row."""
         return self._read(storage, file, lambda decoded: decoded.numbers(places))
 
+    def narrowed(self, storage: Storage, file: DataFile, places: Places, count: int) -> Places:
+        """Return whole partitions, narrowed as `Decoded.narrowed` does it."""
+        return self._read(storage, file, lambda decoded: decoded.narrowed(places, count))
+
     def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
         return self._read(storage, file, lambda decoded: decoded.expiring(after, until))

@@ -102,6 +102,17 @@ class Decoded:
             found.append((rows + starts[number], take_rows(self._batch(number), rows)))
         return found
 
+    def narrowed(self, places: Places, count: int) -> Places:
+        """Return whole partitions, each narrowed so that it has about `count` rows at most: see `Searched.narrowed`.
+
+        Raises:
+            Damaged: as for `between`.
+        """
+        for number, ends in enumerate(self._ends):
+            if len(places.within(ends).tokens):
+                places = self._searched_batch(number).narrowed(places, count)
+        return places
+
     def expiring(self, after: int, until: int) -> list[pa.RecordBatch]:
         """Return the rows where data expires in `after` < t <= `until` (seconds), in order.
 
@@ -129,11 +140,11 @@ class Decoded:
         """Yield, for each batch with any, the rows that a merge at these places needs."""
         for number, ends in enumerate(self._ends):
             wanted = places.within(ends)
-            if len(wanted.tokens):
-                batch = self._batch(number)
-                searched = self._searched.get(number) or self._searched.setdefault(number, Searched(batch))
-                if len(rows := searched.rows(wanted)):
-                    yield number, rows
+            if len(wanted.tokens) and len(rows := self._searched_batch(number).rows(wanted)):
+                yield number, rows
+
+    def _searched_batch(self, number: int) -> Searched:
+        return self._searched.get(number) or self._searched.setdefault(number, Searched(self._batch(number)))
 
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]

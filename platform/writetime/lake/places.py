@@ -6,14 +6,14 @@ rows in the file or in a partition.
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from writetime.changes.model import RANGE_TOMBSTONE, ROW
 from writetime.changes.position import STATIC_POSITION
-from writetime.core.arrow import bytes_of, decoded, one_chunk, pc, valid
+from writetime.core.arrow import bytes_of, decoded, one_chunk, pc, take, valid
 from writetime.core.compiled import kernel, njit
 from writetime.merge.order import kind_codes
 from writetime.storage.kernel.memory import load8, load64, load_native32
@@ -116,11 +116,17 @@ def partitions(tokens: pa.Array, keys: pa.Array) -> Places:
     return Places(tokens.to_numpy(), keys, first, end)
 
 
+def keys_of_whole(places: Places) -> pa.Array:
+    """Return the keys of the places that are whole partitions."""
+    return places.keys.filter(pc.and_(pc.equal(places.first, _FIRST), pc.equal(places.end, _BEHIND)))
+
+
 class Searched:
     """The rows of one batch of a decoded file, to be searched for places."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._tokens = batch.column("token").to_numpy()
+        self._positions = batch.column("position")
         # Kept, because their addresses are.
         self._placed = [bytes_of(batch.column(name)) for name in ("key", "position")]
         self._own = _addresses(*self._placed)
@@ -146,6 +152,14 @@ class Searched:
             covering = _covering(self._ranges, self._reach, *self._own[2:], *ends, partition, *wanted[2:])
             found = np.union1d(found, covering)
         return found
+
+    def narrowed(self, places: Places, count: int) -> Places:
+        """Return whole partitions, each narrowed to its first `count` rows here if it has more."""
+        asked = [bytes_of(each) for each in (places.keys, places.first, places.end)]
+        _, _, partition = _find(self._tokens, *self._own, places.tokens, *_addresses(*asked))
+        behind, last = partition[:, 0] + count, partition[:, 1]
+        ends = take(self._positions, np.where(behind < last, behind, -1))
+        return replace(places, end=pc.if_else(pc.less(ends, places.end).fill_null(False), ends, places.end))
 
 
 def _addresses(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[int, ...]:

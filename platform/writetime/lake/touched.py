@@ -43,6 +43,16 @@ def merge_places(
     return _merge(sources, schema, read, start)
 
 
+def first_places(sources: Iterable[Source], places: Places, count: int, cache: Cache) -> Places:
+    """Return the first places of whole partitions: those of about `count` rows of each file at most. A partition of
+    which no file has more stays whole.
+    """
+    for source in sources:
+        for file in source.files:
+            places = cache.narrowed(source.storage, file, places, count)
+    return places
+
+
 def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Cache) -> Places:
     """Return the places where data expires in `after` < t <= `until` (seconds), and maybe others."""
 

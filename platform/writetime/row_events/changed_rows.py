@@ -19,15 +19,19 @@ from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.horizon import horizon_of
-from writetime.lake.places import Places, joined, partitions, places_of
+from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, distinct, files_since, folded_version, pending
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import expiring_places
+from writetime.lake.touched import expiring_places, first_places
 from writetime.lake.versions import TableVersion, by_bucket
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.schema.table import TableSchema
+
+# The rows of a partition that are read at first to find one that lives, and how many times more each time after.
+_FIRST_ROWS = 16
+_GROWTH = 16
 
 
 class TooLate(WritetimeError):
@@ -106,10 +110,15 @@ class ChangedRows:
         """Compute the events of changes (merged) at some places, or at all."""
         counted: Counter[str] = Counter()
         before, after, state = self._rows(added, places, counted)
-        if places is not None and len((alone := _static_rows_alone([before, after])).tokens):
-            # They are rows only if no other row of the partition lives.
-            counted.clear()
-            before, after, state = self._rows(added, joined([places, alone]), counted)
+        if places is not None:
+            count = _FIRST_ROWS
+            # They are rows only if no other row of the partition lives. Mostly one of the first rows does.
+            while len((alone := _static_rows_alone([before, after], keys_of_whole(places))).tokens):
+                sources = () if self.old is None else self.old.sources
+                places = joined([places, first_places(sources, alone, count, self.cache)])
+                count *= _GROWTH
+                counted.clear()
+                before, after, state = self._rows(added, places, counted)
         if unfit is not None:
             unfit.update(counted)
         return row_events(before, after, self.schema, self.batch, state if self.write_times else None)
@@ -131,11 +140,11 @@ class ChangedRows:
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
-def _static_rows_alone(several: Iterable[Rows]) -> Places:
-    """Return the partitions of rows that are static rows alone."""
+def _static_rows_alone(several: Iterable[Rows], whole: pa.Array) -> Places:
+    """Return the partitions of rows that are static rows alone, without those (by their keys) that were read whole."""
     found = []
     for rows in several:
-        alone = pc.equal(rows.positions, STATIC_POSITION)
+        alone = pc.and_not(pc.equal(rows.positions, STATIC_POSITION), pc.is_in(rows.keys, whole))
         found.append(partitions(rows.tokens.filter(alone), rows.keys.filter(alone)))
     return joined(found)
 
