@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes.position import AT, position_encoder
-from writetime.core.arrow import pc
+from writetime.core.arrow import bytes_of, pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts
@@ -90,10 +90,9 @@ def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
 
 def _time_order(array: pa.Array) -> pa.Array:
     """Put the time of version 1 UUIDs first, and invert the sign of the other bytes (`TimeUUIDType`)."""
-    text = array.fill_null("00000000-0000-1000-8000-000000000000")
-    characters = np.frombuffer(text.buffers()[2] or b"", np.uint8)[36 * array.offset :][: 36 * len(array)].reshape(
-        -1, 36
-    )
+    bounds, text = bytes_of(array.fill_null("00000000-0000-1000-8000-000000000000"))
+    # Before a slice there may be nulls, which take no bytes.
+    characters = text[bounds[0] : bounds[-1]].reshape(-1, 36)
     digits = np.delete(characters, (8, 13, 18, 23), axis=1)
     digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
     data = digits[:, ::2] << 4 | digits[:, 1::2]
