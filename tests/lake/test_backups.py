@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import backfilled, views
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.backup import newest_table
+from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.horizon import register_source
 from writetime.lake.table import GENERATION, create_table, open_table
@@ -323,45 +325,56 @@ def test_a_backfill_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyP
     nightly.assert_rows(1)
 
 
-def test_records_are_merged(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that their number does not grow with the nights, and they list what the nodes have."""
-    monkeypatch.setattr(backfilled, "_MERGED", 2)
+def test_what_backfills_leave_does_not_grow(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a transaction per bucket, and a record lists what the nodes have."""
+    monkeypatch.setattr(backfilled, "_FORGOTTEN", 0)
+    monkeypatch.setattr(backfilled, "_KEPT_SECONDS", -1)
     for night in range(3):
         medusa_of(nightly, "node-1", night, time.time())
         nightly.backfill()
         nightly.assert_rows(night)
+    changes = open_table(nightly.settings, nightly.nights.table).changes
+    names = {name for version in range(changes.load().version + 1) for name in changes.transactions_of(version)}
+    assert {name for name in names if name.startswith("backfill")} == {"backfill/0", "backfill/1"}
     folder = Path(nightly.settings.lake.path) / nightly.nights.table / "backfilled"
     assert "0 of 2 SSTables are new" in nightly.backfill()
     [record] = folder.iterdir()
     assert record.read_text().count("crc32:") == 2
-    assert "0 of 2 SSTables are new" in nightly.backfill()
     # Without the commit that it belongs to, as in a lake that was restored to an earlier version, it does not count.
     record.rename(folder / "other.json")
     assert "2 of 2 SSTables are new" in nightly.backfill()
-    (folder / "other.json").write_text("[]")
-    assert f"{folder / 'other.json'} is not a record of a backfill" in nightly.refused()
+    [record] = folder.iterdir()
+    assert "0 of 2 SSTables are new" in nightly.backfill()
+    record.write_text("[]")
+    assert f"{record} is not a record of a backfill" in nightly.refused()
 
 
-def test_a_merge_of_records_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each of its steps: the merged record, its commit, the removal of the others."""
+def test_two_backfills_at_once(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one counts once. Of two others, one may be refused, and nothing is lost."""
+    lake = create_table(nightly.settings, nightly.nights.schema)
+    other = open_table(nightly.settings, nightly.nights.table)
     for night in range(2):
         medusa_of(nightly, "node-1", night, time.time())
-        nightly.backfill()
+        found = nightly.find()
+        one = backfill(lake, found)
+        assert next(one)[0] == 0
+        assert dict(backfill(other, found))[1] > 0
+        assert list(one) == [(1, 0)]
+        nightly.assert_rows(night)
+    # The node has other SSTables now. Another backfill sees some of them first.
     medusa_of(nightly, "node-1", 2, time.time())
-    lake, found = open_table(nightly.settings, nightly.nights.table), nightly.find()
-    folder = Path(nightly.settings.lake.path) / nightly.nights.table / "backfilled"
-    monkeypatch.setattr(backfilled, "_MERGED", 2)
-    for records, of, step in ((2, backfilled, "_write"), (3, lake.changes, "append"), (3, backfilled, "suppress")):
-        taken = backfilled.Backfilled(lake, lake.changes.load())
-        with monkeypatch.context() as patch:
-            patch.setattr(of, step, lambda *_: pytest.fail("killed"))
-            with pytest.raises(pytest.fail.Exception):
-                taken.merge([])
-        assert len(list(folder.iterdir())) == records
-        assert len(untaken(lake, found)) == 2
-    assert "2 of 2 SSTables are new" in nightly.backfill()
-    # The merged one, and that of this night.
-    assert len(list(folder.iterdir())) == 2
+    found = nightly.find()
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.changes, "append", lambda *_: False)
+        with pytest.raises(Conflict, match="another backfill has committed bucket"):
+            list(backfill(lake, found))
+    one = backfill(lake, found)
+    assert next(one)[0] == 0
+    assert dict(backfill(other, dataclasses.replace(found, files=found.files[:1])))[1] > 0
+    with suppress(Conflict):
+        list(one)
+    list(backfill(other, found))
+    assert untaken(other, found) == []
     nightly.assert_rows(2)
 
 

@@ -20,7 +20,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
 from writetime.lake import medusa, scylla_manager, snapshot_tree
-from writetime.lake.backfilled import Backfilled, Taken, app_id
+from writetime.lake.backfilled import Backfilled, Taken, delete_old_records
 from writetime.lake.backup import BackupFile, Found, NodeBackup
 from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
@@ -77,12 +77,11 @@ class SnapshotFiles:
 
 @dataclass(frozen=True)
 class BackfillTask:
-    """Read one bucket of all SSTables and write it, to be committed as transaction `app_id`."""
+    """Read one bucket of some SSTables and write it."""
 
     bucket: int
     paths: tuple[str, ...]
     writer: ChangeWriter
-    app_id: str
 
 
 def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, table: str | None = None) -> SnapshotFiles:
@@ -263,7 +262,8 @@ def backfill(
 
     Raises:
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
-        Conflict: the table was truncated, or began again, meanwhile: run it again, with a later snapshot.
+        Conflict: the table was truncated, or began again, meanwhile: run it again, with a later snapshot. Or another
+            backfill has brought other SSTables into a bucket: run it again.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
@@ -279,22 +279,19 @@ def backfill(
     if new or not files:
         raise_history(table, snapshot.complete_at)
     raise_snapshot(table, snapshot.taken_at)
-    taken.merge(files)
     writer = ChangeWriter.of(table, table.schema())
     # Rows from before a truncation that the lake learns of meanwhile would come back.
     given = {GENERATION: generation_of(now), **truncations(now)}
-    todo = []
-    for several, of_buckets in new.items():
-        record = taken.record(several)
-        paths = tuple(files[file].address for file in several)
-        todo += [BackfillTask(bucket, paths, writer, app_id(record, bucket)) for bucket in of_buckets]
-    written = run(_write, todo)
+    several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
+    paths = {some: tuple(files[file].address for file in some) for some in new}
+    written = run(_write, [BackfillTask(bucket, paths[some], writer) for bucket, some in several.items()])
     if staged:
         written = list(written)
         staged([file for _, files in written for file in files])
     for task, added in written:
-        is_new = table.changes.append(added, task.app_id, 1, {}, given)
+        is_new = taken.commit(task.bucket, several[task.bucket], files, added, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
+    delete_old_records(table)
     if not untaken(table, snapshot):
         raise_complete_snapshot(table, snapshot.snapshot_at)
 

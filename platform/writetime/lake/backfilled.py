@@ -3,15 +3,14 @@
 An SSTable is known by the table's id, its node, and the size and digest of its data file. Its name does not count, as
 generation numbers return, and neither does Statistics.db, which repair rewrites.
 
-Before a backfill reads SSTables, it writes a record of them: `<table>/backfilled/<id>.json`, whose id follows from its
-list. The commit of each bucket names the record as its transaction, `backfill/<id>/<bucket>`. So an SSTable is taken in
-a bucket exactly if a record has it and the bucket has that transaction. A kill between the two leaves a record that
-counts in no bucket. Complete records are merged: one transaction, `backfilled/<id>`, stands for all buckets. Records
-count in the generation of the table in which they were written.
+A record lists all SSTables that a bucket has: `<table>/backfilled/<number>.json`. The commit of each bucket names its
+record as the number of its transaction, `backfill/<bucket>`. So there are as many transactions as buckets, and buckets
+with the same SSTables share a record. A record is written right before the commit. A kill between the two leaves a
+record that counts in no bucket. Records count in the generation of the table in which they were written.
 """
 
 import hashlib
-from collections import defaultdict
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,12 +21,18 @@ from pyarrow import fs
 from writetime.core.errors import WritetimeError
 from writetime.lake.backup import BackupFile
 from writetime.lake.commits import put_new
+from writetime.lake.delta import Conflict
+from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import GENERATION, LakeTable
 from writetime.lake.versions import TableVersion
 
 _FOLDER = "backfilled"
-# Complete records that are merged into one. Each backfill reads all records.
-_MERGED = 8
+# A record that lists this many times the SSTables of the backups is made without those that they no longer have.
+_FORGOTTEN = 8
+# How long a record that no bucket names stays (seconds): a process may be about to commit it.
+_KEPT_SECONDS = 3600
+# Of a record's number: the lower bits are from its content, the upper bits rise.
+_CONTENT_BITS = 32
 
 
 @dataclass(frozen=True, order=True)
@@ -40,34 +45,17 @@ class Taken:
     mark: str = field(compare=False)
 
 
-@dataclass(frozen=True)
-class _Record:
-    id: str
-    of: str
-    files: tuple[Taken, ...]
-
-
 class Backfilled:
     """The SSTables of one table that are in the lake, at a version of its changes."""
 
     def __init__(self, table: LakeTable, changes: TableVersion) -> None:
-        self._table, self._changes = table, changes
+        self._table = table
         # A generation begins without changes of SSTables that are taken.
         self._of = f"{table.schema(changes).id} {changes.transaction(GENERATION) or 0}"
-        self._records = [record for record in _read_all(table) if record.of == self._of]
-        self._buckets: dict[Taken, set[int]] = defaultdict(set)
-        for record in self._records:
-            done = self._done(record.id)
-            for file in record.files:
-                self._buckets[file] |= done
-        self._by_mark = {(f.node, f.size, f.mark): f for f in self._buckets if f.mark}
-
-    def _done(self, record: str) -> set[int]:
-        """Return the buckets in which a record counts."""
-        buckets = set(range(self._table.buckets))
-        if self._changes.transaction(_merged_id(record)) is not None:
-            return buckets
-        return {b for b in buckets if self._changes.transaction(app_id(record, b)) is not None}
+        self._numbers = _numbers(table, changes)
+        self._lists = {number: self._read(number) for number in set(self._numbers.values())}
+        self._by_mark = {(f.node, f.size, f.mark): f for files in self._lists.values() for f in files if f.mark}
+        self._made: dict[tuple[int, tuple[Taken, ...]], int] = {}
 
     def identify(self, files: Iterable[BackupFile]) -> dict[Taken, BackupFile]:
         """Return files by their content, each content once. Digests are read of files whose marks are not known."""
@@ -79,84 +67,100 @@ class Backfilled:
 
     def new_in(self, bucket: int, files: Iterable[Taken]) -> tuple[Taken, ...]:
         """Return those of some SSTables that a bucket does not have."""
-        return tuple(sorted(file for file in files if bucket not in self._buckets.get(file, ())))
+        taken = self._lists[self._numbers[bucket]]
+        return tuple(sorted(file for file in files if file not in taken))
 
-    def record(self, files: Sequence[Taken]) -> str:
-        """Write a record of SSTables; return its id."""
-        record = _record(self._of, files)
-        _write(self._table, record)
-        return record.id
-
-    def merge(self, present: Iterable[Taken]) -> None:
-        """Merge the complete records if there are many. SSTables that the newest backup of their node no longer has are
-        forgotten: if an older backup is given, they are read again, which adds nothing.
+    def commit(
+        self,
+        bucket: int,
+        new: tuple[Taken, ...],
+        present: Iterable[Taken],
+        written: Sequence[WrittenFile],
+        given: Mapping[str, int],
+    ) -> bool:
+        """Append the changes that a bucket has of new SSTables; return whether no other process has done so.
 
         Args:
-            present: all SSTables of the backup that was read.
+            bucket: the bucket.
+            new: the SSTables, of which it has none.
+            present: all SSTables of the backups that were read.
+            written: the files of the changes.
+            given: as for `BucketedTable.append`.
+
+        Raises:
+            Conflict: the bucket has got other SSTables meanwhile, or as `BucketedTable.append` raises it.
         """
-        whole = set(range(self._table.buckets))
-        complete = {file for file, buckets in self._buckets.items() if buckets == whole}
-        old = [record for record in self._records if complete.issuperset(record.files)]
-        if len(old) < _MERGED:
-            return
+        before = self._numbers[bucket]
+        if (before, new) not in self._made:
+            self._made[before, new] = self._write(before, new, present)
+        number = self._made[before, new]
+        changes = self._table.changes
+        if changes.append(written, _app_id(bucket), number, {}, given):
+            return True
+        if changes.load().transaction(_app_id(bucket)) != number:
+            raise Conflict(
+                f"{self._table.name}: another backfill has committed bucket {bucket} meanwhile: run it again"
+            )
+        return False
+
+    def _write(self, before: int, new: Sequence[Taken], present: Iterable[Taken]) -> int:
+        """Write a record that follows another one; return its number."""
         # With their present marks.
         there = {file: file for file in present}
         nodes = {file.node for file in there if file.node}
-        kept = {there.get(f, f) for record in old for f in record.files if f.node not in nodes or f in there}
-        merged = _record(self._of, sorted(kept))
-        _write(self._table, merged)
-        self._table.changes.append([], _merged_id(merged.id), 1)
-        filesystem = self._table.storage.filesystem()
-        for record in old:
-            if record.id != merged.id:
-                # Another backfill may have merged them, too.
-                with suppress(FileNotFoundError):
-                    filesystem.delete_file(_path(record.id))
+        listed = self._lists[before]
+        if len(listed) > _FORGOTTEN * len(there):
+            # If an older backup is given, they are read again, which adds nothing.
+            listed = {file for file in listed if file.node not in nodes or file in there}
+        files = sorted({there.get(file, file) for file in listed} | set(new))
+        content = {"of": self._of, "files": [[f.node, f.size, f.digest, f.mark] for f in files]}
+        text = repr((self._of, [(f.node, f.size, f.digest) for f in files]))
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[: _CONTENT_BITS // 8], "big")
+        number = ((before >> _CONTENT_BITS) + 1 << _CONTENT_BITS) | digest
+        # One that exists lists the same.
+        put_new(self._table.storage, _path(number), orjson.dumps(content))
+        return number
+
+    def _read(self, number: int) -> frozenset[Taken]:
+        """Return the SSTables of a record. It may be gone: then they are read again, which adds nothing."""
+        try:
+            with self._table.storage.filesystem().open_input_stream(_path(number)) as stream:
+                data = stream.read()
+        except FileNotFoundError:
+            return frozenset()
+        try:
+            content: Mapping[str, object] = orjson.loads(data)
+            files = content["files"]
+            if not isinstance(files, list):
+                raise TypeError("a list of files was expected")
+            return frozenset(Taken(*file) for file in files) if content["of"] == self._of else frozenset()
+        except (KeyError, TypeError, ValueError) as e:
+            raise WritetimeError(
+                f"{self._table.storage.address}/{_path(number)} is not a record of a backfill ({type(e).__name__}: "
+                f"{e}): delete this file; then the SSTables that it lists are read again, which adds nothing"
+            ) from None
 
 
-def app_id(record: str, bucket: int) -> str:
-    """Return the transaction of a bucket that has taken the SSTables of a record."""
-    return f"backfill/{record}/{bucket}"
-
-
-def _merged_id(record: str) -> str:
-    return f"backfilled/{record}"
-
-
-def _path(record: str) -> str:
-    return f"{_FOLDER}/{record}.json"
-
-
-def _record(of: str, files: Sequence[Taken]) -> _Record:
-    text = repr((of, [(f.node, f.size, f.digest) for f in files]))
-    return _Record(hashlib.sha256(text.encode()).hexdigest()[:16], of, tuple(files))
-
-
-def _write(table: LakeTable, record: _Record) -> None:
-    content = {"of": record.of, "files": [[f.node, f.size, f.digest, f.mark] for f in record.files]}
-    # One that exists lists the same.
-    put_new(table.storage, _path(record.id), orjson.dumps(content))
-
-
-def _read_all(table: LakeTable) -> list[_Record]:
+def delete_old_records(table: LakeTable) -> None:
+    """Delete the records that no bucket names, an hour after they were written."""
     filesystem = table.storage.filesystem()
-    found = []
+    named = {_path(number) for number in _numbers(table, table.changes.load()).values()}
+    until = time.time_ns() - _KEPT_SECONDS * 1_000_000_000
     for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
-        # If it was merged meanwhile, its SSTables are read again, which adds nothing.
-        with suppress(FileNotFoundError), filesystem.open_input_stream(info.path) as stream:
-            found.append(_parsed(table, info, stream.read()))
-    return found
+        if info.path not in named and (info.mtime_ns or 0) < until:
+            # Another backfill may have deleted it, too.
+            with suppress(FileNotFoundError):
+                filesystem.delete_file(info.path)
 
 
-def _parsed(table: LakeTable, info: fs.FileInfo, data: bytes) -> _Record:
-    try:
-        content: Mapping[str, object] = orjson.loads(data)
-        files = content["files"]
-        if not isinstance(files, list):
-            raise TypeError("a list of files was expected")
-        return _Record(info.base_name.removesuffix(".json"), str(content["of"]), tuple(Taken(*file) for file in files))
-    except (KeyError, TypeError, ValueError) as e:
-        raise WritetimeError(
-            f"{table.storage.address}/{info.path} is not a record of a backfill ({type(e).__name__}: {e}): delete this "
-            "file; then the SSTables that it lists are read again, which adds nothing"
-        ) from None
+def _numbers(table: LakeTable, changes: TableVersion) -> dict[int, int]:
+    """Return the number of the record of each bucket, 0 if it has none."""
+    return {bucket: changes.transaction(_app_id(bucket)) or 0 for bucket in range(table.buckets)}
+
+
+def _app_id(bucket: int) -> str:
+    return f"backfill/{bucket}"
+
+
+def _path(number: int) -> str:
+    return f"{_FOLDER}/{number:016x}.json"
