@@ -23,9 +23,13 @@ from tests.support.vault import vault
 from tests.support.waiting import wait_for
 from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
+from writetime.schema.table import TableSchema
 from writetime.storage.segment import Segment, find_segments
+from writetime.wire.publishing import SCHEMAS_TOPIC, Refused
+from writetime.wire.topic_names import changes_topic
 from writetime_dagster.assets.segments import new_segments, published_segments
 from writetime_dagster.resources import KafkaResource, SparkResource
 
@@ -441,6 +445,56 @@ def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
     # The changes were acknowledged, so they are not published again.
     assert set(published(captured).values()) == {1}
     captured.assert_same("t")
+
+
+def test_a_refused_topic_ends_the_attempts(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of the schemas ends the run, as every table needs it; that of a table sets its segments aside, even if the
+    publisher is asked again each time."""
+    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    refused: list[str] = []
+    topic = SCHEMAS_TOPIC
+
+    def refuse(publisher: ChangePublisher, schema: TableSchema, changes: Any) -> Any:
+        refused.append(topic)
+        raise Refused(f"Kafka refuses {topic}", topic)
+
+    monkeypatch.setattr(ChangePublisher, "send", refuse)
+
+    def publish() -> Report:
+        return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+
+    with pytest.raises(WritetimeError, match=f"Kafka refuses {SCHEMAS_TOPIC}"):
+        publish()
+    assert len(refused) == 1
+    assert set(unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint")) == set(map(str, copies))
+    refused.clear()
+    topic = changes_topic(f"{captured.keyspace}.t")
+    assert set(publish().faults.values()) == {f"Kafka refuses {topic}"}
+    assert len(refused) == 4 * len(copies)
+    assert caplog.text.count(f"Kafka refuses {topic}; trying again") == 3 * len(copies)
+    monkeypatch.undo()
+    assert publish().faults == {}
+    captured.assert_same("t")
+
+
+def test_records_of_published_segments_that_are_gone_are_dropped(captured: Captured, tmp_path: Path) -> None:
+    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    other = copy(copies[-1], tmp_path / "other")
+    paths, checkpoint = [str(tmp_path / "copies"), str(tmp_path / "other")], tmp_path / "checkpoint"
+    publish_segments(captured.settings, paths, checkpoint)
+    assert archives._read_checkpoint(checkpoint).keys() == {*map(str, copies), str(other)}
+    # A segment that the archive's owner deletes, and one that is new.
+    for path in (copies[0], index_of(copies[0])):
+        path.unlink()
+    # Of a folder that is not listed, nothing is known.
+    other.parent.rename(tmp_path / "moved")
+    captured.fill(2)
+    new = copy(complete(captured)[-1], tmp_path / "copies")
+    with pytest.raises(WritetimeError, match="other does not exist"):
+        publish_segments(captured.settings, paths, checkpoint)
+    assert archives._read_checkpoint(checkpoint).keys() == {*map(str, copies[1:]), str(new), str(other)}
 
 
 def test_an_unknown_error_of_a_task_loses_nothing(

@@ -36,13 +36,14 @@ from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.locations import without_secrets
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import Refused
+from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
 
 _FILE = "segments.json"
 # Segments per task in one round. Progress is saved after it.
 SEGMENTS_PER_TASK = 8
-# How often a segment is tried again after an unknown error.
+# How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
 
 
@@ -134,7 +135,8 @@ def publish_portion(portion: Portion) -> Outcome:
     reached: list[tuple[Look, SegmentProgress]] = []
     changes: Counter[str] = Counter()
     failed: dict[str, str] = {}
-    attempts: Counter[str] = Counter()
+    attempts: Counter[tuple[str, str | None]] = Counter()
+    own = {changes_topic(schema.full_name) for schema in portion.tables.captured}
     try:
         decoder, publisher = Decoder(None, FixedSchemas(portion.tables)), ChangePublisher(portion.settings)
         decoder.refresh()
@@ -143,12 +145,6 @@ def publish_portion(portion: Portion) -> Outcome:
             look, before = work[0]
             try:
                 progress, counts, fault = _publish_segment(decoder, publisher, look, before)
-            except Refused as e:
-                # After some refusals, the changes of that topic are left out.
-                publisher = publisher.after(e)
-                continue
-            except WritetimeError:
-                raise
             except (OSError, MemoryError) as e:
                 # The next round reads it, if the store has it then.
                 publisher = publisher.after(e)
@@ -156,12 +152,16 @@ def publish_portion(portion: Portion) -> Outcome:
                 work.popleft()
                 continue
             except Exception as e:
+                if isinstance(e, WritetimeError) and not (isinstance(e, Refused) and e.topic in own):
+                    raise
+                # After some refusals of a table's topic, its changes are left out.
                 publisher = publisher.after(e)
-                attempts[look.key] += 1
-                if attempts[look.key] <= _RETRIES:
+                attempt = look.key, e.topic if isinstance(e, Refused) else None
+                attempts[attempt] += 1
+                if attempts[attempt] <= _RETRIES:
                     log.warning("%s: %s; trying again", _shown(look.key), reason_of(e))
                     continue
-                log.exception("%s", _shown(look.key))
+                log.error("%s", _shown(look.key), exc_info=not isinstance(e, Refused))
                 progress, counts, fault = replace(before.without(reason_of(e), None), broken=True), Counter[str](), None
             if fault is not None:
                 failed[look.key] = fault
@@ -291,9 +291,11 @@ class Archive:
     def _look(self) -> Sight:
         """Return what the folders have; of each segment that vanished, record it."""
         sight = _look(self._paths, self._checkpoint.segments)
+        listed = set(self._paths) - set(sight.unlisted)
         self._index_faults, self.unlisted = sight.faults, sight.unlisted
         self.report.growing = [_shown(look.key) for look in sight.looks if look.until != END]
-        self._note_vanished(sight.there, set(self._paths) - set(sight.unlisted))
+        self._note_vanished(sight.there, listed)
+        self._forget(sight.there, listed)
         self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
         return sight
 
@@ -343,6 +345,14 @@ class Archive:
                 # Put back, it is read again.
                 progress = replace(found.progress, reason=reason, broken=True)
                 self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
+
+    def _forget(self, there: set[str], listed: set[str]) -> None:
+        """Drop the records of published segments that are gone from the folders that were listed."""
+        kept = self._checkpoint.segments
+        gone = [key for key in kept if key not in there and posixpath.dirname(key) in listed]
+        for key in gone:
+            if kept[key].progress.finished and kept[key].progress.reason is None:
+                del kept[key]
 
     def _report_faults(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
