@@ -19,11 +19,15 @@ from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.capture.agent import Pace, run
 from writetime.capture.agent_metrics import read_status, summary
+from writetime.capture.durable import copy_file
 from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.segments import SegmentFolder
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
+from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
+from writetime.storage.segment import find_segments
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 
@@ -231,6 +235,61 @@ def test_a_segment_that_vanished_is_reported(captured: Captured, caplog: pytest.
         wait_for(lambda: progress_of(captured)["totals"]["segments_vanished"] == 1)
     assert any(f"{path.name} vanished" in record.getMessage() for record in caplog.records)
     assert not path.with_name(path.stem + "_cdc.idx").exists()
+
+
+@pytest.mark.parametrize("copy", ["set_aside", "release"])
+def test_a_copy_is_on_the_disk_before_its_original_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
+) -> None:
+    """Or both would be lost if the power fails then."""
+    raw, target = tmp_path / "raw", tmp_path / "target"
+    for folder in (raw, target):
+        folder.mkdir()
+    (raw / "CommitLog-8-1.log").write_bytes(b"changes")
+    (raw / "CommitLog-8-1_cdc.idx").write_text("7\nCOMPLETED")
+    archive = {"finished": "archive", "archive": str(target)}
+    capture = Capture.model_validate({"state_dir": tmp_path, "aside": target, "cdc_raw": raw, **archive})
+    calls: list[str] = []
+    fsync, replace, unlink = os.fsync, Path.replace, Path.unlink
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        calls.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+
+    def rename(path: Path, new: Path) -> Path:
+        calls.append(f"rename {path.name}")
+        return replace(path, new)
+
+    def delete(path: Path, missing_ok: bool = False) -> None:
+        calls.append(f"delete {path.name}")
+        unlink(path, missing_ok)
+
+    folder = SegmentFolder(Settings(capture=capture), None)
+    [segment] = find_segments(str(raw))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        patch.setattr(Path, "replace", rename)
+        patch.setattr(Path, "unlink", delete)
+        if copy == "release":
+            assert folder.release(segment)
+        else:
+            folder.set_aside(segment, SegmentProgress(segment.name, reason="a fault"), 0)
+    folder.close()
+    for name in ("CommitLog-8-1.log", "CommitLog-8-1_cdc.idx"):
+        wanted = [f"sync {name}.part", f"rename {name}.part", "sync target", f"delete {name}"]
+        begin = calls.index(wanted[0])
+        places = [calls.index(call, begin) for call in wanted]
+        assert places == sorted(places)
+    assert not list(raw.iterdir())
+    assert (target / "CommitLog-8-1.log").read_bytes() == b"changes"
+
+
+def test_a_copy_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "segment").write_bytes(b"changes")
+    monkeypatch.setattr("shutil.copyfileobj", lambda _source, target, _size: target.write(b"chan"))
+    with pytest.raises(WritetimeError, match="is not as large as"):
+        copy_file(tmp_path / "segment", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_progress_survives(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,23 @@ def read_json(path: Path) -> Any:
         return None
     except ValueError as e:
         raise WritetimeError(f"{path} is damaged ({e}): restore it, or start with another state folder") from None
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file in one step: once this returns, the whole copy is on the disk, and the source may be deleted.
+
+    Raises:
+        WritetimeError: the copy is not as large as the source.
+    """
+    partial = target.with_name(f"{target.name}.part")
+    with source.open("rb") as original, partial.open("wb") as copy:
+        shutil.copyfileobj(original, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())
+    if partial.stat().st_size != source.stat().st_size:
+        raise WritetimeError(f"{partial} is not as large as {source}, which it is a copy of")
+    partial.replace(target)
+    sync_folder(target.parent)
 
 
 def sync_folder(folder: Path) -> None:

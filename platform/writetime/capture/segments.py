@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from uuid import UUID
 
 from pyarrow import fs
 
-from writetime.capture.durable import lock_segments, read_json, sync_folder, write_json
+from writetime.capture.durable import copy_file, lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -127,11 +126,7 @@ class SegmentFolder:
         log_file, index = _files(segment)
         for file in (log_file, index):
             if file.exists():
-                # A copy gets its name when it is complete, and its original is deleted after that.
-                partial = self._aside / f"{file.name}.part"
-                shutil.copyfile(file, partial)
-                partial.replace(self._aside / file.name)
-        sync_folder(self._aside)
+                copy_file(file, self._aside / file.name)
         log_file.unlink(missing_ok=True)
         index.unlink(missing_ok=True)
         return target
@@ -241,6 +236,10 @@ def _files(segment: Segment) -> tuple[Path, Path]:
 
 
 def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
+    """Copy a file, so that it may be deleted after that."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        copy_file(file, Path(target))
+        return
     with file.open("rb") as source, filesystem.open_output_stream(f"{target}.part") as copy:
         while block := source.read(1 << 20):
             copy.write(block)
