@@ -1,15 +1,21 @@
 """Dead letters are redriven once, also by a redrive that is interrupted and continued much later."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from cassandra import ConsistencyLevel
+from cassandra.cluster import ResponseFuture, Session
+from cassandra.query import BoundStatement
 
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.working import until, working
+from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, audit, redrive
+from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, audit, inspect, redrive
 from writetime.workqueue.dead_items import dead_letters
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.items import first_id, time_of
+from writetime.workqueue.queue_tables import DeadLetter, Tables
 
 
 class Killed(Exception):
@@ -68,3 +74,66 @@ def test_a_redrive_that_goes_on_soon_keeps_the_names(
     assert redrive(settings, jobs) == 0
     assert dead_letters(settings, jobs) == [named]
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 1}
+
+
+def statements_of_inspect(settings: Settings, jobs: str) -> list[BoundStatement]:
+    """Return the statements that `inspect` runs."""
+    ran: list[BoundStatement] = []
+    original = Session.execute_async
+
+    def execute(self: Session, query: Any, *rest: Any, **named: Any) -> ResponseFuture:
+        if isinstance(query, BoundStatement):
+            ran.append(query)
+        return original(self, query, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "execute_async", execute)
+        inspect(settings, jobs)
+    return ran
+
+
+def test_the_statements_of_inspect_do_not_grow_with_dead_letters(queue_settings: Settings, jobs: str) -> None:
+    # All items are in one bucket.
+    settings = with_dead_items(queue_settings, jobs, 3, bucket_seconds=10**9)
+    few = statements_of_inspect(settings, jobs)
+    assert inspect(settings, jobs).dead_letters == 3
+    with_dead_items(queue_settings, jobs, 60, bucket_seconds=10**9)
+    assert len(statements_of_inspect(settings, jobs)) == len(few)
+    assert redrive(settings, jobs) == 63
+    assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 63}
+    ran = statements_of_inspect(settings, jobs)
+    # The states of letters that were redriven are not read.
+    assert len(ran) == len(few) - 1
+    texts = [own.query_string for statement in ran if (own := statement.prepared_statement) is not None]
+    assert not any("payload" in text for text in texts)
+    serial = [text for statement, text in zip(ran, texts, strict=True) if _is_serial(statement.consistency_level)]
+    assert len(serial) == 2
+    assert not any("item_id" in text for text in serial)
+    state = inspect(settings, jobs)
+    assert (state.dead_letters, state.redriven, state.depth) == (63, 63, 0)
+
+
+def _is_serial(level: int | None) -> bool:
+    return level in (ConsistencyLevel.SERIAL, ConsistencyLevel.LOCAL_SERIAL)
+
+
+def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: str) -> None:
+    """A worker lost its shard after it wrote the letter, and the next one completes the item."""
+    settings = with_dead_items(queue_settings, jobs, 150)
+    with Enqueuer(settings) as enqueuer:
+        ids = [enqueuer.enqueue(jobs, n) for n in range(2)]
+
+    async def write_letters(session: Session) -> None:
+        tables = Tables(session, settings)
+        for item_id in [*ids, first_id(1000)]:
+            await tables.insert_dead(DeadLetter(jobs, 0, item_id, None, "1", 1, "no", time_of(item_id)))
+
+    with connect(settings) as session:
+        asyncio.run(write_letters(session))
+    # The bucket of the last one was dropped long ago.
+    assert inspect(settings, jobs).dead_letters == len(dead_letters(settings, jobs)) == 151
+    assert not {letter.item_id for letter in dead_letters(settings, jobs)} & {*ids}
+    assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 2}
+    assert inspect(settings, jobs).dead_letters == 151
+    assert redrive(settings, jobs) == 151
+    assert audit.audit(settings, jobs).dead_without_letter == 0

@@ -95,7 +95,7 @@ def database_time(settings: Settings) -> int:
 async def _audit(tables: Tables, settings: Settings, queue: str) -> Account:
     own = settings.workqueue
     shards, _ = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
-    letters = {letter.item_id for shard in range(shards) for letter in await tables.dead_letters(queue, shard)}
+    letters = {letter.item_id for shard in range(shards) for letter in await tables.letters(queue, shard)}
     items = done = dead = still_open = lost = unexplained = 0
     for row in await tables.buckets(queue):
         place = Place(queue, row.shard, row.bucket)

@@ -1,11 +1,15 @@
 """Dead letters: items that were given up, and sending them again.
 
 A letter counts once its item's state is DEAD. A worker that lost its shard between the two writes leaves the letter of
-an item that another worker continues; such a letter is skipped.
+an item that another worker continues; such a letter is skipped. A letter that was redriven has counted before, and DEAD
+is final, so its state is not read again. The other states are read plainly, many per statement: a state that is not
+visible yet counts at the next look.
 """
 
 import asyncio
+from collections import defaultdict
 from functools import partial
+from uuid import UUID
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -13,7 +17,7 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
-from writetime.workqueue.queue_tables import DeadLetter, Tables
+from writetime.workqueue.queue_tables import DeadLetter, LetterRow, Tables
 
 
 def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
@@ -39,15 +43,39 @@ def redrive(settings: Settings, queue: str) -> int:
 
 async def read_letters(tables: Tables, queue: str, shards: int, bucket_seconds: int) -> list[DeadLetter]:
     """Return the dead letters of a queue, oldest first."""
-    letters: list[DeadLetter] = []
+    found: list[DeadLetter] = []
     for shard in range(shards):
-        for letter in await tables.dead_letters(queue, shard):
-            place = Place(queue, shard, bucket_of(letter.item_id, bucket_seconds))
-            status = await tables.status(place, letter.item_id)
-            # If its bucket was dropped, only the letter remains, and the item was dead before.
-            if status is Status.DEAD or (status is None and not await tables.has_item(place, letter.item_id)):
-                letters.append(letter)
-    return sorted(letters, key=lambda letter: letter.item_id.int)
+        letters = await tables.dead_letters(queue, shard)
+        rows = [LetterRow(shard, letter.item_id, letter.redriven_as) for letter in letters]
+        counting = await _counting(tables, queue, bucket_seconds, rows)
+        found += [letter for letter in letters if letter.item_id in counting]
+    return sorted(found, key=lambda letter: letter.item_id.int)
+
+
+async def count_letters(tables: Tables, queue: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
+    """Return the number of dead letters of a queue, and how many of them were redriven."""
+    dead = redriven = 0
+    for shard in range(shards):
+        rows = await tables.letters(queue, shard)
+        dead += len(await _counting(tables, queue, bucket_seconds, rows))
+        redriven += sum(row.redriven_as is not None for row in rows)
+    return dead, redriven
+
+
+async def _counting(tables: Tables, queue: str, bucket_seconds: int, rows: list[LetterRow]) -> set[UUID]:
+    """Return the items of the letters that count, of one shard."""
+    found = {row.item_id for row in rows if row.redriven_as is not None}
+    unsure: dict[Place, list[UUID]] = defaultdict(list)
+    for row in rows:
+        if row.redriven_as is None:
+            unsure[Place(queue, row.shard, bucket_of(row.item_id, bucket_seconds))].append(row.item_id)
+    for place, ids in unsure.items():
+        statuses = await tables.statuses(place, ids)
+        found |= {item_id for item_id, status in statuses.items() if status is Status.DEAD}
+        # If its bucket was dropped, only the letter remains, and the item was dead before.
+        if unclaimed := [item_id for item_id in ids if item_id not in statuses]:
+            found |= {*unclaimed} - await tables.existing(place, unclaimed)
+    return found
 
 
 async def _read(tables: Tables, settings: Settings, queue: str) -> list[DeadLetter]:
@@ -70,7 +98,7 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
                     place.bucket + (bucket_seconds + own.close_after_seconds + own.keep_closed_hours * 3600) * 1000
                 )
                 # Its bucket was dropped, perhaps with the item, or the item is there.
-                if clock.now() >= dropped or await insist(partial(tables.has_item, place, named)):
+                if clock.now() >= dropped or await insist(partial(tables.existing, place, [named])):
                     break
                 # Later, its bucket may be closed, where no worker looks.
                 if clock.now() - time_of(named) <= own.close_after_seconds * 500:

@@ -11,7 +11,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.dead_items import read_letters
+from writetime.workqueue.dead_items import count_letters
 from writetime.workqueue.items import Place, Status, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.queue_tables import Tables
@@ -46,7 +46,7 @@ class QueueState:
 
 
 def inspect(settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue. It reads all unfinished items, and no settled ones.
+    """Return the state of a queue. It reads the ids of all unfinished items and dead letters, and no other ones.
 
     Raises:
         DatabaseUnreachable: no contact point answers.
@@ -87,7 +87,7 @@ async def read_state(tables: Tables, settings: Settings, queue: str) -> QueueSta
             if late:
                 oldest = min(oldest, time_of(item_id))
             most_attempts = max(most_attempts, 0 if state is None else state.attempts)
-    letters = await read_letters(tables, queue, shards, bucket_seconds)
+    dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
     owned = await tables.shards(queue)
     return QueueState(
         queue=queue,
@@ -96,8 +96,8 @@ async def read_state(tables: Tables, settings: Settings, queue: str) -> QueueSta
         delayed=counts["delayed"],
         processing=counts[Status.PROCESSING.lower()],
         retry=counts[Status.RETRY.lower()],
-        dead_letters=len(letters),
-        redriven=sum(letter.redriven_as is not None for letter in letters),
+        dead_letters=dead,
+        redriven=redriven,
         oldest_seconds=(now - oldest) / 1000,
         most_attempts=most_attempts,
         open_buckets=sum(row.closed is None for row in rows),

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 1000
 # A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
 _WHOLE_ROWS = 100
+# ScyllaDB takes no more in one statement (max_clustering_key_restrictions_per_query).
+_ITEMS_AT_ONCE = 100
 # How long `writetime status` shows a fault.
 _FAULT_SECONDS = 3600
 _ITEM = (
@@ -116,6 +118,14 @@ class DeadLetter:
     redriven_as: UUID | None = None
 
 
+class LetterRow(NamedTuple):
+    """The id of a dead letter, and of the item that replaced it."""
+
+    shard: int
+    item_id: UUID
+    redriven_as: UUID | None
+
+
 class Tables:
     """The statements, for one event loop."""
 
@@ -150,8 +160,9 @@ class Tables:
             f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
         )
         self._item = self._prepare(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id = ?")
-        self._status = self._prepare(
-            f"SELECT textAsBlob(status) AS status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True
+        self._existing = self._prepare(f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id IN ?")
+        self._statuses = self._prepare(
+            f"SELECT item_id, textAsBlob(status) AS status FROM {{}}.queue_state WHERE {part} AND item_id IN ?"
         )
         self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
         self._buckets = self._prepare(
@@ -215,6 +226,10 @@ class Tables:
         self._dead = self._prepare(
             "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
             "textAsBlob(error) AS error, dead_at, redriven_as FROM {}.queue_dead_letters "
+            "WHERE queue = ? AND shard = ?"
+        )
+        self._letters = self._prepare(
+            "SELECT item_id, redriven_as, timestampAsBlob(dead_at) AS dead_at FROM {}.queue_dead_letters "
             "WHERE queue = ? AND shard = ?"
         )
         self._mark_redriven = self._prepare(
@@ -283,9 +298,9 @@ class Tables:
         """Return one item that is known to exist."""
         return _entry(place, (await self._run(self._item, (*place, item_id)))[0])
 
-    async def has_item(self, place: Place, item_id: UUID) -> bool:
-        """Return whether an item exists."""
-        return bool(await self._run(self._item, (*place, item_id)))
+    async def existing(self, place: Place, item_ids: Sequence[UUID]) -> set[UUID]:
+        """Return which of these items exist."""
+        return {row.item_id async for row in self._of_items(self._existing, place, item_ids)}
 
     # -- buckets
 
@@ -381,10 +396,10 @@ class Tables:
                 result, worker, at = text_of(s.result), text_of(s.worker), _millis(s.at or b"")
                 yield CompletedItem(row.item_id, e.key, e.payload, result, s.attempts or 0, worker, at)
 
-    async def status(self, place: Place, item_id: UUID) -> Status | None:
-        """Return the state of one item, by a serial read; None if it was not claimed."""
-        rows = await self._run(self._status, (*place, item_id))
-        return _status(place, item_id, rows[0].status) if rows and rows[0].status else None
+    async def statuses(self, place: Place, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
+        """Return the states of those of these items that were claimed."""
+        rows = self._of_items(self._statuses, place, item_ids)
+        return {r.item_id: _status(place, r.item_id, r.status) async for r in rows if r.status}
 
     # -- shards and workers
 
@@ -458,6 +473,11 @@ class Tables:
             if r.dead_at is not None
         ]
 
+    async def letters(self, queue: str, shard: int) -> list[LetterRow]:
+        """Return the dead letters of a shard without their content."""
+        rows = self._pages(self._letters, (queue, shard))
+        return [LetterRow(shard, r.item_id, r.redriven_as) async for r in rows if r.dead_at is not None]
+
     async def mark_redriven(self, letter: DeadLetter, as_id: UUID, *, before: UUID | None) -> bool:
         """Record which item replaces a dead letter, unless it is no longer `before`."""
         values = (as_id, letter.queue, letter.shard, letter.item_id, before)
@@ -491,6 +511,14 @@ class Tables:
             yield row
         while future.has_more_pages:
             for row in await answer_of(future, next_page=True) or ():
+                yield row
+
+    async def _of_items(
+        self, statement: PreparedStatement, place: Place, item_ids: Sequence[UUID]
+    ) -> AsyncIterator[Any]:
+        """Run a statement for items of a partition, and yield its rows."""
+        for start in range(0, len(item_ids), _ITEMS_AT_ONCE):
+            async for row in self._pages(statement, (*place, list(item_ids[start : start + _ITEMS_AT_ONCE]))):
                 yield row
 
 
