@@ -34,7 +34,8 @@ from dagster_shared.record import copy as changed
 
 from writetime.core.config import Settings
 
-_PAUSE_SECONDS = 900.0
+PAUSE_SECONDS = 900.0
+"""How long a sensor waits after a failed run."""
 # Jobs of the stages that look and change nothing. A round is one run that does the same for all stages: a schedule, a
 # process and a log instead of five.
 _ROUNDS = {
@@ -68,7 +69,7 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
     [last] = instance.get_run_records(RunsFilter(job_name=job_name), limit=1) or [None]
     if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
         return False
-    return time.time() - (last.end_time or 0) < _PAUSE_SECONDS
+    return time.time() - (last.end_time or 0) < PAUSE_SECONDS
 
 
 def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
@@ -76,7 +77,7 @@ def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[A
     of one asset is not tried all the time, and does not stop the others. If the process of a run died, these are all
     assets that it had not done.
     """
-    since = time.time() - _PAUSE_SECONDS
+    since = time.time() - PAUSE_SECONDS
     recent = RunsFilter(
         job_name=job_name, statuses=[DagsterRunStatus.FAILURE], updated_after=datetime.fromtimestamp(since, UTC)
     )

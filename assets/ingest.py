@@ -41,7 +41,7 @@ from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
-from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings, from_waiting
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns
@@ -321,9 +321,11 @@ dead_letters_job = define_asset_job(
     "run of it is under way, or while a `writetime sink` stores them.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Request a run while there is lag, also after a run that failed or took only a part."""
+    """Request a run while there is lag, also after a run that took only a part, and a while after one that failed."""
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
+    if failed_lately(context.instance, ingest_job.name):
+        return SkipReason("the last run of the job `ingest` failed; it is retried 15 minutes after its end")
     settings = kafka.settings.ingest
     try:
         progress = kafka.progress(settings.topic, settings.group)

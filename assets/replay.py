@@ -5,8 +5,9 @@ here: how batches are published and read (`writetime.replay`).
 """
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 
 from dagster import (
@@ -19,6 +20,8 @@ from dagster import (
     AssetSelection,
     AssetSpec,
     BackfillPolicy,
+    DagsterInstance,
+    DagsterRunStatus,
     DefaultSensorStatus,
     Definitions,
     DynamicPartitionsDefinition,
@@ -27,6 +30,7 @@ from dagster import (
     ObserveResult,
     OpExecutionContext,
     RunRequest,
+    RunsFilter,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -46,7 +50,7 @@ from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
-from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.automation import PAUSE_SECONDS, failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import ToCorrect, apart, by_kind
 from writetime_dagster.assets.naming import arrow_columns
@@ -55,6 +59,10 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 # The most partitions that one tick of a sensor adds.
 NEW_PARTITIONS = 5_000
 _FAULTS_SHOWN = 20
+# The pause after a batch has failed alone.
+_ALONE_SECONDS = 3600.0
+# How many failed runs the sensor looks at.
+_FAILED_RUNS = 100
 # The name of the lake among the processors of each queue.
 PROCESSOR = "lake"
 # Dagster's tags of a run over a range of partitions.
@@ -220,7 +228,8 @@ def new_batches(queue: str) -> SensorDefinition:
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
         description="Replay queues: adds a partition for each new batch, and copies missing batches to the lake: one "
-        "run at a time, of at most `replay.batches_per_run` batches. Failed batches are requested again.",
+        "run at a time, of at most `replay.batches_per_run` batches. Failed batches are requested again, after the "
+        "others and in shorter runs, so that a damaged batch holds no other up.",
     )
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         """Compare the newest batch with the partitions, and these with the materialized ones."""
@@ -238,13 +247,26 @@ def new_batches(queue: str) -> SensorDefinition:
                 advance(settings, queue, PROCESSOR, in_lake)
         except WritetimeError as e:
             return SkipReason(f"the queue cannot be read: {e}")
-        requests = []
-        if not is_under_way(instance, name_of(queue)):
-            found = stretch(missing, settings.replay.batches_per_run)
-            requests = [RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})] if found else []
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
-        reason = None if requests else "a run is under way" if missing else f"all {head} batches are in the lake"
-        return SensorResult(requests, reason, str(in_lake), added)
+        if not missing:
+            return SensorResult([], f"all {head} batches are in the lake", str(in_lake), added)
+        failed = _failed_runs(instance, name_of(queue))
+        under_way = is_under_way(instance, name_of(queue))
+        paused = failed_lately(instance, name_of(queue)) and not _was_repeated(failed)
+        found = [] if under_way or paused else due(missing, settings.replay.batches_per_run, failed, time.time())
+        if found:
+            request = RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})
+            return SensorResult([request], None, str(in_lake), added)
+        if under_way:
+            reason = "a run is under way"
+        elif paused:
+            reason = "the last run failed; the next one starts 15 minutes after its end"
+        else:
+            reason = (
+                f"{len(missing)} batches failed, the first is {missing[0]}: they are tried again 15 minutes after "
+                "their run, in shorter runs, and one that failed alone after an hour"
+            )
+        return SensorResult([], reason, str(in_lake), added)
 
     return tick
 
@@ -280,6 +302,52 @@ def trim_queues() -> None:
 def stretch(numbers: Sequence[int], most: int) -> list[int]:
     """Return the first consecutive numbers of a sorted sequence, so many at most."""
     return [n for _, n in takewhile(lambda pair: pair[1] == numbers[0] + pair[0], enumerate(numbers[:most]))]
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A failed run over consecutive batches, and when it ended, in seconds since 1970."""
+
+    batches: range
+    ended: float
+
+
+def due(missing: Sequence[int], most: int, failed: Sequence[FailedRun], now: float) -> list[int]:
+    """Return consecutive batches to copy next: first those that have not failed. A batch that failed is due after a
+    pause, with half as many batches as its shortest failed run had, so that in the end a damaged batch fails alone.
+
+    Args:
+        missing: the sorted numbers of the batches that the lake does not have.
+        most: the most batches per run.
+        failed: the failed runs.
+        now: in seconds since 1970.
+    """
+    of = {n: [run for run in failed if n in run.batches] for n in missing}
+    if untried := [n for n in missing if not of[n]]:
+        return stretch(untried, most)
+    sizes = {n: min(len(run.batches) for run in of[n]) for n in missing}
+    pauses = {n: _ALONE_SECONDS if size == 1 else PAUSE_SECONDS for n, size in sizes.items()}
+    again = [n for n in missing if now >= max(run.ended for run in of[n]) + pauses[n]]
+    if several := [n for n in again if sizes[n] > 1]:
+        return stretch(several, min(most, sizes[several[0]] // 2))
+    return again[:1]
+
+
+def _failed_runs(instance: DagsterInstance, job_name: str) -> list[FailedRun]:
+    """Return the failed runs of a queue's job over ranges of batches, the newest first."""
+    runs = RunsFilter(job_name=job_name, statuses=[DagsterRunStatus.FAILURE])
+    return [
+        FailedRun(range(int(tags[RANGE_START]), int(tags[RANGE_END]) + 1), record.end_time or 0.0)
+        for record in instance.get_run_records(runs, limit=_FAILED_RUNS)
+        if {RANGE_START, RANGE_END} <= (tags := record.dagster_run.tags).keys()
+    ]
+
+
+def _was_repeated(failed: Sequence[FailedRun]) -> bool:
+    """Return whether the newest of these runs repeated batches that had failed before. Then other batches need not
+    wait: the cause is in these, and not in a server.
+    """
+    return any(failed[0].batches.start in run.batches for run in failed[1:])
 
 
 def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Definitions:

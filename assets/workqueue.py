@@ -3,6 +3,8 @@
 What belongs here: the assets, their checks, their metadata. Not here: how items are processed (`writetime.workqueue`).
 """
 
+import json
+import time
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -47,6 +49,8 @@ EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
 COMPLETED = AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
 _SHOWN = 20
+# How often work that stays stuck is reported.
+_AGAIN_SECONDS = 3600.0
 
 
 @multi_observable_source_asset(
@@ -285,10 +289,10 @@ schedules = [
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
     description="Work queues: starts the job `queue_health`, whose check then warns, if an item waits too long or too "
-    "many items wait.",
+    "many items wait; again when other queues are stuck, and once an hour.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
-    """Request a run while work is stuck."""
+    """Request a run when other work is stuck than at the last one, and once an hour while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
@@ -296,8 +300,14 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
     except WritetimeError as e:
         return SkipReason(f"the queues cannot be read: {e}")
     if not old and not deep and not faults:
+        context.update_cursor("")
         return SkipReason("no work is stuck")
-    return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep, *faults}))[:200]})
+    stuck, names = [sorted(old), sorted(deep), sorted(faults)], ", ".join(sorted({*old, *deep, *faults}))
+    last = json.loads(context.cursor or "{}")
+    if last.get("stuck") == stuck and time.time() - last["at"] < _AGAIN_SECONDS:
+        return SkipReason(f"a run has reported that work of {names} is stuck; the next one starts an hour after it")
+    context.update_cursor(json.dumps({"stuck": stuck, "at": time.time()}))
+    return RunRequest(tags={"writetime/stuck": names[:200]})
 
 
 def _failed(faults: Mapping[str, str]) -> list[str]:

@@ -162,7 +162,7 @@ def test_a_table_that_cannot_land_slows_no_other(
             assert land(instance, broken, sound) == ([sound], True)
         publish(settings, schema_of(settings, "b"), 6)
         with monkeypatch.context() as later:
-            later.setattr(automation, "_PAUSE_SECONDS", 0.0)
+            later.setattr(automation, "PAUSE_SECONDS", 0.0)
             assert land(instance, broken, sound) == ([broken, sound], False)
         assert requests(instance, broken) == []
         # A run by hand has landed it meanwhile.

@@ -27,7 +27,7 @@ from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, deadletters, drain
 from writetime.ingest.event import accept
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime_dagster.assets import ingest
+from writetime_dagster.assets import automation, ingest
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
@@ -195,7 +195,9 @@ def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Set
     assert check().passed
 
 
-def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: DagsterInstance) -> None:
+def test_sensor_asks_for_a_run_while_there_is_lag(
+    settings: Settings, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tick() -> object:
         with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
             return ingest.user_events_lag(context)
@@ -211,6 +213,10 @@ def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: 
     assert isinstance(skipped, SkipReason)
     assert "under way" in str(skipped.skip_message)
     instance.report_run_failed(under_way)
+    skipped = tick()
+    assert isinstance(skipped, SkipReason)
+    assert "failed" in str(skipped.skip_message)
+    monkeypatch.setattr(automation, "PAUSE_SECONDS", 0.0)
     again = tick()
     assert isinstance(again, RunRequest), "a failed run must not be the last"
     assert again.run_key is None

@@ -4,6 +4,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,8 +31,9 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.replay import Publisher, Subscriber
 from writetime.replay.batch_retention import Trimmed
-from writetime_dagster.assets import replay
+from writetime_dagster.assets import automation, replay
 from writetime_dagster.assets.failures import apart
+from writetime_dagster.assets.replay import FailedRun
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
@@ -84,7 +86,7 @@ def test_batches_come_into_the_lake(
     with Publisher(settings, QUEUE) as publisher:
         for items in BATCHES:
             publisher.publish(items)
-        assert_one_run_at_a_time(instance)
+        assert_one_run_at_a_time(instance, monkeypatch)
         assert_reported_by_partition(run(instance, "1", "3"))
         assert rows(spark) == wanted(BATCHES[:3])
         assert tick(instance) == [("4", "4")]
@@ -108,18 +110,38 @@ def test_batches_come_into_the_lake(
         session.execute(f"TRUNCATE {settings.cassandra.keyspace}.replay_blocks", timeout=60)
     assert not run(instance, "5", "5").success
     assert rows(spark) == wanted(BATCHES)
-    assert tick(instance) == [("4", "5")]
     told = checked()
     assert (told.passed, told.metadata["faults"].value) == (False, 2)
+    with Publisher(settings, QUEUE) as publisher:
+        publisher.publish([b"6-0"])
+    assert_damaged_batches_hold_no_other(instance, monkeypatch)
+    assert rows(spark) == [*wanted(BATCHES), (6, 0, b"6-0")]
 
 
-def assert_one_run_at_a_time(instance: DagsterInstance) -> None:
-    """Of so many batches; what failed is asked for again."""
+def assert_one_run_at_a_time(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many batches; what failed is asked for again after a pause."""
     assert tick(instance) == [("1", "3")]
     under_way = instance.add_run(DagsterRun(job_name=replay.name_of(QUEUE), status=DagsterRunStatus.STARTED))
     assert tick(instance) == []
     instance.report_run_failed(under_way)
-    assert tick(instance) == [("1", "3")]
+    assert tick(instance) == []
+    with monkeypatch.context() as later:
+        later.setattr(automation, "PAUSE_SECONDS", 0.0)
+        assert tick(instance) == [("1", "3")]
+
+
+def assert_damaged_batches_hold_no_other(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches 4 and 5 are damaged, 3 and 4 failed together, 5 failed alone, and 6 is new."""
+    assert tick(instance) == []
+    monkeypatch.setattr(automation, "PAUSE_SECONDS", 0.0)
+    assert tick(instance) == [("6", "6")]
+    assert run(instance, "6", "6").success
+    assert tick(instance) == []
+    monkeypatch.setattr(replay, "PAUSE_SECONDS", 0.0)
+    assert tick(instance) == [("4", "4")]
+    assert not run(instance, "4", "4").success
+    # Both have failed alone.
+    assert tick(instance) == []
 
 
 def assert_reported_by_partition(result: ExecuteInProcessResult) -> None:
@@ -231,6 +253,29 @@ def test_stretches() -> None:
     assert replay.stretch([], 3) == []
     assert replay.stretch([2, 3, 5], 3) == [2, 3]
     assert replay.stretch([2, 3, 4, 5], 3) == [2, 3, 4]
+
+
+def test_a_damaged_batch_is_stepped_over() -> None:
+    """Runs become shorter, until each damaged batch fails alone. All others are copied meanwhile."""
+    damaged, missing, failed, now = {250, 251, 1300}, list(range(1, 2001)), [], 0.0
+    for tick in range(2000):
+        now += 30.0
+        found = replay.due(missing, 500, failed, now)
+        if damaged & set(found):
+            failed.insert(0, FailedRun(range(found[0], found[-1] + 1), now))
+        else:
+            missing = [n for n in missing if n not in found]
+        if tick == 10:
+            # The runs that contain no damaged batch are done first.
+            assert missing == [*range(1, 501), *range(1001, 1501)]
+    assert missing == sorted(damaged)
+    alone = [run.ended for run in failed if run.batches == range(1300, 1301)]
+    # From then on it is tried each hour, and not more often.
+    assert 12 < len(alone) < 17
+    assert min(after - before for before, after in pairwise(alone[::-1])) >= 3600
+    assert len(failed) - len(alone) < 70
+    # Batches that come later do not wait for the damaged ones.
+    assert replay.due([*missing, 2001, 2002], 500, failed, now) == [2001, 2002]
 
 
 def test_the_assets_of_the_queues() -> None:

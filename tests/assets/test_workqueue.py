@@ -74,27 +74,45 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     assert not looked_for_losses().passed
 
 
-def tick(instance: DagsterInstance) -> object:
-    """What the sensor of stuck work asks for."""
-    with build_sensor_context(instance, resources={"database": RESOURCES["database"]}) as context:
-        return workqueue.stuck_work(context)
+def tick(instance: DagsterInstance, cursor: str | None = None) -> tuple[object, str | None]:
+    """What the sensor of stuck work asks for, and its cursor after that."""
+    with build_sensor_context(instance, resources={"database": RESOURCES["database"]}, cursor=cursor) as context:
+        return workqueue.stuck_work(context), context.cursor
 
 
 def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sensor and its check find it before, and nothing after."""
     # Too deep, and then too old, too.
-    assert isinstance(tick(instance), RunRequest)
+    asked, cursor = tick(instance)
+    assert isinstance(asked, RunRequest)
+    assert_reported_once(instance, cursor, monkeypatch)
     observed, [check] = health(instance)
     assert (observed["depth"].value, check.passed) == (100, False)
     assert check.description == "queue jobs: 100 items are not finished"
     monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
+    asked, cursor = tick(instance, cursor)
+    assert isinstance(asked, RunRequest), "it is stuck for another reason, too"
     _, [check] = health(instance)
     assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
     run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
     assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
-    assert isinstance(tick(instance), SkipReason)
+    asked, cursor = tick(instance, cursor)
+    assert isinstance(asked, SkipReason)
+    # So the next time that it is stuck is new.
+    assert not cursor
     observed, [check] = health(instance)
     assert (observed["depth"].value, check.passed) == (0, True)
+
+
+def assert_reported_once(instance: DagsterInstance, cursor: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request as long as the same is stuck, and another one each hour."""
+    asked, same = tick(instance, cursor)
+    assert isinstance(asked, SkipReason)
+    assert "work of jobs is stuck" in str(asked.skip_message)
+    assert same == cursor
+    with monkeypatch.context() as later:
+        later.setattr(workqueue, "_AGAIN_SECONDS", 0.0)
+        assert isinstance(tick(instance, cursor)[0], RunRequest)
 
 
 def looked_for_losses() -> AssetCheckResult:
