@@ -4,6 +4,7 @@ What belongs here: the sensor that records the progress of followed tables. Not 
 (`writetime.follow`).
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ from writetime_dagster.resources import KafkaResource
 # The asset of each step of `writetime follow`.
 _ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view", "upkeep": "state"}
 EXPECTED = "rows_are_as_expected"
+# How often the progress of a table is recorded, and for how long a step is behind before that is recorded at once.
+_RECORD_SECONDS = 300.0
 
 
 def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
@@ -63,7 +66,8 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*keys),
         description="Tables: records how far `writetime follow` is with each table, as observations of its assets, "
-        "and whether the rows of its view are as expected, as a check. It starts nothing.",
+        "and whether the rows of its view are as expected, as a check: every five minutes, and at once when that or a "
+        "fault changes. It starts nothing.",
     )
     def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:
         try:
@@ -72,18 +76,39 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         except WritetimeError as e:
             return SkipReason(f"the reports of `writetime follow` cannot be read: {e}")
         running = followed(topic.reports)
-        known: dict[str, float] = json.loads(context.cursor or "{}")
+        # By table: when its report was recorded, and the digest of its state then.
+        recorded: dict[str, tuple[float, str]] = json.loads(context.cursor or "{}").get("recorded", {})
         new = {
-            name: report for name, report in topic.reports.items() if name in running and report.at != known.get(name)
+            name: report
+            for name, report in topic.reports.items()
+            if name in running and _is_news(report, *recorded.get(name, (0.0, "")))
         }
         events = [event for table in tables if table.name in new for event in _events(table, new[table.name])]
         return SensorResult(
             asset_events=events,
-            cursor=json.dumps(known | {name: report.at for name, report in new.items()}),
-            skip_reason=None if events else SkipReason("`writetime follow` has not reported since"),
+            cursor=json.dumps({"recorded": recorded | {name: (r.at, _digest(r)) for name, r in new.items()}}),
+            skip_reason=None if events else SkipReason("`writetime follow` has reported nothing else since"),
         )
 
     return followed_tables
+
+
+def _is_news(report: LandingReport, at: float, digest: str) -> bool:
+    """Return whether a report must be recorded: its state is not that of the last record, or that one is old. Dagster
+    keeps each observation without end.
+    """
+    return report.at - at >= _RECORD_SECONDS or (report.at != at and _digest(report) != digest)
+
+
+def _digest(report: LandingReport) -> str:
+    """Return a digest of the faults of a table and its steps, of whether rows are unexpected, and of which steps are
+    behind. A step of a table with many writes is often behind for a moment, which does not count.
+    """
+    steps = {
+        name: (step.fault, step.unexpected, 0 < step.behind_since < report.at - _RECORD_SECONDS)
+        for name, step in sorted(report.steps.items())
+    }
+    return hashlib.sha256(json.dumps([report.fault, steps]).encode()).hexdigest()[:16]
 
 
 def _events(table: FollowedTable, report: LandingReport) -> Iterator[AssetObservation | AssetCheckEvaluation]:

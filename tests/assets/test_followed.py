@@ -92,7 +92,34 @@ def test_progress_is_observed(settings: Settings) -> None:
         report(settings, tables[0].name, now + 1)
         [check] = [e for e in look(sensor, instance, first.cursor).asset_events if isinstance(e, AssetCheckEvaluation)]
         assert check.passed
-    assert json.loads(first.cursor or "") == {tables[0].name: now}
+    assert json.loads(first.cursor or "")["recorded"][tables[0].name][0] == now
+
+
+def test_progress_without_news_is_recorded_now_and_then(settings: Settings) -> None:
+    """Reports come each half a minute, and Dagster keeps all that is recorded."""
+    tables = tables_of(settings)
+    name, sensor, now = tables[0].name, progress(tables), time.time()
+    cursor: str | None = None
+
+    def recorded(at: float, **view: Any) -> int:
+        nonlocal cursor
+        report(settings, name, at, **view)
+        found = look(sensor, instance, cursor)
+        cursor = found.cursor
+        return len(found.asset_events)
+
+    with DagsterInstance.ephemeral() as instance:
+        assert recorded(now) == 6
+        # A step with much to do is always a little behind.
+        assert recorded(now + 30, behind_since=now + 29) == 0
+        assert recorded(now + 60) == 0
+        assert recorded(now + 90, fault="no disk") == 6
+        assert recorded(now + 120, fault="no disk") == 0
+        assert recorded(now + 150) == 6
+        assert recorded(now + 180, fault="25", unexpected=True) == 6
+        assert recorded(now + 210, fault="25", unexpected=True, behind_since=now - 100) == 6
+        assert recorded(now + 240, fault="25", unexpected=True, behind_since=now - 100) == 0
+        assert recorded(now + 510, fault="25", unexpected=True, behind_since=now - 100) == 6
 
 
 def selected(instance: DagsterInstance, name: str) -> set[str]:
