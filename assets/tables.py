@@ -8,8 +8,11 @@ import difflib
 import json
 import logging
 import os
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, time
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
@@ -25,7 +28,7 @@ from dagster import (
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
-from writetime.core.config import Settings
+from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import (
     FollowedTable,
@@ -33,7 +36,6 @@ from writetime.lake.followed_tables import (
     cdc_statement,
     followed_tables,
     is_captured,
-    read_entries,
 )
 from writetime.schema.describe import to_cql
 from writetime.view.expected_rows import of_entry
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 _VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 # Data that the code location passes to the processes of its runs.
 _TABLES = "writetime/tables"
+_TOML = "writetime/toml"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
         ToCorrect: entries are invalid, and Dagster only validates definitions.
     """
     context = DefinitionsLoadContext.get()
-    loaded = _loaded(context, settings)
+    loaded = _loaded(context)
     found, refused = loaded or followed_tables(settings)
     if only is not None and loaded is None:
         found, refused = _chosen(only, found, refused)
@@ -102,7 +105,8 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
         raise ToCorrect("\n".join(f"the table {entry.name} is refused: {entry.reason}" for entry in refused))
     for entry in refused:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
-    context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps([table.name for table in tables]))
+    entries = {table.name: table.entry.model_dump(exclude_unset=True) for table in tables}
+    context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps(entries, default=_as_json))
     return Definitions.merge(
         Definitions(assets=assets, asset_checks=checks),
         documented(Definitions(assets=[_refused(entry) for entry in refused]), settings),
@@ -178,15 +182,25 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     return changes_are_logged
 
 
-def _loaded(context: DefinitionsLoadContext, settings: Settings) -> tuple[list[FollowedTable], list[Refused]] | None:
+def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
     """Return the tables that the code location follows, inside a process of one of its runs; else None.
 
-    A run does not ask the database again: it would fail for all of its tables if one had been dropped since.
+    A run asks neither the database nor the settings file again. It has the steps of all tables that the code location
+    had, so a table that was dropped since, or an entry that was edited, would fail it for all.
     """
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
         return None
-    names = json.loads(context.reconstruction_metadata[_TABLES])
-    return [table for table in read_entries(settings)[0] if table.name in names], []
+    entries = json.loads(context.reconstruction_metadata[_TABLES], object_hook=_from_json)
+    return [FollowedTable(name, Table.model_validate(entry)) for name, entry in entries.items()], []
+
+
+def _as_json(value: date | time) -> dict[str, str]:
+    """Return a value that TOML has and JSON does not have, such as a bound of `expect`."""
+    return {_TOML: value.isoformat()}
+
+
+def _from_json(found: dict[str, Any]) -> Any:
+    return tomllib.loads(f"value = {found[_TOML]}")["value"] if found.keys() == {_TOML} else found
 
 
 def _chosen(

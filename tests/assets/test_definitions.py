@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
@@ -28,8 +29,9 @@ from dagster._core.definitions.repository_definition import RepositoryLoadData
 from demo import definitions as demo
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
-from writetime.core.config import Alerts, Settings, load
+from writetime.core.config import Alerts, Settings, Table, load
 from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import view_schema
 from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
@@ -359,27 +361,67 @@ def test_expectations_of_an_entry_name_columns_of_its_table(settings: Settings, 
     )
 
 
+def steps(context: DefinitionsLoadContext) -> set[AssetKey]:
+    """The assets that a run of `catch_up` has, in a process that loads the definitions."""
+    with DefinitionsLoadContext.scoped(context):
+        return set(of_tables().get_repository_def().get_job("catch_up").asset_layer.executable_asset_keys)
+
+
+def reloaded(location: DefinitionsLoadContext) -> DefinitionsLoadContext:
+    """As in the process of a run of a code location."""
+    told = RepositoryLoadData({}, location.get_pending_reconstruction_metadata())
+    return DefinitionsLoadContext(DefinitionsLoadType.RECONSTRUCTION, told)
+
+
 def test_a_table_that_is_dropped_fails_no_run_of_the_others(settings: Settings, tmp_path: Path) -> None:
-    """Until the code location is reloaded a run has the steps of all tables, so its process must, too."""
-    keyspace = settings.cassandra.keyspace
-    one, two = (key_of(f"{keyspace}.{name}", "changes") for name in ("one", "two"))
-    write_settings(
-        settings.model_copy(update={"tables": {keyspace: {"one": {}, "two": {}}}}), tmp_path / "writetime.toml"
-    )
+    """Until the code location is reloaded a run has the steps of all tables, so its process must, too. The same holds
+    for an entry that is edited.
+    """
+    keyspace, file = settings.cassandra.keyspace, tmp_path / "writetime.toml"
+    names = ("one", "dropped", "removed", "misspelt", "renamed", "edited")
 
-    def landed(context: DefinitionsLoadContext) -> set[AssetKey]:
-        with DefinitionsLoadContext.scoped(context):
-            return set(of_tables().get_repository_def().get_job("land").asset_layer.executable_asset_keys)
+    def write(**entries: Any) -> None:
+        write_settings(settings.model_copy(update={"tables": {keyspace: entries}}), file)
 
+    write(**{name: {} for name in names})
     with connect(settings) as session:
-        for name in ("one", "two"):
+        for name in names:
             session.execute(f"CREATE TABLE {keyspace}.{name} (id int PRIMARY KEY)")
         location = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
-        assert landed(location) == {one, two}
-        session.execute(f"DROP TABLE {keyspace}.two", timeout=60)
-    told = RepositoryLoadData({}, location.get_pending_reconstruction_metadata())
-    assert landed(DefinitionsLoadContext(DefinitionsLoadType.RECONSTRUCTION, told)) == {one, two}
-    assert landed(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)) == {one}
+        before = steps(location)
+        parts = ("changes", "state", "view", "row_events", "row_topic")
+        assert before == {key_of(f"{keyspace}.{name}", part) for name in names for part in parts}
+        session.execute(f"DROP TABLE {keyspace}.dropped", timeout=60)
+    write(one={}, dropped={}, misspelt={"row_event": False}, rename={}, edited={"row_events": False, "capture": False})
+    assert steps(reloaded(location)) == before
+    after = steps(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION))
+    assert after == {key_of(f"{keyspace}.one", part) for part in parts} | {
+        key_of(f"{keyspace}.edited", part) for part in ("state", "view")
+    }
+
+
+def test_a_run_has_the_entries_as_they_were(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the values that only TOML has."""
+    config.write_text(
+        '[tables.shop.orders]\nsnapshots = ["s3://b/c"]\nmax_lag = 7\n[[tables.shop.orders.expect]]\n'
+        'type = "expect_column_values_to_be_in_set"\ncolumn = "day"\n'
+        "value_set = [2026-01-02, 2026-01-02T03:04:05.6Z, 03:04:05, inf, 1.5, 3]\n"
+    )
+    found: list[Table] = []
+    assets_of = tables.assets_of
+
+    def seen(table: FollowedTable, writer: tables.Writer | None = None) -> Any:
+        found.append(table.entry)
+        return assets_of(table, writer)
+
+    monkeypatch.setattr(tables, "assets_of", seen)
+    location = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+    steps(location)
+    config.write_text("")
+    steps(reloaded(location))
+    assert found[0] == found[-1]
+    assert found[0].expect[0]["value_set"] == found[-1].expect[0]["value_set"]
+    assert type(found[-1].expect[0]["value_set"][1]) is datetime
 
 
 @pytest.fixture
