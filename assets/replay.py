@@ -187,7 +187,8 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             first, last = numbers[0], numbers[-1]
             seals = sealed(lake.settings, queue, first, last)
             items = {seal.n: seal.items for seal in seals}
-            rows = read(session, lake.settings, seals).persist()
+            # Otherwise the library would report an outage of the database as wrong rows.
+            rows = read(session, lake.settings, seals).localCheckpoint(eager=True)
             findings = quality.validate(
                 rows,
                 "items",
@@ -204,7 +205,6 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
                     + quality.failed(findings)
                 )
             lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
-            rows.unpersist()
             for n in numbers:
                 context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
             yield MaterializeResult(

@@ -64,9 +64,8 @@ class StagedFiles:
         frame = self._frame(files).persist()
         try:
             for check, suite in self._suites(files).items():
-                found = self._findings.setdefault(check, [])
-                if suite:
-                    found.extend(quality.validate(frame, check, suite, self._keys))
+                found = quality.validate(frame, check, suite, self._keys) if suite else []
+                self._findings.setdefault(check, []).extend(found)
             if self._count:
                 self._count(frame)
         finally:

@@ -1,6 +1,8 @@
 import pandas as pd
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_few
 
@@ -30,6 +32,13 @@ def test_findings_name_the_faults(spark: SparkSession) -> None:
     assert by_name["table row count to equal", ""].success
     assert [f.success for f in findings].count(False) == 3
     assert markdown(findings).startswith("1 of 4 met")
+
+
+def test_rows_that_cannot_be_read_are_no_finding(spark: SparkSession) -> None:
+    """The library catches every error of its metrics, also that of an outage."""
+    frame = spark.range(3).select(F.raise_error(F.lit("the store does not answer")).cast("long").alias("id"))
+    with pytest.raises(PySparkException, match="the store does not answer"):
+        validate(frame, "ids", [gxe.ExpectColumnValuesToNotBeNull(column="id")])
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Finding:
         rows: the number of rows that it looked at; None if it counts none.
         sample: some of the values that do not meet it, each with the key of its row; or the value or error that was
             found instead.
+        evaluated: whether it could be evaluated; if not, the sample is the error.
     """
 
     expectation: str
@@ -57,6 +58,7 @@ class Finding:
     unexpected_count: int | None
     rows: int | None
     sample: str
+    evaluated: bool = True
 
     def __str__(self) -> str:
         """The expectation in words, and what does not meet it."""
@@ -78,7 +80,8 @@ def validate(
     """Validate a frame; one finding per expectation.
 
     Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
-    be evaluated (a missing column) has failed, with the error as its sample.
+    be evaluated (a missing column) has failed, with the error as its sample. Rows that cannot be read are no finding:
+    their error is raised.
 
     Args:
         frame: the rows.
@@ -86,8 +89,17 @@ def validate(
         expectations: what the rows must meet.
         keys: the columns that identify a row in a finding.
     """
-    source = _context().data_sources.add_or_update_spark(name, persist=False)
-    return _validate(source, frame, name, expectations, keys)
+
+    def findings() -> list[Finding]:
+        source = _context().data_sources.add_or_update_spark(name, persist=False)
+        return _validate(source, frame, name, expectations, keys)
+
+    found = findings()
+    if all(finding.evaluated for finding in found):
+        return found
+    # The library keeps only the text of an error, also of an outage: this raises it if rows cannot be read.
+    frame.write.format("noop").mode("overwrite").save()
+    return findings()
 
 
 def validate_few(
@@ -159,6 +171,7 @@ def _finding(result: dict, keys: Sequence[str]) -> Finding:
         unexpected_count=details.get("unexpected_count"),
         rows=details.get("element_count"),
         sample=" ".join(str(sample).split())[:200],
+        evaluated=not errors,
     )
 
 
