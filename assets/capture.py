@@ -178,9 +178,9 @@ def retention(table: FollowedTable) -> AssetChecksDefinition:
     def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         settings = kafka.settings
         if not is_published(settings, table.name):
-            return from_waiting({})
+            return from_waiting(dict)
         landed = landed_offsets(settings, table.name)
-        return from_waiting(waiting_too_long(settings, changes_topic(table.name), landed))
+        return from_waiting(lambda: waiting_too_long(settings, changes_topic(table.name), landed))
 
     return lag_is_far_from_retention
 

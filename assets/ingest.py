@@ -101,7 +101,7 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited so long that Kafka will soon delete them."""
     settings = kafka.settings
     stored = committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
-    return from_waiting(waiting_too_long(settings, settings.ingest.topic, stored))
+    return from_waiting(lambda: waiting_too_long(settings, settings.ingest.topic, stored))
 
 
 @asset(

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
@@ -193,6 +195,16 @@ def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Set
     drain.drain(spark, settings, ranges).count()
     drain.commit(settings, ranges)
     assert check().passed
+
+
+def test_a_retention_that_cannot_be_read_proves_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: Future[object] = Future()
+    refused.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    monkeypatch.setattr(AdminClient, "describe_configs", lambda _, asked, **__: dict.fromkeys(asked, refused))
+    check = ingest.lag_is_far_from_retention(kafka=KafkaResource())
+    assert isinstance(check, AssetCheckResult)
+    assert (check.passed, check.severity) == (False, AssetCheckSeverity.WARN)
+    assert f"nothing is proven: the retention of topic {settings.ingest.topic} cannot be read" in str(check.description)
 
 
 def test_sensor_asks_for_a_run_while_there_is_lag(

@@ -1,6 +1,5 @@
 """How close the waiting messages are to the end of the topic's retention, after which the broker deletes them."""
 
-import logging
 import time
 from collections.abc import Mapping
 
@@ -9,22 +8,31 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from writetime.clients import kafka
 from writetime.core.config import Settings
-
-log = logging.getLogger(__name__)
+from writetime.core.errors import WritetimeError
 
 # The share of the topic's retention after which the age of the oldest unfinished message causes a warning.
 RETENTION_ALARM = 0.5
 
 
+class UnknownRetention(WritetimeError):
+    """The broker does not report the retention of a topic."""
+
+
 def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
-    """Return the topic's retention time, None if it is unlimited or cannot be read."""
+    """Return the topic's retention time, None if it is unlimited. Its `retention.bytes` is not considered.
+
+    Raises:
+        UnknownRetention: the broker does not report it.
+    """
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(kafka.client_config(settings))
     try:
         answer = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)[resource].result()
     except KafkaException as e:
-        log.warning("topic %s: no alarm when lag nears retention, which cannot be read: %s", topic, e.args[0].str())
-        return None
+        raise UnknownRetention(
+            f"the retention of topic {topic} cannot be read ({e.args[0].str()}); Writetime's user needs the "
+            "right DescribeConfigs on it"
+        ) from None
     milliseconds = int(answer["retention.ms"].value)
     return milliseconds / 1000 if milliseconds >= 0 else None
 
@@ -36,6 +44,9 @@ def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | No
         settings: where Kafka is.
         topic: the topic.
         done: the offset up to which each partition is done; None if nothing of it is.
+
+    Raises:
+        UnknownRetention: the broker does not report the topic's retention.
     """
     retention = topic_retention_seconds(settings, topic)
     if retention is None:

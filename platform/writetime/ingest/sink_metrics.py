@@ -6,7 +6,7 @@ import time
 from confluent_kafka import Consumer, TopicPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from writetime.clients.topic_retention import RETENTION_ALARM, topic_retention_seconds
+from writetime.clients.topic_retention import RETENTION_ALARM, UnknownRetention, topic_retention_seconds
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest.pipeline import EventPipeline, Receipt
@@ -39,7 +39,11 @@ class SinkMetrics:
             "Age of the oldest unfinished message, as a share of the topic's retention.",
             registry=registry,
         )
-        self._retention_seconds = topic_retention_seconds(settings, self._topic)
+        try:
+            self._retention_seconds = topic_retention_seconds(settings, self._topic)
+        except UnknownRetention as e:
+            log.warning("no alarm when lag approaches retention: %s", e)
+            self._retention_seconds = None
         self._next_alarm = 0.0
         if settings.ingest.sink_metrics_port is not None:
             port = settings.ingest.sink_metrics_port
