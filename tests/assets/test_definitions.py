@@ -280,6 +280,7 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ("[tables.shop.wrong]\ncolor = 3", "[tables.shop.wrong] color: there is no such setting"),
         ("[tables.shop.wrong]\nexpects = []", "[tables.shop.wrong] expects: there is no such setting; is it expect?"),
         ('[tables."shop.wrong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
+        ('[tables."shop.orders"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop."wr ong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop.wrong]\nexpect = [{ type = "expect_nothing" }]', "expect_nothing not found"),
         ('[tables.shop.wrong]\nowners = ["somebody"]', "somebody"),

@@ -55,12 +55,13 @@ def test_each_fault_is_a_line_with_its_remedy(file: Path, taken: int) -> None:
 
 
 def test_each_invalid_setting_is_a_line(file: Path) -> None:
-    file.write_text("[kafka]\nbroker = 'b'\n[lake]\nbuckets = 'many'\n")
+    file.write_text("[kafka]\nbroker = 'b'\n[lake]\nbuckets = 'many'\n[alerts]\nowners = ['data']\n")
     answer = run("check")
     assert answer.exit_code == 1
-    unknown, invalid = answer.stdout.splitlines()
+    unknown, invalid, owner = answer.stdout.splitlines()
     assert unknown.endswith("kafka.broker: there is no such setting")
     assert "lake.buckets: Input should be a valid integer" in invalid
+    assert "alerts.owners.0: Value error, 'data' is no owner for Dagster" in owner
 
 
 def test_what_is_fine_is_a_short_line_each(settings: Settings, tmp_path: Path) -> None:

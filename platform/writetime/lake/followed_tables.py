@@ -73,12 +73,17 @@ def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]
 
 
 def _entries(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for keyspace, entries in tables.items():
+    """Yield each entry with its name, in which a part with dots is in quotes. So no two entries have one name."""
+    for keyspace, entries in ((_quoted(name), of_keyspace) for name, of_keyspace in tables.items()):
         if not isinstance(entries, dict) or not entries:
             yield keyspace, None
             continue
         for name, entry in entries.items():
-            yield f"{keyspace}.{name}", entry if isinstance(entry, dict) else None
+            yield f"{keyspace}.{_quoted(name)}", entry if isinstance(entry, dict) else None
+
+
+def _quoted(part: str) -> str:
+    return f'"{part}"' if "." in part else part
 
 
 def _entry_of(name: str, entry: dict[str, Any] | None) -> Table:
