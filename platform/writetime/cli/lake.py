@@ -33,7 +33,12 @@ def snapshot(*, table: str, tag: str | None) -> None:
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.argument("places", metavar="PLACE...", nargs=-1, required=True)
-@click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE.")
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with CREATE TABLE.",
+)
 def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -> None:
     """Bring snapshots or backups of a table into the lake. They may come from one node or many.
 

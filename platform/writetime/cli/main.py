@@ -61,9 +61,13 @@ COMMANDS = {
 }
 
 
+# Errors of a path that a user or a setting names; their text has it.
+_OF_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
 class _Group(click.Group):
-    """Imports only the command that is called. It shows a `WritetimeError`, or that the database does not answer, as
-    one line and ends with status 1. Any other exception is a bug and keeps its traceback.
+    """Imports only the command that is called. It shows a `WritetimeError`, an error of a path, or that the
+    database does not answer, as one line and ends with status 1. Any other exception is a bug and keeps its traceback.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -113,6 +117,8 @@ def _in_one_line(error: Exception) -> str | None:
         return message_of(config.load(), error)
     if isinstance(error, WritetimeError):
         return str(error)
+    if isinstance(error, _OF_PATHS):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, ModuleNotFoundError):
         return remedy(error)
     if "cassandra" not in sys.modules:

@@ -35,7 +35,12 @@ def _shared(command: Any) -> Any:
     for option in reversed(
         [
             click.argument("path"),
-            click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE."),
+            click.option(
+                "--schema",
+                "schema_file",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                help="A file with CREATE TABLE.",
+            ),
             click.option("--fields", help="The fields to read, separated by commas; default: all."),
             click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead."),
             click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes."),
