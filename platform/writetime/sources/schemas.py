@@ -1,6 +1,7 @@
 """Shared by the data sources: schemas, tokens and fields to read, from options or a schema given to Spark."""
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from writetime.schema.types import CqlType, Native
 from writetime.storage.kernel.primitives import token
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
+# The path of a file may have the word CREATE, too.
+_CQL = re.compile(r"\bCREATE\s+(TABLE|TYPE)\b", re.IGNORECASE)
+
 
 def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
     """Return the tables of the option `schema`: CQL text, or the path of a file with it.
@@ -27,7 +31,7 @@ def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
     Spark does not distinguish upper and lower case, so columns have labels.
     """
     text = options["schema"]
-    if "CREATE" not in text.upper():
+    if not _CQL.search(text):
         text = Path(text).read_text()
     return [newly_labelled(schema) for schema in parse_schemas(text)]
 
