@@ -23,14 +23,15 @@ class SparkResource(LazyPySparkResource):
 
     def _init_session(self) -> None:
         if self._spark_session is None:
-            self._started = SparkSession.getActiveSession() is None
+            is_first = SparkSession.getActiveSession() is None
             self._spark_session = start_session({**spark_conf(config.load()), **self.spark_config})
+            self._started = is_first
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Stop the session if this resource started it, and report the run, unless another resource has."""
         try:
-            if self._started:
-                self.spark_session.stop()
+            if self._started and self._spark_session is not None:
+                self._spark_session.stop()
                 self._spark_session, self._started = None, False
         finally:
             run_reports.ending(context)
