@@ -13,7 +13,7 @@ from tests.support.event_replay import events, replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from tests.view.written import COLUMNS, ROWS, SCHEMA, SECOND, Write, random_write, rows_after
+from tests.support.written import COLUMNS, ROWS, SCHEMA, SECOND, Write, random_write, rows_after
 from writetime.lake import buckets, state, views
 from writetime.lake.cache import Cache
 from writetime.lake.table import LakeTable

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
-from tests.view.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
+from tests.support.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
 from writetime.lake import buckets, commits, retention, state, view_upkeep, views
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
