@@ -15,10 +15,12 @@ from writetime.workqueue.faults import PAUSES, Pauses
 
 def states(settings: Settings, jobs: str) -> dict[UUID, Any]:
     """The states of all items, by CQL."""
-    keyspace = settings.cassandra.keyspace
+    columns = "queue, item_id, status, attempts, textAsBlob(result) AS result, error"
     with database.connect(settings) as session:
-        found = session.execute(f"SELECT queue, item_id, status, attempts, result, error FROM {keyspace}.queue_state")
-        return {row.item_id: row for row in found if row.item_id is not None and row.queue == jobs}
+        found = session.execute(f"SELECT {columns} FROM {settings.cassandra.keyspace}.queue_state")
+        own = [row for row in found if row.item_id is not None and row.queue == jobs]
+        # Results of other tests may not be text.
+        return {row.item_id: row._replace(result=row.result and row.result.decode()) for row in own}
 
 
 @contextmanager
