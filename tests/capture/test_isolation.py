@@ -164,9 +164,11 @@ def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
 def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     bad = f"{captured.keyspace}.{_BAD}"
-    is_bad = failing(change_publisher.ChangePublisher._send, lambda _, __, schema, ___: schema.full_name == bad)
+    is_bad = failing(
+        change_publisher.ChangePublisher._produce, lambda _, __, topic, *___: topic.name == changes_topic(bad)
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(change_publisher.ChangePublisher, "_send", is_bad)
+        patch.setattr(change_publisher.ChangePublisher, "_produce", is_bad)
         with captured.agent():
             write_rows(captured, _BAD, "good")
             captured.settle(60)
