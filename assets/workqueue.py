@@ -11,6 +11,7 @@ import pyarrow as pa
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetCheckSpec,
     AssetKey,
     AssetSelection,
     AssetSpec,
@@ -32,11 +33,13 @@ from dagster import (
     op,
     sensor,
 )
+from deltalake import DeltaTable
 from pydantic import Field
 from pyspark.sql import functions as F
 
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import inspect, queues, worker_faults
 from writetime.workqueue.items import Place
@@ -147,6 +150,13 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     kinds={"spark", "deltalake"},
     pool="completed_events",
     metadata=arrow_columns(completed.SCHEMA.append(pa.field("read_at", pa.int64()))),
+    check_specs=[
+        AssetCheckSpec(
+            "every_queue_is_read",
+            asset=COMPLETED,
+            description="The completed items of each queue could be read. Those of other queues are in the lake.",
+        )
+    ],
 )
 @by_kind()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
@@ -156,10 +166,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     duplicates, and the cost grows with the new items.
     """
     session, settings = spark.spark_session, database.settings
-    written: dict[Place, int] = {}
-    if lake.exists(session, COMPLETED_TABLE):
-        have = lake.read(session, COMPLETED_TABLE).groupBy(*completed.PARTITION).agg(F.min("read_at").alias("at"))
-        written = {Place(r["queue"], r["shard"], r["bucket"]): r["at"] for r in have.collect()}
+    written = _written(lake)
     places = []
     found, faults = apart(queues(settings), lambda name: audit.buckets(settings, name))
     for name, rows_of_queue in found.items():
@@ -189,7 +196,15 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
             "rows_written": count,
             "dagster/row_count": total,
             "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
-        }
+        },
+        check_results=[
+            AssetCheckResult(
+                check_name="every_queue_is_read",
+                passed=not faults,
+                description="; ".join(_failed(faults)) or None,
+                metadata={"queues_failed": MetadataValue.json(faults)},
+            )
+        ],
     )
 
 
@@ -308,6 +323,24 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
         return SkipReason(f"a run has reported that work of {names} is stuck; the next one starts an hour after it")
     context.update_cursor(json.dumps({"stuck": stuck, "at": time.time()}))
     return RunRequest(tags={"writetime/stuck": names[:200]})
+
+
+def _written(lake: LakeResource) -> dict[Place, int]:
+    """Return when each bucket in the lake was read (milliseconds), by the log of the table, which has the least
+    `read_at` of each file. So no rows are read.
+    """
+    storage = lake_storage(lake.settings).folder(COMPLETED_TABLE)
+    options = dict(storage.options)
+    if not DeltaTable.is_deltatable(storage.address, options):
+        return {}
+    files = pa.table(DeltaTable(storage.address, storage_options=options).get_add_actions(flatten=True))
+    found: dict[Place, int] = {}
+    for file in files.to_pylist():
+        place = Place(*(file[f"partition.{name}"] for name in Place._fields))
+        # A file without statistics counts as old, so its bucket is written again.
+        read_at = file["min.read_at"] or 0
+        found[place] = min(found.get(place, read_at), read_at)
+    return found
 
 
 def _failed(faults: Mapping[str, str]) -> list[str]:

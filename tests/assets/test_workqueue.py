@@ -23,6 +23,8 @@ from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit
 from writetime.workqueue.audit import InLake
 from writetime.workqueue.inspect import QueueState
+from writetime.workqueue.queue_tables import BucketRow
+from writetime.workqueue.spark_workers import drain
 from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
@@ -133,6 +135,8 @@ def compared_with_the_lake() -> tuple[bool, list[Any]]:
 def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the lake lacks may come while its bucket is open; what it has too much of is wrong at once."""
     have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
+    # A run looks only into the table's log.
+    assert workqueue._written(RESOURCES["lake"]) == {place: found.read_at for place, found in have.items()}
     lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
     with monkeypatch.context() as patch:
         patch.setattr(audit, "in_lake", lambda *_: lacking)
@@ -184,5 +188,31 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     with DagsterInstance.ephemeral() as instance:
         observed, [check] = health(instance)
     assert observed["depth_by_queue"].value == {"sound": 1}
+    assert not check.passed
+    assert check.description == "queue broken cannot be read: LookupError: injected"
+
+
+@pytest.mark.usefixtures("queue_tables")
+def test_a_queue_that_cannot_be_copied_fails_a_check(
+    settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The items of the others are in the lake."""
+    write_settings(settings, tmp_path / "writetime.toml")
+    original = audit.buckets
+
+    def buckets(own: Settings, queue: str) -> list[BucketRow]:
+        if queue == "broken":
+            raise LookupError("injected")
+        return original(own, queue)
+
+    monkeypatch.setattr(audit, "buckets", buckets)
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        for queue in ("broken", "sound"):
+            enqueuer.enqueue(queue, 1)
+    drain(spark, settings, "sound", handle, 1)
+    result = materialize([workqueue.completed_events], resources=RESOURCES)
+    [event] = result.get_asset_materialization_events()
+    assert event.materialization.metadata["dagster/row_count"].value == 1
+    [check] = result.get_asset_check_evaluations()
     assert not check.passed
     assert check.description == "queue broken cannot be read: LookupError: injected"
