@@ -200,9 +200,9 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
         check_results=[
             AssetCheckResult(
                 check_name="every_queue_is_read",
-                passed=not faults,
-                description="; ".join(_failed(faults)) or None,
-                metadata={"queues_failed": MetadataValue.json(faults)},
+                passed=not faults and not unread,
+                description="; ".join([*_failed(faults), *_unread(unread)]) or None,
+                metadata={"queues_failed": MetadataValue.json(faults), "buckets_failed": len(unread)},
             )
         ],
     )
@@ -341,6 +341,14 @@ def _written(lake: LakeResource) -> dict[Place, int]:
         read_at = file["min.read_at"] or 0
         found[place] = min(found.get(place, read_at), read_at)
     return found
+
+
+def _unread(places: Mapping[Place, str]) -> list[str]:
+    """Return a sentence about the buckets of each queue that cannot be read, with the first as an example."""
+    found: dict[str, list[str]] = {}
+    for place, reason in places.items():
+        found.setdefault(place.queue, []).append(f"bucket {place.bucket} of shard {place.shard}: {reason}")
+    return [f"queue {name}: {len(some)} buckets cannot be read, such as {some[0]}" for name, some in found.items()]
 
 
 def _failed(faults: Mapping[str, str]) -> list[str]:

@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, Item, NewItem, audit
+from writetime.workqueue import Enqueuer, Item, NewItem, audit, completed
 from writetime.workqueue.audit import InLake
 from writetime.workqueue.inspect import QueueState
+from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import BucketRow
 from writetime.workqueue.spark_workers import drain
 from writetime_dagster.assets import workqueue
@@ -62,6 +63,13 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
             [event] = result.get_asset_materialization_events()
             assert event.materialization.metadata["dagster/row_count"].value == 99
+        # A bucket that cannot be read keeps its rows, and fails the check.
+        with monkeypatch.context() as patch:
+            patch.setattr(completed, "faults", lambda _: {Place("jobs", 0, 5): "a bad row"})
+            result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
+        [check] = result.get_asset_check_evaluations()
+        assert not check.passed
+        assert check.description == "queue jobs: 1 buckets cannot be read, such as bucket 5 of shard 0: a bad row"
     lost = looked_for_losses()
     assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
