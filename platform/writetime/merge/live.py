@@ -74,12 +74,16 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
         )
     elements = parts.flatten()
     lives = _cells_live(elements, as_of)
-    row = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))
-    counts = np.bincount(row[mask_of(lives)], minlength=len(parts))
-    some = counts > 0
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    row = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))[mask_of(lives)]
     elements = elements.filter(lives)
-    arrow, absent = stored_type(cql_type), pa.array(~some)
+    some = np.bincount(row, minlength=len(parts)) > 0
+    whole = some.copy()
+    if cql_type.kind == "map":
+        # A key may be an empty value, which is null here, and maps have no null keys.
+        whole[row[mask_of(elements.field("path").is_null())]] = False
+        elements, row = elements.filter(pa.array(whole[row])), row[whole[row]]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(parts)))]).astype(np.int32))
+    arrow, absent = stored_type(cql_type), pa.array(~whole)
     if cql_type.kind != "map":
         values = elements.field("path" if cql_type.kind == "set" else "value")
         return pa.ListArray.from_arrays(offsets, values, type=arrow, mask=absent), some
