@@ -237,18 +237,8 @@ def test_a_segment_that_vanished_is_reported(captured: Captured, caplog: pytest.
     assert not path.with_name(path.stem + "_cdc.idx").exists()
 
 
-@pytest.mark.parametrize("copy", ["set_aside", "release"])
-def test_a_copy_is_on_the_disk_before_its_original_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
-) -> None:
-    """Or both would be lost if the power fails then."""
-    raw, target = tmp_path / "raw", tmp_path / "target"
-    for folder in (raw, target):
-        folder.mkdir()
-    (raw / "CommitLog-8-1.log").write_bytes(b"changes")
-    (raw / "CommitLog-8-1_cdc.idx").write_text("7\nCOMPLETED")
-    archive = {"finished": "archive", "archive": str(target)}
-    capture = Capture.model_validate({"state_dir": tmp_path, "aside": target, "cdc_raw": raw, **archive})
+def recorded(patch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that sync, rename and delete files from now on."""
     calls: list[str] = []
     fsync, replace, unlink = os.fsync, Path.replace, Path.unlink
 
@@ -264,12 +254,28 @@ def test_a_copy_is_on_the_disk_before_its_original_is_deleted(
         calls.append(f"delete {path.name}")
         unlink(path, missing_ok)
 
+    patch.setattr(os, "fsync", sync)
+    patch.setattr(Path, "replace", rename)
+    patch.setattr(Path, "unlink", delete)
+    return calls
+
+
+@pytest.mark.parametrize("copy", ["set_aside", "release"])
+def test_a_copy_is_on_the_disk_before_its_original_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
+) -> None:
+    """Or both would be lost if the power fails then."""
+    raw, target = tmp_path / "raw", tmp_path / "target"
+    for folder in (raw, target):
+        folder.mkdir()
+    (raw / "CommitLog-8-1.log").write_bytes(b"changes")
+    (raw / "CommitLog-8-1_cdc.idx").write_text("7\nCOMPLETED")
+    archive = {"finished": "archive", "archive": str(target)}
+    capture = Capture.model_validate({"state_dir": tmp_path, "aside": target, "cdc_raw": raw, **archive})
     folder = SegmentFolder(Settings(capture=capture), None)
     [segment] = find_segments(str(raw))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", sync)
-        patch.setattr(Path, "replace", rename)
-        patch.setattr(Path, "unlink", delete)
+        calls = recorded(patch)
         if copy == "release":
             assert folder.release(segment)
         else:
