@@ -48,7 +48,16 @@ _PAUSE_SECONDS = 0.05
 _LARGEST_ID = 2**63 - 1
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 # A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`.
-_WITHOUT_LEADER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT})
+_WITHOUT_LEADER = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError._NOENT,
+        # The client knows an earlier leader, or one of a cluster that has lost its data.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
 # Errors of brokers that are down, incomplete, or moving a group or a topic. librdkafka has given up by then, and calls
 # none of these retriable.
 _MAY_PASS = _NO_ANSWER | {
