@@ -41,6 +41,16 @@ def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
     )
 
 
+def nothing_proven(reason: Exception) -> AssetCheckResult:
+    """Return a warning of one check that could not look."""
+    return AssetCheckResult(
+        passed=False,
+        severity=AssetCheckSeverity.WARN,
+        description=f"nothing is proven: {reason}",
+        metadata={"not_proven": str(reason)},
+    )
+
+
 def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
     """Return one check that passes when no message waits too long. It shows the messages by partition, which `waiting`
     counts; and it warns that nothing is proven if the retention is not known.
@@ -48,12 +58,7 @@ def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
     try:
         messages = waiting()
     except UnknownRetention as e:
-        return AssetCheckResult(
-            passed=False,
-            severity=AssetCheckSeverity.WARN,
-            description=f"nothing is proven: {e}",
-            metadata={"not_proven": str(e)},
-        )
+        return nothing_proven(e)
     return AssetCheckResult(
         passed=not messages,
         description="; ".join(f"partition {p}: {n:,} messages wait for too long" for p, n in messages.items()) or None,

@@ -36,7 +36,7 @@ from writetime.verify.comparison import Report, verify
 from writetime.view.expected_rows import key_columns, of_each_row, of_entry
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_findings, from_unfit
+from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_proven
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles
@@ -183,12 +183,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         try:
             report = verify(lake.settings, open_table(lake.settings, table.name), config.wait_seconds)
         except Transient as e:
-            return AssetCheckResult(
-                passed=False,
-                severity=AssetCheckSeverity.WARN,
-                description=f"nothing is proven: {e}",
-                metadata={"not_proven": str(e)},
-            )
+            return nothing_proven(e)
         lagging = [d for d in report.differences if d.lagging]
         view, lacks_view = report.view, "nothing is proven: the compacted view was never refreshed"
         return AssetCheckResult(
