@@ -348,7 +348,9 @@ def _unread(places: Mapping[Place, str]) -> list[str]:
     found: dict[str, list[str]] = {}
     for place, reason in places.items():
         found.setdefault(place.queue, []).append(f"bucket {place.bucket} of shard {place.shard}: {reason}")
-    return [f"queue {name}: {len(some)} buckets cannot be read, such as {some[0]}" for name, some in found.items()]
+    return [
+        f"queue {name}: {len(some)} of its buckets cannot be read, such as {some[0]}" for name, some in found.items()
+    ]
 
 
 def _failed(faults: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,8 @@
 """The assets of the work queue on a real database: observed, drained on Spark, copied to the lake, checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from dagster import (
@@ -22,14 +22,13 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit, completed
 from writetime.workqueue.audit import InLake
-from writetime.workqueue.inspect import QueueState
 from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import BucketRow
 from writetime.workqueue.spark_workers import drain
 from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
+_T = TypeVar("_T")
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 
 
@@ -69,7 +68,9 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
         [check] = result.get_asset_check_evaluations()
         assert not check.passed
-        assert check.description == "queue jobs: 1 buckets cannot be read, such as bucket 5 of shard 0: a bad row"
+        assert (
+            check.description == "queue jobs: 1 of its buckets cannot be read, such as bucket 5 of shard 0: a bad row"
+        )
     lost = looked_for_losses()
     assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
@@ -177,19 +178,23 @@ def test_a_fault_of_a_worker_fails_the_check(settings: Settings, tmp_path: Path)
     assert check.description == "queue jobs, shard 3: injected"
 
 
+def failing_for_broken(function: Callable[[Settings, str], _T]) -> Callable[[Settings, str], _T]:
+    """The function, but for the queue `broken`."""
+
+    def call(own: Settings, queue: str) -> _T:
+        if queue == "broken":
+            raise LookupError("injected")
+        return function(own, queue)
+
+    return call
+
+
 @pytest.mark.usefixtures("queue_tables")
 def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
-    original = workqueue.inspect
-
-    def inspect(own: Settings, queue: str) -> QueueState:
-        if queue == "broken":
-            raise LookupError("injected")
-        return original(own, queue)
-
-    monkeypatch.setattr(workqueue, "inspect", inspect)
+    monkeypatch.setattr(workqueue, "inspect", failing_for_broken(workqueue.inspect))
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("broken", "sound"):
             enqueuer.enqueue(queue, 1)
@@ -206,14 +211,7 @@ def test_a_queue_that_cannot_be_copied_fails_a_check(
 ) -> None:
     """The items of the others are in the lake."""
     write_settings(settings, tmp_path / "writetime.toml")
-    original = audit.buckets
-
-    def buckets(own: Settings, queue: str) -> list[BucketRow]:
-        if queue == "broken":
-            raise LookupError("injected")
-        return original(own, queue)
-
-    monkeypatch.setattr(audit, "buckets", buckets)
+    monkeypatch.setattr(audit, "buckets", failing_for_broken(audit.buckets))
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("broken", "sound"):
             enqueuer.enqueue(queue, 1)

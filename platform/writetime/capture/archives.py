@@ -5,8 +5,8 @@ database's schemas, and then lets tasks decode and publish what is new, as an ag
 published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
 missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
 segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
-disk or a store does not return now is reported. Its checkpoint has what was published before that, and the next round
-tries the rest again.
+disk or a store cannot return is reported. Its checkpoint has the position up to which it was published, and the next
+round tries the rest again.
 
 Tasks read segments in parallel: changes of one key are in order within a segment, but not between two. The merge does
 not need that order. An archive gives no watermark, because nothing shows which segments it lacks.

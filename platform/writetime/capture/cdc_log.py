@@ -228,7 +228,7 @@ class LogAgent:
         settled, window = source.settled(), round(source.settings.window_seconds * 1e6)
         is_checked = offset.until < table.failed_until
         if is_checked:
-            # What is published counts only once it is saved, so if this fails, nothing is published again.
+            # Test that the position can be saved first. Otherwise each attempt would publish the same changes again.
             self._progress.save(name, offset)
         most = 1 if is_checked else table.windows
         end = next_offset(source, offset, min(settled, offset.until + most * window), self._snapshot_at)

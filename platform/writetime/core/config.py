@@ -7,12 +7,11 @@ Every setting has a default that suits one machine. `WRITETIME_CONFIG` names ano
 
 import ipaddress
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     NestedSecretsSettingsSource,
@@ -23,6 +22,7 @@ from pydantic_settings import (
 )
 
 from writetime.core.errors import WritetimeError
+from writetime.core.setting_names import Owner, QueueName, require_distinct
 from writetime.core.settings_errors import faults
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
@@ -33,29 +33,12 @@ _KAFKA_UNVERIFIED = {
 }
 
 
-# As Dagster checks it (`dagster._core.definitions.utils.is_valid_owner`).
-_OWNER = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}\b")
-
-
 def is_loopback(host: str) -> bool:
     """Return whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _owner(name: str) -> str:
-    """Return the owner of an asset. One that Dagster refuses would fail all assets."""
-    if not _OWNER.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is no owner for Dagster: name a mail address, whose last part has 2 to 7 letters, or a team, "
-            "such as team:orders"
-        )
-    return name
-
-
-_Owner = Annotated[str, AfterValidator(_owner)]
 
 
 class _Section(BaseModel):
@@ -184,7 +167,7 @@ class Table(_Section):
     """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.lake.followed_tables`."""
 
     description: str | None = Field(default=None, description="The meaning of its rows.")
-    owners: list[_Owner] = Field(default=[], description='Its owners: mail addresses, or names such as "team:orders".')
+    owners: list[Owner] = Field(default=[], description='Its owners: mail addresses, or names such as "team:orders".')
     capture: bool = Field(
         default=True, description="Whether its changes are captured live; if not, only from snapshots."
     )
@@ -204,7 +187,7 @@ class Table(_Section):
 class Alerts(_Section):
     """The receivers of alerts about failed runs and checks, beside the log."""
 
-    owners: list[_Owner] = Field(
+    owners: list[Owner] = Field(
         default=[],
         description="Owners of assets that belong to no table, or whose table names none: mail addresses, or "
         'names such as "team:data".',
@@ -499,9 +482,7 @@ class Replay(_Section):
     poll_seconds: float = Field(
         default=1.0, gt=0, description="How often an idle subscriber looks for a batch that ZooKeeper does not have."
     )
-    queues: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$")]] = Field(
-        default=[], description="Queues that Dagster copies into the lake."
-    )
+    queues: list[QueueName] = Field(default=[], description="Queues that Dagster copies into the lake.")
     keep_days: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
     )
@@ -509,13 +490,7 @@ class Replay(_Section):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        """Reject queues that Dagster cannot tell apart: they would fail all jobs."""
-        names = [re.sub("[.-]", "_", queue) for queue in self.queues]
-        if same := [queue for queue, name in zip(self.queues, names, strict=True) if names.count(name) > 1]:
-            raise ValueError(
-                f"queues: Dagster cannot tell {' and '.join(same)} apart: use names that differ in more than '-', '.' "
-                "and '_'"
-            )
+        require_distinct(self.queues)
         return self
 
 

@@ -143,7 +143,7 @@ class TablePipeline:
         return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
-        """Record what was published, and end the publisher."""
+        """Record the position of the publisher, and end it."""
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
@@ -151,7 +151,7 @@ class TablePipeline:
             publisher.close()
         except Exception as e:
             # The next publisher reads its position from Kafka.
-            log.warning("%s: the lake does not record what was published: %s", self.name, reason_of(e))
+            log.warning("%s: the position of the publisher is not recorded in the lake: %s", self.name, reason_of(e))
 
     def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         outcome = self.landing.land(ends, sources, self._run, one_batch=True)

@@ -119,7 +119,7 @@ class TableLanding(StepCounts):
             self._send(replace(self.report, at=time.time(), steps=steps))
 
     def _remember(self) -> None:
-        """Keep the offsets that landing knows: after a failure it begins anew."""
+        """Keep the offsets that landing knows. After a failure, a new landing knows none."""
         if self._landing is not None:
             self._landed = self._landing.landed or self._landed
 

@@ -253,7 +253,7 @@ class EventPublisher(Sender):
             self.close()
 
     def close(self) -> None:
-        """Record what was published."""
+        """Record the position in the lake."""
         self._record()
 
     def _start(self, table: LakeTable, stream: TableVersion) -> Reached:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import WhenUsed
 from writetime.core.printing import json_value
 from writetime.lake.state import folded_version
@@ -62,8 +62,10 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
     try:
         return _compare(table, now.version.version, position)
-    except (WritetimeError, FileNotFoundError) as e:
-        fault = f"its rows as of its last refresh cannot be computed ({e}): refresh it, and verify again"
+    except (WritetimeError, FileNotFoundError, duckdb.Error) as e:
+        # DuckDB reads both sides, so it reports what either side raises.
+        remedy = f"verify again, refresh it, or run `writetime rebuild {table.name} view`"
+        fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
 
 
@@ -85,7 +87,7 @@ def _compare(table: LakeTable, version: int, position: Position) -> CompactedVie
         held = _held(database, _in_view(opened, wanted), some), _held(database, _expected(parts, wanted), some)
         found = [WrongRow(row, None) for row in _only_in(database, held[0], held[1])]
         found += [WrongRow(None, row) for row in _only_in(database, held[1], held[0])]
-    fault = f"it has not the rows of its last refresh: run `writetime rebuild {table.name} view`"
+    fault = f"it does not have the rows of its last refresh: run `writetime rebuild {table.name} view`"
     return CompactedView(rows, expected, position.batch.as_of, fault, found)
 
 
