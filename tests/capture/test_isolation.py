@@ -3,8 +3,10 @@
 Unknown faults are injected at each boundary of a real agent; what Kafka refuses, a real broker refuses.
 """
 
+import errno
 import fnmatch
 import json
+import os
 import re
 import shutil
 import time
@@ -307,6 +309,32 @@ def test_a_segment_that_cannot_be_read_stops_no_other(
         broken.clear()
         captured.settle(60)
         wait_for(lambda: until(captured, "good") > 0)
+    captured.assert_same("good", "marks")
+
+
+def test_a_fault_of_the_disk_publishes_nothing_twice(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment on a bad block: what was read before it is not read again at each attempt."""
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    captured.pace = Pace(pause=0.05)
+    broken = [True]
+    failures: list[str] = []
+    read = decoding.Decoder.read
+
+    def fail_at_the_end(decoder: decoding.Decoder, segment: Segment, *arguments: Any) -> Any:
+        yield from read(decoder, segment, *arguments)
+        if broken:
+            failures.append(segment.name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), segment.path)
+
+    monkeypatch.setattr(decoding.Decoder, "read", fail_at_the_end)
+    with captured.agent():
+        for k in range(5):
+            before = len(failures)
+            captured.write(f"INSERT INTO {{ks}}.good (k, v) VALUES ({k}, {k})")
+            wait_for(lambda before=before: len(failures) > before)
+        broken.clear()
+        captured.settle(60)
+    assert sorted(captured.changes("good")["k"].to_pylist()) == list(range(5))
     captured.assert_same("good", "marks")
 
 
