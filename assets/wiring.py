@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
 
 from writetime.core.config import Settings
-from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, workqueue
+from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, upkeep, workqueue
 from writetime_dagster.assets.automation import switched, with_rounds
 from writetime_dagster.assets.naming import documented
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
@@ -50,6 +50,7 @@ def platform(
             ),
             settings,
         ).map_asset_specs(func=depend),
+        upkeep.definitions(settings.replay.queues),
         _shared(),
         Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=in_process_executor),
     )

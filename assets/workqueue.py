@@ -51,6 +51,7 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
 COMPLETED = AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
+COMPLETED_POOL = "completed_events"
 _SHOWN = 20
 # How often work that stays stuck is reported.
 _AGAIN_SECONDS = 3600.0
@@ -148,7 +149,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     deps=[EVENT_QUEUE],
     group_name="workqueue",
     kinds={"spark", "deltalake"},
-    pool="completed_events",
+    pool=COMPLETED_POOL,
     metadata=arrow_columns(completed.SCHEMA.append(pa.field("read_at", pa.int64()))),
     check_specs=[
         AssetCheckSpec(

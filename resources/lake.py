@@ -1,5 +1,6 @@
 """The lake for assets: Delta tables below one path."""
 
+import deltalake
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
@@ -34,3 +35,17 @@ class LakeResource(WritetimeResource):
         """Replace the partitions of the rows, in one commit. The first call creates the table."""
         writer = frame.write.format("delta").mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy(*by).save(self.path(table))
+
+    def clean_up(self, table: str) -> dict[str, int]:
+        """Merge the small files of a table, and delete files that no version of the last `lake.vacuum_hours` names.
+        Return how many of each; nothing if the table has not been written.
+        """
+        storage = lake_storage(self.settings).folder(table)
+        options = dict(storage.options)
+        if not deltalake.DeltaTable.is_deltatable(storage.address, options):
+            return {}
+        opened = deltalake.DeltaTable(storage.address, storage_options=options)
+        merged = opened.optimize.compact()["numFilesRemoved"]
+        hours = self.settings.lake.vacuum_hours
+        gone = opened.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        return {"files_merged": merged, "files_deleted": len(gone)}

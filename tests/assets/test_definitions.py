@@ -435,7 +435,7 @@ def repositories(config: Path) -> list[RepositoryDefinition]:
 def test_jobs() -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "agents", "completed_events", "queue_health", "drain_queue"}
-    own |= {"publish_segments", "ingest_lag", "queue_audit"}
+    own |= {"publish_segments", "ingest_lag", "queue_audit", "clean_up"}
     assert own <= set(repository.job_names)
     of_demo = demo.defs.get_repository_def()
     assert set(of_demo.job_names) - set(repository.job_names) >= {"replay_flights", "board"}
@@ -498,6 +498,7 @@ def test_schedules(repositories: list[RepositoryDefinition]) -> None:
     assert sorted({(s.name, s.cron_schedule) for r in repositories for s in r.schedule_defs}) == [
         ("audit_schedule", "30 3 * * *"),
         ("catch_up_schedule", "*/15 * * * *"),
+        ("clean_up_schedule", "0 3 * * *"),
         ("completed_events_schedule", "25 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
         ("maintain_schedule", "30 2 * * *"),

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -29,7 +31,7 @@ from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, deadletters, drain
 from writetime.ingest.event import accept
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime_dagster.assets import automation, ingest
+from writetime_dagster.assets import automation, ingest, upkeep
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
@@ -105,6 +107,34 @@ def test_events_are_stored_checked_and_committed(
     kafka.delete_topics(settings, [settings.ingest.dead_letter_topic])
     ensure_ingest_topics(settings)
     assert dead_letter_rows.starts(settings, table) == {}
+
+
+class LakeOfNow(LakeResource):
+    """A lake that keeps no earlier versions."""
+
+    @property
+    def settings(self) -> Settings:
+        found = super().settings
+        return found.model_copy(update={"lake": found.lake.model_copy(update={"vacuum_hours": 0})})
+
+
+def test_dead_letters_are_cleaned_up(settings: Settings, spark: SparkSession, instance: DagsterInstance) -> None:
+    lake = LakeOfNow()
+    for value in (b"no event", b"nor this one"):
+        produce(settings, value)
+        run(instance)
+    before = lake.read(spark, ingest.DEAD_LETTERS_TABLE)
+    rows, files = sorted(before.collect()), before.inputFiles()
+    assert len(files) == 2
+    job = upkeep.clean_up_job(["never-written"])
+    assert job.execute_in_process(instance=instance, resources={"lake": lake}).success
+    after = lake.read(spark, ingest.DEAD_LETTERS_TABLE)
+    assert sorted(after.collect()) == rows
+    assert len(after.inputFiles()) == 1
+    assert not any(Path(urlsplit(file).path).exists() for file in files)
+    # Later runs add to it as before.
+    produce(settings, b"one more")
+    assert metadata(run(instance), ingest.DEAD_LETTERS)["dagster/row_count"] == 3
 
 
 def test_a_run_that_was_not_committed_is_repeated_without_harm(
