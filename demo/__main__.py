@@ -76,7 +76,7 @@ def main() -> int:
         _capture(settings)
     tables = _followed(settings)
     with programs.programs(log_file) as (ingress, worker, agent):
-        with Dagster(log_file) as dagster:
+        with Dagster(settings, log_file) as dagster:
             if _lag(settings):
                 with step("storing the events that an earlier run left"):
                     _ingest_all(settings, dagster)

@@ -1,4 +1,4 @@
-"""`make demo`, small, with all runs in the process of the web server that launches them."""
+"""`make demo`, small."""
 
 import os
 import re
@@ -18,12 +18,6 @@ from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
-# They share imports and the Java of Spark. tests/assets/test_daemon.py has runs in workers, as `make demo` itself.
-IN_ONE_PROCESS = """
-run_launcher:
-  module: tests.support.run_launcher
-  class: ThreadRunLauncher
-"""
 
 
 @pytest.fixture
@@ -92,7 +86,7 @@ def run_demo(own: Settings, home: Path) -> tuple[int, str, set[str]]:
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
     status, printed, metrics = run_demo(own, home)
     log = home / "demo.log"
     assert status == 0, printed + (log.read_text()[-5000:] if log.exists() else "")
