@@ -65,5 +65,8 @@ class WhenUsed:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
+        # Tools that look through a module ask each of its names for private ones, and would import all extras.
+        if name.startswith("_"):
+            raise AttributeError(name)
         require(self._module.partition(".")[0])
         return getattr(importlib.import_module(self._module), name)
