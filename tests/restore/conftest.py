@@ -79,7 +79,8 @@ class Platform:
                 command("land", name)
                 return is_in_lake(self.settings, name) and self.rows(name) == cql_rows(session, schema)
 
-            wait_for(is_same)
+            # Agents read first what other tests wrote to the node that they share.
+            wait_for(is_same, 180)
         run("verify", name)
 
     def rows(self, name: str) -> list[dict[str, object]]:
