@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from tests.storage.written import Written
 from tests.support import oracle
+from tests.support.examples import rounds, some
 from tests.support.expected import assert_same, without_origin
 from tests.support.format_server import cql_with_ids
 from tests.support.generate import KEYSPACE, SEED
@@ -125,11 +126,12 @@ def end_of(reader: CommitLogReader, segment: Segment) -> tuple[str, int | None]:
 def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
     """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one.
 
-    Every byte without compression and with LZ4; sections are the same with Zstandard, so there every fifth.
+    Every byte of a long run, without compression and with LZ4; sections are the same with Zstandard, so there every
+    fifth.
     """
     segment = segment_of(written)
     step = 5 if written.version == "da" else 1
-    sizes = range(SEED % step, 700, step)
+    sizes = some(range(SEED % step, 700, step), SEED)
     cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in sizes]
     cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in sizes]
     wanted = oracle.accepted([s.path for s in cuts])
@@ -149,7 +151,7 @@ def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
         outcome, torn_at = end_of(strict, each)
         outcomes[outcome] += 1
         assert report.torn_at == torn_at
-        if len(ends) != seen:
+        if len(ends) != seen and outcome != "corrupt":
             seen = len(ends)
             assert_begins_with(written, whole, read(reader, each))
     print(outcomes, seen)
@@ -188,7 +190,7 @@ def test_a_flipped_bit_raises_or_changes_nothing(written: Written, tmp_path: Pat
     whole = read(reader, segment)
     chooser = random.Random(11)
     raised = 0
-    for _ in range(25):
+    for _ in range(flips := rounds(25)):
         bit = chooser.randrange(8 * end)
         broken = bytearray(sound)
         broken[bit // 8] ^= 1 << bit % 8
@@ -200,7 +202,7 @@ def test_a_flipped_bit_raises_or_changes_nothing(written: Written, tmp_path: Pat
         else:
             # A bit of a compressed section that its mutations do not depend on.
             same(written, found, whole)
-    assert raised >= 23
+    assert raised >= flips - 2
     path.write_bytes(sound)
     same(written, read(reader, segment), whole)
 
@@ -281,7 +283,7 @@ def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
 def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path) -> None:
     """In a process of its own, as what goes wrong in the kernel may end it."""
     cql = cql_with_ids(generated(written))
-    arguments = f"{segment_of(written).path!r}, {cql!r}, {str(tmp_path)!r}, 1500"
+    arguments = f"{segment_of(written).path!r}, {cql!r}, {str(tmp_path)!r}, {rounds(1500)}"
     answer = in_a_process(f"tests.storage.test_commitlog.read_broken_mutations({arguments})")
     assert answer.returncode == 0, answer.stderr[-2000:]
     print(answer.stdout)

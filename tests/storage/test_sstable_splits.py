@@ -11,6 +11,7 @@ import pytest
 
 from tests.storage import tries
 from tests.storage.written import Written, one_of_each
+from tests.support.examples import rounds
 from tests.support.expected import as_rows
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import as_older, copy
@@ -21,7 +22,7 @@ from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
 
-FLIPS_AN_INDEX = 40
+FLIPS_AN_INDEX = rounds(40)
 
 
 def wide(written: Written) -> tuple[TableSchema, Location]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tests.storage import tries
+from tests.support.examples import rounds
 from tests.support.expected import as_rows
 from tests.support.recordings import WIDE, recorded
 from tests.support.rewriting import copy
@@ -29,7 +30,7 @@ from writetime.storage.sstable import WINDOW, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 RECORDED = Path(__file__).parents[1] / "data" / "scylla"
-FLIPS = 30
+FLIPS = rounds(60)
 EVERYTHING = (MIN_TOKEN, MAX_TOKEN)
 ORIGIN = Origin("sstable", "", datetime.now(UTC))
 Tokens = tuple[int, int]
@@ -245,7 +246,7 @@ def test_an_index_with_a_wrong_position_hides_no_partition(location: Location, t
     for wrong in r.sample(range(1, len(found)), min(len(found) - 1, 4)):
         before, after = found[wrong - 1 : wrong + 1]
         answers = {token: whole(location, (token, token)) for token in (tries.token(p.key) for p in (before, after))}
-        for at in r.sample(range(before.start + 1, after.end), min(60, after.end - before.start - 1)):
+        for at in r.sample(range(before.start + 1, after.end), min(rounds(60), after.end - before.start - 1)):
             write_index(here, [p.key for p in found], [at if p is after else p.start for p in found])
             for token, wanted in answers.items():
                 try:

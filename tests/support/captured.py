@@ -17,6 +17,7 @@ from tests.support.format_server import FormatServer
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.messages import messages
 from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.capture.agent import Pace, run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import end_offsets, messages_between
@@ -96,10 +97,8 @@ class Captured:
         for _ in range(2):
             self._marks += 1
             self.write(f"INSERT INTO {{ks}}.marks (id) VALUES ({self._marks})")
-            while self._marks not in self._seen_marks():
-                assert not self._faults, self._faults
-                assert time.monotonic() < deadline, "the agent is late"
-                time.sleep(0.05)
+            wait_for(lambda: self._faults or self._marks in self._seen_marks(), deadline - time.monotonic())
+            assert not self._faults, self._faults
 
     def _seen_marks(self) -> set[int]:
         """The marks that were published; of the topic, which has what `fill` wrote, too, only what is new is read."""

@@ -1,9 +1,10 @@
-"""How many examples a test of properties tries: a quarter of them by `make test`, all by `make test-long`.
+"""How many inputs a test tries: a quarter of them by `make test`, all by `make test-long`.
 
 Each run tries others, so that many short runs find what one long run does.
 """
 
 import os
+import random
 from typing import Any
 
 from hypothesis import settings
@@ -20,5 +21,14 @@ def is_long_run() -> bool:
 
 def examples(number: int, **options: Any) -> settings:
     """Return settings of hypothesis: `number` is how many examples a long run tries."""
-    tried = number if is_long_run() else max(number // 4, _FEWEST)
-    return settings(max_examples=tried, **options)
+    return settings(max_examples=rounds(number), **options)
+
+
+def rounds(number: int) -> int:
+    """Return how many inputs this run tries, if a long run tries so many."""
+    return number if is_long_run() else max(number // 4, _FEWEST)
+
+
+def some(numbers: range, seed: int) -> list[int]:
+    """Return all numbers in a long run, and else a quarter of them, which the seed chooses."""
+    return sorted(random.Random(seed).sample(numbers, min(rounds(len(numbers)), len(numbers))))

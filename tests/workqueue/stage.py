@@ -172,10 +172,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
     """Wait until a condition holds; a database that is away does not hold it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
+        began = time.monotonic()
         try:
             if condition():
                 return
         except Exception as e:
             what = f"{what} ({type(e).__name__}: {e})" if "(" not in what else what
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
-        time.sleep(0.05)
+        # As `wait_until`: a check that takes long would slow down what it waits for.
+        time.sleep(max(0.05, 2 * (time.monotonic() - began)))
