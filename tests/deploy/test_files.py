@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.files import CONTAINERS, ROOT, compose, manifests, pods, targets
+from tests.deploy.files import CONTAINERS, KUBERNETES, ROOT, compose, manifests, pods, targets
 from writetime.core import config
 from writetime.runtime import jars
 
@@ -80,9 +80,20 @@ def test_the_files_that_the_compose_file_names_are_there(tmp_path: Path, monkeyp
 
 
 def test_settings_of_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables of the Secret, which all of its pods have."""
     (found,) = [m for m in manifests() if m["kind"] == "ConfigMap"]
+    secrets = [
+        re.findall(r"--from-literal='?(\w+)=", file.read_text())
+        for file in (KUBERNETES / "settings.yaml", ROOT / "docs/containers.md")
+    ]
+    assert secrets[0] == secrets[1]
+    for name in secrets[0]:
+        monkeypatch.setenv(name, '["0123456789abcdef"]' if name.endswith("TOKENS") else "secret")
     settings = load(found["data"]["writetime.toml"], tmp_path, monkeypatch)
     assert settings.lake.path.startswith("s3://")
+    assert settings.cassandra.password is not None
+    ports = [p for m in manifests() if m["metadata"]["name"] == "cassandra" for p in m["spec"].get("ports", [])]
+    assert [p["port"] for p in ports] == [settings.cassandra.port]
 
 
 @pytest.mark.parametrize("name", sorted(PODS))
