@@ -3,14 +3,39 @@ functions call none of another file, except for those of `storage.kernel.memory`
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 
-njit: Any = numba.njit(cache=True, nogil=True)
-"""Compile a function for other compiled ones."""
+_log = logging.getLogger(__name__)
+
+
+def cached(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function with these options of numba, once for all processes; or in each, if no folder can keep it."""
+    compiler: Any = numba.njit
+    try:
+        return compiler(cache=True, **options)(function)
+    except RuntimeError as e:
+        if "no locator available" not in str(e):
+            raise
+    _warn_of_no_cache()
+    return compiler(**options)(function)
+
+
+@functools.cache
+def _warn_of_no_cache() -> None:
+    _log.warning(
+        "no folder can keep compiled code, so each start takes some seconds more: name a folder that can be written in "
+        "NUMBA_CACHE_DIR"
+    )
+
+
+def njit(function: Callable[..., Any]) -> Any:
+    """Compile a function for other compiled ones."""
+    return cached(function, nogil=True)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,11 +8,11 @@ for a node's changes. Reference: Apache Avro 1.12 Specification, "Binary encodin
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
 
+from writetime.core.compiled import njit
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 # pyarrow creates these functions when it is loaded, so a type checker does not know them.
@@ -73,7 +73,7 @@ def encode_bytes(values: pa.Array) -> pa.Array:
     return joined([encode_long(pc.binary_length(content)), content])
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _varints(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Write zig-zag numbers in 7-bit groups, the lowest first."""
     offsets = np.zeros(len(values) + 1, np.int64)

@@ -12,10 +12,10 @@ encoding" and "Schema Resolution" (only that of records by field name is needed 
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 
+from writetime.core.compiled import njit
 from writetime.core.errors import WritetimeError
 from writetime.schema.avro import pc
 from writetime.schema.mapping import avro_name
@@ -315,7 +315,7 @@ def _fits(avro: str, arrow: pa.DataType) -> bool:
     return arrow == {"boolean": pa.bool_(), "float": pa.float32(), "double": pa.float64()}[avro]
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _varint(data: np.ndarray, p: int, end: int) -> tuple[int, int]:
     """Return a zig-zag number and the offset after it; that is beyond the end if it is truncated or too long."""
     value = np.uint64(0)
@@ -330,7 +330,7 @@ def _varint(data: np.ndarray, p: int, end: int) -> tuple[int, int]:
     return 0, end + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _decode(  # noqa: PLR0917 (compiled functions take their arrays one by one)
     program: np.ndarray,
     counts: np.ndarray,

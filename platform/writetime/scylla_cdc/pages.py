@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 import pyarrow as pa
 from cassandra import ConsistencyLevel, InvalidRequest, OperationTimedOut, RequestExecutionException, protocol
@@ -24,6 +23,7 @@ from cassandra.query import PreparedStatement
 
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.clients.untyped_rows import UntypedResult
+from writetime.core.compiled import njit
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _columns(body: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Put the values of each column side by side; return the start of each, whether it exists, and all bytes."""
     starts = np.empty((columns, rows), np.int64)

@@ -8,13 +8,14 @@ import operator
 from pathlib import Path
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import NullCache
 from numba.core.typing.templates import AbstractTemplate, builtin_registry, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from writetime.core.compiled import cached
 from writetime.storage.kernel.layout import COLUMN_FIELDS, TABLE_FIELDS
 
 _KERNEL = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
@@ -27,10 +28,10 @@ def compiled(function: Any, **options: Any) -> Any:
     cached function current while that function's file is unchanged; here the other files of the kernel, which it may
     call, count as well.
     """
-    njit: Any = numba.njit
-    dispatcher = njit(cache=True, _nrt=False, **options)(function)
-    own = Path(function.__code__.co_filename).read_bytes()
-    dispatcher._cache._cache_file._source_stamp = hashlib.sha256(_KERNEL + own).hexdigest()
+    dispatcher = cached(function, _nrt=False, **options)
+    if not isinstance(dispatcher._cache, NullCache):
+        own = Path(function.__code__.co_filename).read_bytes()
+        dispatcher._cache._cache_file._source_stamp = hashlib.sha256(_KERNEL + own).hexdigest()
     return dispatcher
 
 
