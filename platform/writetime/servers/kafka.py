@@ -13,7 +13,8 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 from writetime.runtime.java import java
-from writetime.servers.process import EmbeddedServer, port_answers, port_of
+from writetime.servers.process import EmbeddedServer, java_environment, port_answers, port_of
+from writetime.servers.properties import properties_text
 
 _LOG4J = """status: WARN
 name: writetime
@@ -38,6 +39,11 @@ class KafkaServer(EmbeddedServer):
             "embedded.kafka_controller_port": embedded.kafka_controller_port,
         }
         super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
+        if "," in str(self.folder):
+            raise WritetimeError(
+                f"embedded.home: Kafka cannot use the folder {self.folder}, as it takes a comma in a path as the end "
+                "of the path; name a folder without commas"
+            )
         self._heap = f"{embedded.kafka_heap_mb}m"
         self._controller_port = embedded.kafka_controller_port
         # The id for a new log folder; brokers of one cluster share one.
@@ -46,7 +52,7 @@ class KafkaServer(EmbeddedServer):
     def command(self) -> list[str]:
         """Write `server.properties`, format the log folder once, and return the command line of the broker."""
         config = self.folder / "server.properties"
-        config.write_text("".join(f"{k}={v}\n" for k, v in self.configuration().items()))
+        config.write_text(properties_text(self.configuration()), "ascii")
         if not (self.folder / "data" / "meta.properties").is_file():
             self._format(config)
         return [*self._java(f"-Xmx{self._heap}", f"-Xms{self._heap}"), "kafka.Kafka", str(config)]
@@ -71,7 +77,7 @@ class KafkaServer(EmbeddedServer):
         # One in 64 ids begins with a dash, and would be read as an option if it were a separate word.
         format_options = ["format", f"--cluster-id={self.cluster_id}", "-c", str(config)]
         command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", *format_options]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, env=java_environment(), capture_output=True, text=True, check=False)
         if answer.returncode:
             raise WritetimeError(f"Kafka's log folder {self.folder / 'data'} cannot be made: {answer.stderr.strip()}")
 

@@ -100,7 +100,7 @@ class EmbeddedServer(ABC):
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,
-                env={**os.environ, "JAVA_HOME": str(java_home())},
+                env=java_environment(),
             )
         self._pid_file.write_text(f"{process.pid} {psutil.Process(process.pid).create_time()}")
         return True
@@ -157,6 +157,13 @@ class EmbeddedServer(ABC):
     def _tail(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-8:])
+
+
+def java_environment() -> dict[str, str]:
+    """Return the environment of a server's programs. The locale C would let Java open no file whose path has letters
+    beyond ASCII.
+    """
+    return {**os.environ, "JAVA_HOME": str(java_home()), "LC_ALL": "C.UTF-8"}
 
 
 def port_of(address: str, setting: str) -> int:

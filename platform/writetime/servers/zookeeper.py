@@ -7,6 +7,7 @@ from writetime.core.config import Settings
 from writetime.runtime import jars
 from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, port_of
+from writetime.servers.properties import properties_text
 
 _LOGBACK = """<configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -38,7 +39,7 @@ class ZooKeeperServer(EmbeddedServer):
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "ruok,srvr,mntr",
         }
-        config.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
+        config.write_text(properties_text(properties), "ascii")
         logback = self.folder / "logback.xml"
         logback.write_text(_LOGBACK)
         class_path = os.pathsep.join(map(str, jars.fetch("zookeeper")))
