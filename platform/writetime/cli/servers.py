@@ -29,8 +29,10 @@ def up() -> None:
 @click.command()
 def down() -> None:
     """Stop the embedded servers; their data stays."""
-    for server, stopped in servers.down(config.load()):
-        click.echo(f"{server.name:<10} {'stopped' if stopped else 'was not running'}")
+    settings = config.load()
+    _require_installation(settings)
+    for name, stopped in servers.down(settings):
+        click.echo(f"{name:<10} {'stopped' if stopped else 'was not running'}")
 
 
 @click.command()
@@ -55,6 +57,9 @@ def status(*, agents: bool, everything: bool) -> None:
         status = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {status:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
+        shown += 1
+    for server in servers.left(settings):
+        click.echo(f"{server.folder.name:<10} runs, but is not in embedded.servers: `writetime down` stops it")
         shown += 1
     queues = Entries([[line] for line in queue_lines(settings)], "faults of queues")
     parts = [*status_parts(settings, everything=everything), *ingest_lines(settings), queues]

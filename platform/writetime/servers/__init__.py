@@ -6,7 +6,7 @@ from writetime.core.config import Settings, is_loopback
 from writetime.core.errors import WritetimeError
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
-from writetime.servers.process import EmbeddedServer
+from writetime.servers.process import EmbeddedServer, ServerFolder
 from writetime.servers.zookeeper import ZooKeeperServer
 
 
@@ -25,6 +25,12 @@ def servers(settings: Settings) -> list[EmbeddedServer]:
     return [server(settings) for name, server in _SERVERS.items() if name in settings.embedded.servers]
 
 
+def left(settings: Settings) -> list[ServerFolder]:
+    """Return the servers in `embedded.home` that run although `embedded.servers` does not name them any more."""
+    found = [ServerFolder(settings.embedded.home / name) for name in _SERVERS if name not in settings.embedded.servers]
+    return [server for server in found if server.pid() is not None]
+
+
 def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """Start the servers that are not running, all at once, and wait until all are ready; the flag shows which were
     started.
@@ -40,9 +46,12 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     return launched
 
 
-def down(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
-    """Stop all; the flag shows which were running."""
-    return [(server, server.stop()) for server in reversed(servers(settings))]
+def down(settings: Settings) -> list[tuple[str, bool]]:
+    """Stop all servers in `embedded.home`, also those that the settings do not name any more; return their names. The
+    flag shows which were running.
+    """
+    named = {*settings.embedded.servers, *(server.folder.name for server in left(settings))}
+    return [(name, ServerFolder(settings.embedded.home / name).stop()) for name in reversed(_SERVERS) if name in named]
 
 
 def _require_distinct_ports(all_servers: Sequence[EmbeddedServer]) -> None:

@@ -1,8 +1,7 @@
 """A server process of this machine: started once, probed until it answers, found again by its pid file, stopped.
 
 A server outlives the command that starts it, and any later command finds it. A supervisor such as supervisord would be
-one more process to start, to find and to stop, and neither systemd nor Docker is on every machine. psutil finds the
-processes.
+one more process to start, to find and to stop, and neither systemd nor Docker is on every machine.
 """
 
 import fcntl
@@ -11,10 +10,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,15 +33,69 @@ _PER_PROCESS = 97
 _tried = itertools.count()
 
 
-class EmbeddedServer(ABC):
-    """One server with its own folder below `home`: configuration, data, `server.pid` and `server.log`."""
+class ServerFolder:
+    """The folder of a server, by which any program finds it again: data, `server.pid` and `server.log`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    @property
+    def log_file(self) -> Path:
+        """The file of the server's output; kept across restarts."""
+        return self.folder / "server.log"
+
+    def pid(self) -> int | None:
+        """Return the process id if the server of this folder is running."""
+        try:
+            recorded, identity = self._pid_file.read_text().split()
+            pid = int(recorded)
+        except (FileNotFoundError, ValueError):
+            return None
+        # A number alone may belong to another process since.
+        return pid if _identity(pid) == identity else None
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
+        """Stop the server (SIGKILL to simulate a crash); return False if it was not running. A server that was killed
+        leaves its pid file, as after a crash.
+
+        Raises:
+            WritetimeError: the process does not end.
+        """
+        pid = self.pid()
+        if pid is None:
+            return False
+        if self._ends_by(pid, sig):
+            if sig != signal.SIGKILL:
+                self._pid_file.unlink(missing_ok=True)
+        elif not self._ends_by(pid, signal.SIGKILL):
+            raise WritetimeError(f"{self.folder.name}: process {pid} does not end, although it was killed")
+        return True
+
+    def _ends_by(self, pid: int, sig: signal.Signals) -> bool:
+        def has_ended() -> bool:
+            # A child of this process, which would otherwise stay in the list of processes.
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            return self.pid() is None
+
+        with suppress(ProcessLookupError):
+            os.kill(pid, sig)
+        return wait_until(has_ended, STOP_SECONDS, 0.02)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "server.pid"
+
+
+class EmbeddedServer(ServerFolder, ABC):
+    """One server with its own folder below `home`, which also has its configuration."""
 
     name: str
     # The loopback address of the machine that it listens at.
     address = "127.0.0.1"
 
     def __init__(self, home: Path, ports: dict[str, int], start_timeout_seconds: float) -> None:
-        self.folder = (home / self.name).resolve()
+        super().__init__(home / self.name)
         self.ports = ports
         self._start_timeout_seconds = start_timeout_seconds
 
@@ -52,22 +107,6 @@ class EmbeddedServer(ABC):
     def fault(self) -> str | None:
         """Return why the server does not answer a request of its own protocol; None if it does."""
 
-    @property
-    def log_file(self) -> Path:
-        """The file of the server's output; kept across restarts."""
-        return self.folder / "server.log"
-
-    def pid(self) -> int | None:
-        """Return the process id if the server of this folder is running."""
-        try:
-            recorded, created = self._pid_file.read_text().split()
-            process = psutil.Process(int(recorded))
-            # A number alone may belong to another process since.
-            same = abs(process.create_time() - float(created)) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except (FileNotFoundError, ValueError, psutil.Error):
-            return None
-        return process.pid if same else None
-
     def start(self) -> bool:
         """Start the server and wait until it is ready; return False if it was already running.
 
@@ -78,19 +117,39 @@ class EmbeddedServer(ABC):
         self.wait_ready()
         return launched
 
+    def must_start(self) -> bool:
+        """Return whether the server does not run yet, and could listen at its ports.
+
+        Raises:
+            WritetimeError: another program has one of its ports.
+        """
+        with self._locked():
+            return self._must_start()
+
     def launch(self) -> bool:
         """Start the process without waiting for it; return False if it was already running."""
+        with self._locked():
+            if not self._must_start():
+                return False
+            self._launch()
+            return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude other programs that start the servers: they must not all find that none is running."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Two programs that start the servers at once must not both find that none is running.
         with (self.folder / "launch.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return self._launch()
+            yield
 
-    def _launch(self) -> bool:
+    def _must_start(self) -> bool:
         if self.pid() is not None:
             return False
         for setting, port in self.ports.items():
             self._require_free(port, setting)
+        return True
+
+    def _launch(self) -> None:
         command = self.command()
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
@@ -102,8 +161,7 @@ class EmbeddedServer(ABC):
                 start_new_session=True,
                 env=java_environment(),
             )
-        self._pid_file.write_text(f"{process.pid} {psutil.Process(process.pid).create_time()}")
-        return True
+        self._pid_file.write_text(f"{process.pid} {_identity(process.pid)}")
 
     def wait_ready(self) -> None:
         """Wait until the server answers.
@@ -122,25 +180,6 @@ class EmbeddedServer(ABC):
                 )
             time.sleep(0.1)
 
-    def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
-        """Stop the server (SIGKILL to simulate a crash); return False if it was not running. A server that was killed
-        leaves its pid file, as after a crash.
-        """
-        pid = self.pid()
-        if pid is None:
-            return False
-        process = psutil.Process(pid)
-        process.send_signal(sig)
-        try:
-            process.wait(STOP_SECONDS)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_SECONDS)
-            return True
-        if sig != signal.SIGKILL:
-            self._pid_file.unlink(missing_ok=True)
-        return True
-
     def _require_free(self, port: int, setting: str) -> None:
         # A server that did not stop by itself has left its pid file. Another program does not release the port.
         was_killed = self._pid_file.exists()
@@ -149,10 +188,6 @@ class EmbeddedServer(ABC):
                 f"{self.name}: port {port} is in use by another program; stop it (if `writetime up` has started it in "
                 f"another folder: with `writetime down` there) or set another {setting}"
             )
-
-    @property
-    def _pid_file(self) -> Path:
-        return self.folder / "server.pid"
 
     def _tail(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines()
@@ -209,6 +244,28 @@ def _reservations() -> int:
     """
     path = Path(tempfile.gettempdir()) / f"writetime-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _identity(pid: int) -> str | None:
+    """Return what tells a process from every other one that had or will have its number; None if it has ended. It does
+    not depend on the clock, which may be set while the process runs. A zombie has ended: not every container has an
+    init process that reaps it.
+    """
+    if not sys.platform.startswith("linux"):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+        return None
+    try:
+        # Behind the name, which may have any characters: fields 3 to 52 of `proc_pid_stat(5)`.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, threads, start_ticks = fields[0], int(fields[17]), fields[19].decode()
+    # A thread of a process that ends may still hold its ports.
+    if state == b"Z" and threads <= 1:
+        return None
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{start_ticks}"
 
 
 def _is_free(address: str, port: int) -> bool:
