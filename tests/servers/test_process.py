@@ -1,6 +1,7 @@
 """How the process of a server is found again and stopped, without a real server."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,11 +13,16 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from writetime import servers
 from writetime.cli.main import main
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.runtime import jars
 from writetime.servers import process
+from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, ServerFolder, free_port
+from writetime.servers.zookeeper import ZooKeeperServer
 
 
 class Sleeping(EmbeddedServer):
@@ -115,3 +121,22 @@ def test_down_elsewhere_reports_where_it_looked(tmp_path: Path, monkeypatch: pyt
     answer = CliRunner().invoke(main, ["down"])
     assert answer.exit_code == 1
     assert answer.stderr.startswith(f"Error: there are no settings at {tmp_path}/writetime.toml, and no servers in ")
+
+
+@pytest.mark.parametrize("fault", ["port", "jars"])
+def test_up_starts_nothing_if_one_cannot_start(fault: str, embedded: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*names: str) -> list[Path]:
+        raise WritetimeError(f"no jars of {names}")
+
+    started: list[str] = []
+    monkeypatch.setattr(jars, "fetch", fetch if fault == "jars" else lambda *_: [])
+    for kind in (ZooKeeperServer, KafkaServer):
+        monkeypatch.setattr(kind, "_launch", lambda self: started.append(self.name))
+        monkeypatch.setattr(kind, "fault", lambda _: None)
+    with socket.socket() as used:
+        if fault == "port":
+            used.bind(("127.0.0.1", int(embedded.kafka.bootstrap_servers.split(":")[1])))
+            used.listen()
+        with pytest.raises(WritetimeError, match=r"in use|no jars of \('zookeeper', 'kafka'\)"):
+            servers.up(embedded)
+    assert started == []

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from writetime.core.config import Settings, is_loopback
 from writetime.core.errors import WritetimeError
+from writetime.runtime import jars
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, ServerFolder
@@ -40,6 +41,9 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """
     all_servers = servers(settings)
     _require_distinct_ports(all_servers)
+    # All are checked before the first starts, so that none is left running because another one cannot start.
+    needed = [server for server in all_servers if server.must_start()]
+    jars.fetch(*(server.name for server in needed))
     launched = [(server, server.launch()) for server in all_servers]
     for server in all_servers:
         server.wait_ready()
