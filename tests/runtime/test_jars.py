@@ -69,11 +69,17 @@ def test_a_cached_jar_is_read_once_while_it_stays_as_it_is(tmp_path: Path, monke
     for _ in range(3):
         assert jars.fetch("tiny") == [path]
     assert read == [path]
+    record = tmp_path / "jars" / "checked.json"
+    assert record.stat().st_mode & 0o777 == 0o644
     os.utime(path, ns=(1, 1))
     assert jars.fetch("tiny") == [path]
-    (tmp_path / "jars" / "checked.json").write_text("{")
+    record.write_text("{")
     assert jars.fetch("tiny") == [path]
-    assert read == [path] * 3
+    record.unlink()
+    # Cannot be read, like the file of another user.
+    record.mkdir()
+    assert jars.fetch("tiny") == [path]
+    assert read == [path] * 4
     # Another version of the program may pin another digest for the same name.
     lock = tmp_path / "jars.lock"
     lock.write_text(lock.read_text().replace(hashlib.sha256(b"sound").hexdigest(), "0" * 64))

@@ -100,7 +100,7 @@ def _intact(jars: list[Jar], cache: Path) -> set[str]:
     record = cache / _CHECKED_FILE
     try:
         checked = json.loads(record.read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         checked = {}
     known = dict(checked)
     intact = set()
@@ -122,6 +122,8 @@ def _intact(jars: list[Jar], cache: Path) -> set[str]:
         with suppress(OSError):
             with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
                 json.dump(checked, scratch)
+            # Several users may share the cache, and a temporary file is of its owner alone.
+            os.chmod(scratch.name, 0o644)
             os.replace(scratch.name, record)
     return intact
 
