@@ -12,8 +12,8 @@ STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 # More processes than cores, as tests wait a lot.
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
-# Java ignores an archive that is missing, or made of other jars or by another Java.
-export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
+# Java ignores an archive that is missing, or made of other jars or by another Java. Spark takes off the quotes.
+export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
 .PHONY: setup instance port demo test tests check coverage test-long test-python test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
@@ -30,7 +30,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Dagster reads its instance configuration from DAGSTER_HOME only.
 instance: setup
-	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
+	@mkdir -p "$(DAGSTER_HOME)" && cp dagster.yaml "$(DAGSTER_HOME)/"
 
 # Where there are no settings yet, they begin as the demo's. SCYLLA=host:port runs it on that ScyllaDB.
 demo: instance
@@ -139,5 +139,10 @@ bench: setup
 	@$(BIN)/python -m bench.workqueue
 	@$(BIN)/python -m bench.replay
 
+# A server whose folder is deleted would run on, and nothing could find it.
 clean:
+	@test ! -x $(BIN)/writetime || test ! -d .writetime/servers || $(BIN)/writetime down
+	@test ! -x $(BIN)/writetime || for settings in .writetime/tests/*/servers.toml; do \
+		test ! -f "$$settings" || WRITETIME_CONFIG="$$settings" $(BIN)/writetime down || exit 1; \
+	done
 	rm -rf $(VENV) .writetime

@@ -1,56 +1,63 @@
-import socket
+"""The Makefile, in a copy of the repository whose path has a space, with programs that only report their calls."""
+
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.support import cassandra_versions
-from writetime.runtime import jars
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # With the installation that runs the tests.
-    command = ["make", "--no-print-directory", "-o", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WRITETIME_CONFIG", raising=False)
+    folder = tmp_path / "my folder"
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("Makefile", "dagster.yaml", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (programs.parent / ".installed").touch()
+    program = programs / "writetime"
+    program.write_text('#!/bin/sh\necho "$1 ${WRITETIME_CONFIG:-here}" >> calls\ntest ! -f broken\n')
+    program.chmod(0o755)
+    return folder
 
 
-def port(number: int) -> subprocess.CompletedProcess[str]:
-    return make(f"UI_PORT={number}", "port")
+def make(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--no-print-directory", target]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_web_ui_asks_for_another_port_before_it_starts_anything() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        refused = port(number)
-        assert refused.returncode != 0
-        assert f"port {number} is in use" in refused.stdout
-        assert "make ui UI_PORT=3001" in refused.stdout
-    free = port(number)
-    assert free.returncode == 0, free.stderr
+def test_all_folders_are_made_where_the_makefile_is(tree: Path) -> None:
+    done = make(tree, "instance")
+    assert done.returncode == 0, done.stderr
+    assert (tree / ".writetime" / "dagster" / "dagster.yaml").is_file()
+    assert [path.name for path in tree.parent.iterdir()] == [tree.name]
 
 
-def test_without_a_scylladb_its_tests_are_skipped_by_name() -> None:
-    skipped = make("test-scylla")
-    assert skipped.returncode == 0, skipped.stderr
-    assert skipped.stdout == (
-        "skipped: tests on ScyllaDB, as none is named: "
-        "make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command]\n"
-    )
+def test_clean_needs_no_servers(tree: Path) -> None:
+    assert make(tree, "clean").returncode == 0
+    assert not (tree / "calls").exists()
+    assert not (tree / ".venv").exists()
+    (tree / ".writetime" / "servers").mkdir(parents=True)
+    assert make(tree, "clean").returncode == 0
+    assert not (tree / ".writetime").exists()
 
 
-def test_with_a_scylladb_its_tests_run_with_vnodes_and_with_tablets() -> None:
-    found = make("-n", "test-scylla", "SCYLLA=127.0.0.9:9042", "DATA=/data", "NODETOOL=scylla nodetool -p 1").stdout
-    assert "for tablets in off on" in found
-    assert '--scylla "127.0.0.9:9042" --scylla-tablets $tablets' in found
-    assert '--scylla-data "/data" --scylla-nodetool "scylla nodetool -p 1"' in found
-
-
-def test_the_matrix_runs_each_version_and_its_results_name_it() -> None:
-    found = make("-n", "test-matrix").stdout
-    assert f"for version in {' '.join(reversed(cassandra_versions.VERSIONS))};" in found
-    results = (ROOT / "docs/versions.md").read_text()
-    for version in cassandra_versions.VERSIONS:
-        pinned = jars.pinned("cassandra" if version == "5.0" else f"cassandra-{version}")
-        (jar,) = [jar for jar in pinned if jar.artifact == "cassandra-all"]
-        assert f"| Cassandra {jar.version} |" in results
+def test_clean_stops_the_servers_first(tree: Path) -> None:
+    (tree / ".writetime" / "servers").mkdir(parents=True)
+    settings = tree / ".writetime" / "tests" / "main" / "servers.toml"
+    settings.parent.mkdir(parents=True)
+    settings.touch()
+    (tree / "broken").touch()
+    assert make(tree, "clean").returncode != 0
+    assert settings.exists()
+    (tree / "broken").unlink()
+    assert make(tree, "clean").returncode == 0
+    assert (tree / "calls").read_text().splitlines() == [
+        "down here",
+        "down here",
+        "down .writetime/tests/main/servers.toml",
+    ]
+    assert not (tree / ".writetime").exists()
