@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from dagster import (
@@ -107,7 +108,8 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
                 clear_snapshot(database.settings, table.name, str(old.value))
         except Exception:
             # Otherwise each retry would leave one, which keeps its files on the disk of the node.
-            clear_snapshot(database.settings, table.name, tag)
+            with suppress(Exception):
+                clear_snapshot(database.settings, table.name, tag)
             raise
         return MaterializeResult(
             metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}

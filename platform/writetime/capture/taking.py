@@ -26,7 +26,7 @@ class Taker(Protocol):
     """Takes and deletes snapshots, in its own thread.
 
     Raises:
-        WritetimeError, OSError, subprocess.SubprocessError: it cannot.
+        WritetimeError, OSError: it cannot.
     """
 
     def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:

@@ -5,8 +5,10 @@ its data folders, in its virtual tables.
 """
 
 import ast
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -42,25 +44,47 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
 
 
 def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str) -> dict[str, list[Path]]:
-    """Do the same as `take_snapshot`, for some tables at once, on a node with known data folders and JMX port.
+    """Do the same as `take_snapshot`, for some tables at once, on a node with known data folders and JMX port. If this
+    fails, the node keeps no part of the snapshot.
 
     Raises:
         WritetimeError: nodetool fails, or a snapshot is not at the expected place.
     """
-    nodetool(port, "snapshot", "-t", tag, "-kt", ",".join(tables))
-    return {table: _folders(data_folders, table, table_id, tag) for table, table_id in tables.items()}
+    keyspaces = {table.partition(".")[0] for table in tables}
+    folders = {table: _folders(data_folders, table, table_id) for table, table_id in tables.items()}
+    for table, of_table in folders.items():
+        _present(of_table, table, tag)
+    used = any(any(Path(d, k).glob(f"*/snapshots/{tag}")) for d in data_folders for k in keyspaces)
+    try:
+        nodetool(port, "snapshot", "-t", tag, "-kt", ",".join(tables))
+        return {
+            table: _present([folder / "snapshots" / tag for folder in of_table], table, tag)
+            for table, of_table in folders.items()
+        }
+    except BaseException as e:
+        # It would hold its files on the disk of the node. An earlier one of this tag is not ours.
+        if not used and "already exists" not in str(e):
+            with suppress(Exception):
+                delete(port, tables, tag)
+        raise
 
 
-def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> list[Path]:
+def _folders(data_folders: list[str], table: str, table_id: UUID) -> list[Path]:
     keyspace, _, name = table.partition(".")
-    folders = [Path(folder) / keyspace / f"{name}-{table_id.hex}" / "snapshots" / tag for folder in data_folders]
-    present = [folder for folder in folders if folder.is_dir()]
-    if not present:
+    return [Path(folder) / keyspace / f"{name}-{table_id.hex}" for folder in data_folders]
+
+
+def _present(folders: Sequence[Path], table: str, tag: str) -> list[Path]:
+    try:
+        found = [folder for folder in folders if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
+    except PermissionError:
+        found = []
+    if not found:
         raise WritetimeError(
-            f"the snapshot {tag} of {table} is not at {folders[0]}: `writetime snapshot` must run on the node's "
-            "own machine, as a user who may read its data folders"
+            f"the snapshot {tag} of {table} cannot be read: {folders[0]} is not there, or not readable; `writetime "
+            "snapshot` must run on the node's own machine, as a user who may read its data folders"
         )
-    return present
+    return found
 
 
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:

@@ -28,11 +28,17 @@ def nodetool(port: int, *arguments: str) -> None:
     """Run a command of `nodetool` against the JMX port of a node on this machine.
 
     Raises:
-        WritetimeError: nodetool failed, with the text that it printed; or there is none.
+        WritetimeError: nodetool failed, with the text that it printed; or it did not end; or there is none.
     """
     with _program() as program:
         command = [*program, "-h", "127.0.0.1", "-p", str(port), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise WritetimeError(
+                f"nodetool {' '.join(arguments)} did not end in {_TIMEOUT_SECONDS:g} s: see the log of the node at JMX "
+                f"port {port}"
+            ) from None
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
         raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")
