@@ -20,6 +20,7 @@ from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.api.tables import open_table
 from writetime.changes.position import AT
 from writetime.cli.view import rows_where
+from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BucketedTable
@@ -301,5 +302,5 @@ def test_a_table_whose_files_are_removed(table: LakeTable, tmp_path: Path) -> No
 def test_a_column_that_is_not_there(table: LakeTable, tmp_path: Path) -> None:
     del table
     found = open_table("shop.items", settings_at(tmp_path / "lake"))
-    with pytest.raises(KeyError):
+    with pytest.raises(WritetimeError, match=r"shop\.items has no column 'nothing'; known are id, n, v, w"):
         found.lookup([{"nothing": 1}])

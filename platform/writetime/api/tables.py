@@ -14,10 +14,10 @@ from writetime.lake import views
 from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import places_of_keys
+from writetime.lookup.matching import keys_table, matching
 from writetime.lookup.reading import Reader
 from writetime.row_events.batches import events_since
 from writetime.row_events.events import event_schema
-from writetime.schema.names import TakenNames, candidates
 from writetime.schema.table import TableSchema
 
 
@@ -58,22 +58,21 @@ class Table:
         columns of the partition key, and of these alone if they have clustering columns, too; else all rows are read.
 
         Args:
-            keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns.
+            keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns. A value may have the
+                form that it has in `view().to_pylist()`. A UUID or an address may also be an object of Python or
+                another text, a decimal or varint a number, and a collection or tuple one of Python.
+
+        Raises:
+            WritetimeError: a key names a column that the table does not have, or not those of the first key; or a value
+                is none of its column.
         """
         schema = self._reader.schema
-        wanted_schema = view_schema(schema)
         if not keys:
-            return wanted_schema.empty_table()
-        columns = list(keys[0])
-        wanted = pa.Table.from_pylist(list(keys), pa.schema([wanted_schema.field(name) for name in columns]))
+            return view_schema(schema).empty_table()
+        wanted = keys_table(keys, schema)
         places = places_of_keys(wanted, schema)
         rows = self.view() if places is None else self._reader.at(places).values
-        # Joined without the other columns, because Arrow's join does not support nested ones.
-        taken = TakenNames(rows.column_names)
-        number = next(name for name in candidates("number") if name not in taken)
-        numbered = rows.select(columns).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
-        found = numbered.join(wanted, columns, join_type="left semi", use_threads=False)[number]
-        return rows.take(found.combine_chunks().sort())
+        return rows.take(matching(rows, wanted, schema))
 
     def between(self, first_token: int, last_token: int) -> pa.Table:
         """Return the rows of the partitions with tokens from a first one to a last one, and read only these."""
