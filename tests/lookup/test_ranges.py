@@ -1,6 +1,9 @@
 """Look-ups of a part of a partition, and of ranges of tokens, find the rows that DuckDB finds in the whole view."""
 
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,30 @@ def test_ranges_of_tokens(table: LakeTable, first: int, last: int, comparison: s
     assert isinstance(places_of_condition(conditions_of(where, ["p"]), SCHEMA), TokenRange)
     in_columns = where.replace("TOKEN(P)", "token").replace("token(p)", "token")
     assert looked_up(table, where) == in_duckdb(rows, in_columns)
+
+
+@pytest.mark.parametrize("where", ["token(p) > 0 OR p = 3", "token(p) % 2 = 0", "token(p) IN (v, 1)"])
+def test_tokens_that_name_no_range(table: LakeTable, where: str) -> None:
+    assert places_of_condition(conditions_of(where, ["p"]), SCHEMA) is None
+    assert looked_up(table, where) == in_duckdb(whole(table), where.replace("token(p)", "token"))
+
+
+def test_tokens_of_a_past_time_are_refused(table: LakeTable) -> None:
+    with pytest.raises(WritetimeError, match=r"token\(\) is known of the present rows only: leave out --as-of"):
+        list(rows_where(table, "token(p) > 0", 1 << 50, Counter()))
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_a_condition_means_the_same_in_each_zone(zone: str) -> None:
+    wheres = ["made = '2026-01-01 23:00:00'", "day(made) = 1", "made::VARCHAR LIKE '2026-01-01%'"]
+    code = (
+        "import sys; import pyarrow as pa; from writetime.cli.view import filtered\n"
+        "micros = pa.array([1767308400000000]).cast(pa.timestamp('us', 'UTC'))\n"
+        "print([filtered(pa.table({'made': micros}), where).num_rows for where in sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", code, *wheres]
+    done = subprocess.run(command, env={**os.environ, "TZ": zone}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1, 1, 1]"
 
 
 def test_a_token_of_other_columns(table: LakeTable) -> None:

@@ -1,8 +1,10 @@
 """`writetime view KS.TABLE`."""
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 import pyarrow as pa
@@ -18,10 +20,14 @@ from writetime.lake import views
 from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
-from writetime.lookup.conditions import conditions_of, with_token_column
-from writetime.lookup.keys import label, places_of_condition
+from writetime.lookup.conditions import TOKEN, conditions_of, with_token_column
+from writetime.lookup.keys import ALL_TOKENS, label, places_of_condition
 from writetime.lookup.reading import Reader, Rows
 from writetime.schema.names import TakenNames, candidates, fold
+from writetime.schema.table import TableSchema
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 @click.command()
@@ -56,20 +62,36 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
 
 
 def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
-    """Yield the rows that meet a condition, by a look-up if it names keys or tokens, and no past time is asked for."""
+    """Yield the rows that meet a condition, by a look-up if it names keys or tokens, and no past time is asked for.
+
+    Raises:
+        WritetimeError: DuckDB rejects the condition, or it uses `token()` of a past time.
+    """
     if instant is not None:
+        if _uses_token(where, table.schema()):
+            raise WritetimeError(f"--where {where!r}: token() is known of the present rows only: leave out --as-of")
         yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
         return
     reader = Reader(table)
     schema = reader.schema
-    key = [fold(label(column)) for column in schema.partition_key]
+    key = _key(schema)
     found = places_of_condition(conditions_of(where, key), schema)
+    if found is None and _uses_token(where, schema):
+        found = ALL_TOKENS
     if isinstance(found, Places):
         yield _filtered(reader.at(found, unfit), where, key)
     elif isinstance(found, TokenRange):
         yield from (_filtered(rows, where, key) for rows in reader.between(found, unfit))
     else:
         yield from (filtered(part, where) for part in views.virtual(table, None, unfit))
+
+
+def _key(schema: TableSchema) -> list[str]:
+    return [fold(label(column)) for column in schema.partition_key]
+
+
+def _uses_token(where: str, schema: TableSchema) -> bool:
+    return with_token_column(where, _key(schema), TOKEN) is not None
 
 
 def _filtered(rows: Rows, where: str, partition_key: list[str]) -> pa.Table:
@@ -84,7 +106,7 @@ def _filtered(rows: Rows, where: str, partition_key: list[str]) -> pa.Table:
 def filtered(rows: pa.Table, where: str) -> pa.Table:
     """Return the rows that meet a condition in DuckDB's SQL, unchanged: the values do not pass through DuckDB.
 
-    The condition uses the column names of the view.
+    The condition uses the column names of the view. Times without a zone are in UTC.
 
     Raises:
         WritetimeError: DuckDB rejects the condition.
@@ -95,10 +117,20 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
     number = next(name for name in candidates("writetime_row") if name not in taken)
     numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
     try:
-        chosen = duckdb.from_arrow(numbered).filter(where).order(number).project(number)
+        chosen = _database().from_arrow(numbered).filter(where).order(number).project(number)
         return rows.take(chosen.fetch_arrow_table()[number])
     except duckdb.Error as e:
         raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
+
+
+@functools.cache
+def _database() -> "duckdb.DuckDBPyConnection":
+    import duckdb
+
+    database = duckdb.connect()
+    # A condition must not have another meaning on a machine of another zone.
+    database.execute("SET TimeZone = 'UTC'")
+    return database
 
 
 def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:

@@ -34,7 +34,7 @@ _ONE_FORM: Mapping[str, tuple[str, ...]] = {
 _SAME_ORDER = ("tinyint", "smallint", "int", "bigint", "ascii", "text")
 # A condition that allows more keys is not looked up by them.
 _MOST = 10_000
-_LEAST_TOKEN, _GREATEST_TOKEN = -(1 << 63), (1 << 63) - 1
+ALL_TOKENS = TokenRange(-(1 << 63), (1 << 63) - 1)
 
 
 def label(column: Column) -> str:
@@ -84,7 +84,7 @@ def _range_of(bounds: Bounds | None) -> TokenRange | None:
     if bounds is None:
         return None
     low, high = (b.value if b and b.kind in _INTEGERS else None for b in (bounds.low, bounds.high))
-    return TokenRange(_LEAST_TOKEN if low is None else low, _GREATEST_TOKEN if high is None else high)
+    return TokenRange(ALL_TOKENS.first if low is None else low, ALL_TOKENS.last if high is None else high)
 
 
 def _is_named(column: Column, keys: pa.Table) -> bool:
