@@ -10,6 +10,7 @@ import pytest
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.items import Entry, Item, time_of
 from writetime.workqueue.running import Running
@@ -95,6 +96,28 @@ def test_of_slow_calls_at_once_the_first_item_counts() -> None:
         assert entry_of(database, await call(0.0)).after == earlier.result()
 
     run_virtually(work())
+
+
+@pytest.mark.parametrize("fault", [WritetimeError("the database refuses a statement"), ValueError("a bug")])
+def test_a_statement_that_fails_is_no_group_of_errors(fault: Exception) -> None:
+    """The ids of all items are known, as some may be there."""
+
+    class Refusing(MemoryTables):
+        async def insert_items(self, entries: Sequence[Entry]) -> None:
+            await super().insert_items(entries)
+            raise fault
+
+    database = memory()
+
+    async def work() -> None:
+        enqueuer = memory_enqueuer(Refusing(database), settings())
+        await enqueuer.enqueue(QUEUE, [NewItem(n, f"k{n}") for n in range(40)])
+
+    with pytest.raises(EnqueueUnknown if isinstance(fault, WritetimeError) else ValueError, match=str(fault)) as e:
+        run_virtually(work())
+    if isinstance(e.value, EnqueueUnknown):
+        assert len(e.value.item_ids) == 40
+        assert {i for rows in database.items.values() for i in rows} <= set(e.value.item_ids)
 
 
 @pytest.mark.parametrize("arrives", [True, False])

@@ -43,7 +43,7 @@ class TooLarge(InvalidItem):
 
 
 class EnqueueUnknown(WritetimeError):
-    """The database has not acknowledged in time. Repeat the call with `item_ids`, and without delays, to enqueue each
+    """The database has not acknowledged all items. Repeat the call with `item_ids`, and without delays, to enqueue each
     item at most once.
 
     Without ids, nothing was enqueued.
@@ -90,6 +90,7 @@ class AsyncEnqueuer:
         Raises:
             InvalidItem: an item breaks a rule.
             EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
+            WritetimeError: the database refuses a statement, before any item was sent.
         """
         # Names appear in logs and on terminals.
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
@@ -221,9 +222,19 @@ class AsyncEnqueuer:
                 await insert(batch)
 
         rows = self._settings.batch_rows
-        async with asyncio.TaskGroup() as group:
-            for together in by_place.values():
-                group.create_task(insert_all(_split(together, rows)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for together in by_place.values():
+                    group.create_task(insert_all(_split(together, rows)))
+        except ExceptionGroup as e:
+            refused = e.exceptions[0]
+            if not isinstance(refused, WritetimeError):
+                raise refused from None
+            raise EnqueueUnknown(
+                f"queue {entries[0].place.queue}: {refused}; of {len(entries)} items some may be enqueued: repeat the "
+                "call with the same item ids",
+                [entry.item_id for entry in entries],
+            ) from None
 
 
 class Enqueuer:
