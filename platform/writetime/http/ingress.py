@@ -8,7 +8,7 @@ Starlette's. One process, one event loop.
 import math
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -69,6 +69,9 @@ class Ingress:
         largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, self._items.max_body_bytes)
         self.gate = Gate(settings, largest, self._metrics)
         self.draining = False
+        # Why the ingress cannot go on; and what ends its server.
+        self.fault: str | None = None
+        self.stop: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
@@ -83,10 +86,18 @@ class Ingress:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._outbox = Outbox(self._settings, self._metrics)
+        self._outbox = Outbox(self._settings, self._metrics, self._fail)
         yield
         await self._items.close()
         self._outbox.close()
+
+    def _fail(self, reason: str) -> None:
+        """Stop for good. A supervisor of any kind starts a process again that has ended, but not each of them looks at
+        `/health`.
+        """
+        self.fault = self.fault or reason
+        self.draining = True
+        self.stop()
 
     async def _serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
@@ -185,8 +196,8 @@ def serve(settings: Settings) -> None:
     An unreachable broker is not an error: `/ready` reports it, and events are answered 503 until it is back.
 
     Raises:
-        WritetimeError: the address cannot be used, the topic is missing, a certificate or its key cannot be read, or a
-            setting of `kafka.client` is wrong.
+        WritetimeError: the address cannot be used, the topic is missing, a certificate or its key cannot be read, a
+            setting of `kafka.client` is wrong, or the Kafka producer has failed for good.
     """
     try:
         check(settings)
@@ -201,6 +212,8 @@ def serve(settings: Settings) -> None:
             f"ingest.tls_certificate_file and tls_key_file cannot be used as PEM certificate and key: {e}"
         ) from None
     _Server(config, app).run([_listen(settings.ingest.host, settings.ingest.port)])
+    if app.fault is not None:
+        raise WritetimeError(f"{app.fault}; start the ingress again")
 
 
 def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
@@ -234,6 +247,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: Ingress) -> None:
         super().__init__(config)
         self._app = app
+        app.stop = self._stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -246,6 +260,9 @@ class _Server(uvicorn.Server):
         # uvicorn's own would raise the signal again after the drain, which would end the process.
         del sig, frame
         self._app.draining = True
+        self._stop()
+
+    def _stop(self) -> None:
         self.should_exit = True
 
 

@@ -42,6 +42,11 @@ class IngressMetrics:
             "Accepted events without the broker's acknowledgement in time; they may be in the topic.",
             registry=self.registry,
         )
+        self.not_queued = Counter(
+            "writetime_ingress_events_not_queued",
+            "Events that the Kafka producer did not take; they are not in the topic.",
+            registry=self.registry,
+        )
         self.pending = Gauge(
             "writetime_ingress_events_pending", "Events waiting for the broker.", registry=self.registry
         )

@@ -5,7 +5,7 @@ confluent-kafka has a producer for asyncio (`AIOProducer`), but it refuses heade
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -42,20 +42,21 @@ class _Call:
 
 
 class Outbox:
-    """The producer of the ingress. It belongs to the event loop that runs when it is created.
+    """The producer of the ingress. It belongs to the event loop that runs when it is created. `on_fatal` is called with
+    the reason when the producer has failed for good: from then on it refuses all events.
 
     Raises:
         WritetimeError: librdkafka refuses a setting of `kafka.client`.
     """
 
-    def __init__(self, settings: Settings, metrics: IngressMetrics) -> None:
+    def __init__(self, settings: Settings, metrics: IngressMetrics, on_fatal: Callable[[str], None]) -> None:
         self._settings = settings
         self._topic = settings.ingest.topic
         self._metrics = metrics
         self._producer = _producer(settings, error_cb=self._on_error)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._fatal: str | None = None
+        self._on_fatal = on_fatal
         self._probe_lock = asyncio.Lock()
         self._probe_fault: str | None = None
         self._probe_kept_until = 0.0
@@ -80,6 +81,9 @@ class Outbox:
                 )
             except (BufferError, KafkaException) as e:
                 call.faults[index] = str(e)
+                self._metrics.not_queued.inc(len(messages) - index)
+                # Its reason reaches the callback of errors through a poll, and there may be no other.
+                self._loop.call_soon(self._producer.poll, 0)
                 break
             call.waiting += 1
         if call.waiting:
@@ -103,7 +107,7 @@ class Outbox:
                 except WritetimeError as e:
                     self._probe_fault = str(e)
                 self._probe_kept_until = self._loop.time() + _PROBE_KEPT_SECONDS
-        return self._fatal or self._probe_fault
+        return self._probe_fault
 
     def close(self) -> None:
         """Wait for the broker's answers to pending events; each comes within `ack_timeout_seconds`."""
@@ -127,7 +131,7 @@ class Outbox:
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
-            self._fatal = f"the Kafka producer has failed and needs a restart: {error.str()}"
+            self._on_fatal(f"the Kafka producer has failed for good: {error.str()}")
 
 
 def check(settings: Settings) -> None:
