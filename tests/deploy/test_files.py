@@ -72,6 +72,20 @@ def test_a_service_of_the_compose_file(service: str) -> None:
     assert "healthcheck" in found or service == "init"
 
 
+def test_each_probe_of_dagster_has_the_time_that_its_program_needs() -> None:
+    services = compose()["services"]
+    found = [found["healthcheck"]["timeout"] for name, found in services.items() if name.startswith("dagster")]
+    probes = [
+        container[probe]["timeoutSeconds"]
+        for pod in PODS.values()
+        for container in pod["spec"]["containers"]
+        for probe in ("startupProbe", "livenessProbe")
+        if container["image"].startswith("writetime-dagster") and probe in container
+    ]
+    assert (set(found), len(found)) == ({"20s"}, 3)
+    assert (set(probes), len(probes)) == ({20}, 6)
+
+
 def test_the_files_that_the_compose_file_names_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for found in compose()["configs"].values():
         assert (CONTAINERS / found["file"]).is_file()
