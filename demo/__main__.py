@@ -68,7 +68,7 @@ def main() -> int:
         steps[what] = time.monotonic() - began
         print(f" {steps[what]:.0f} s", flush=True)
 
-    with step(f"starting {_listed(settings.embedded.servers)}"):
+    with step(_start_of(settings.embedded.servers)):
         servers.up(settings)
         database.apply_schema(settings)
         ensure_ingest_topics(settings)
@@ -139,9 +139,12 @@ def main() -> int:
     return 0 if report.good else 1
 
 
-def _listed(names: Sequence[str]) -> str:
+def _start_of(names: Sequence[str]) -> str:
+    """Return what the first step does, by the names of the embedded servers; there may be none."""
+    if not names:
+        return "making keyspaces, tables and topics"
     *first, last = ({"zookeeper": "ZooKeeper"}.get(name, name.capitalize()) for name in reversed(names))
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"starting {', '.join(first)} and {last}" if first else f"starting {last}"
 
 
 # --- before ---------------------------------------------------------------------------------------------------------
