@@ -6,6 +6,7 @@ import sys
 import click
 
 from writetime import servers
+from writetime.cli.cql_values import json_of
 from writetime.cli.screen import LINES, Entries, fit
 from writetime.cli.status import agents_lines, status_parts
 from writetime.clients import database
@@ -83,7 +84,8 @@ def cql(*, statements: tuple[str, ...]) -> None:
             try:
                 answer = session.execute(statement)
                 for row in answer:
-                    click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
+                    values = zip(answer.column_names, map(json_of, row), strict=True)
+                    click.echo(json.dumps(dict(values), allow_nan=False))
             except database.DRIVER_FAULTS as e:
                 raise WritetimeError(f"{statement}: {e}") from None
 
