@@ -1,7 +1,9 @@
 """The program `writetime`, also as `python -m writetime`."""
 
 import sys
+from codecs import lookup
 from importlib.abc import MetaPathFinder
+from io import TextIOWrapper
 
 from writetime.cli.main import main
 
@@ -27,7 +29,15 @@ def run() -> None:
     """Run the command that the arguments name."""
     if names := _NOT_USED.get("".join(sys.argv[1:2])):
         sys.meta_path.insert(0, _Absent(names))
+    _show_all_characters()
     main()
+
+
+def _show_all_characters() -> None:
+    """Show a character that the terminal's encoding does not have as an escape: it must not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The shell command `writetime` and its subcommands. Each is imported when it is called."""
 
+import errno
 import importlib
 import logging
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -63,11 +65,14 @@ COMMANDS = {
 
 # Errors of a path that a user or a setting names; their text has it.
 _OF_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+# Errors of a disk that takes no more.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class _Group(click.Group):
-    """Imports only the command that is called. It shows a `WritetimeError`, an error of a path, or that the
-    database does not answer, as one line and ends with status 1. Any other exception is a bug and keeps its traceback.
+    """Imports only the command that is called. It shows a `WritetimeError`, an error of a path, a full disk, or that
+    the database does not answer, as one line and ends with status 1. Any other exception is a bug and keeps its
+    traceback.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -96,11 +101,23 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            # Else Python would write the rest at its end, and report a fault in its own way.
+            sys.stdout.flush()
+            return result
         except Exception as e:
             if (line := _in_one_line(e)) is None:
                 raise
+            _leave_output()
             raise click.ClickException(line) from None
+
+
+def _leave_output() -> None:
+    """Discard what standard output does not take. Python would try it again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_one_line(error: Exception) -> str | None:
@@ -119,6 +136,8 @@ def _in_one_line(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, _OF_PATHS):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        return f"{error.filename or 'output'}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError):
         return remedy(error)
     if "cassandra" not in sys.modules:
