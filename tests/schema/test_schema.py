@@ -7,13 +7,14 @@ from typing import Any, Literal
 from uuid import UUID, uuid1
 
 import fastavro
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.generate import UDTS, Generator
 from writetime.schema.cql import parse_schemas, parse_table
-from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type
+from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type, stored_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema
@@ -230,6 +231,20 @@ def test_values_that_are_invalid_for_their_type() -> None:
     ]:
         with pytest.raises(BadValue):
             decoder(cql_type)(data)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_map_with_an_empty_key_is_null(frozen: bool) -> None:
+    """As `{blobAsInt(0x): 1}` writes it. A map in another value is null alone."""
+    entry = b"\0\0\0\x04\0\0\0\x01"
+    maps = [b"\0\0\0\x01" + entry + entry, b"\0\0\0\x01" + b"\0\0\0\0" + entry]
+    of_ints = Collection("map", (Native("int"), Native("int")), frozen=frozen)
+    assert pa.array(map(decoder(of_ints), maps), stored_type(of_ints)).to_pylist() == [[(1, 1)], None]
+    several = Collection("list", (of_ints,), frozen=frozen)
+    data = b"\0\0\0\x02" + b"".join(len(part).to_bytes(4, "big") + part for part in maps)
+    assert pa.array([decoder(several)(data)], stored_type(several)).to_pylist() == [[[(1, 1)], None]]
+    of_maps = Collection("map", (of_ints, Native("int")), frozen=frozen)
+    assert decoder(of_maps)(b"\0\0\0\x01" + b"\0\0\0\0" + entry) is None
 
 
 def test_a_schema_that_is_changed_while_it_is_read() -> None:

@@ -212,14 +212,15 @@ def test_values_of_every_kind(settings: Settings, session: Session) -> None:
     session.execute(
         f"CREATE TABLE {table} (p decimal, q text, c decimal, s int STATIC, d date, f float, i inet, l list<int>, "
         "m map<text, int>, u pair, fu frozen<pair>, t tuple<int, text>, v vector<float, 2>, x int, du duration, "
-        "ft frozen<timed>, PRIMARY KEY ((p, q), c)) WITH CLUSTERING ORDER BY (c DESC)"
+        "ft frozen<timed>, em map<int, int>, fm frozen<map<int, int>>, PRIMARY KEY ((p, q), c)) "
+        "WITH CLUSTERING ORDER BY (c DESC)"
     )
     key = "p = 1.0 AND q = 'k'"
     session.execute(f"UPDATE {table} SET s = 1 WHERE p = 9 AND q = ''")
     session.execute(
-        f"INSERT INTO {table} (p, q, c, d, f, i, l, m, u, fu, t, v, x, du, ft) VALUES (1.0, 'k', 1.00, "
+        f"INSERT INTO {table} (p, q, c, d, f, i, l, m, u, fu, t, v, x, du, ft, em, fm) VALUES (1.0, 'k', 1.00, "
         "'-5877641-06-23', NaN, '::1', [1, 2], {'a': 1}, {a: 1}, {a: 1, b: ''}, (1, null), [1.5, -0.0], blobAsInt(0x), "
-        "1mo2d3ns, {a: 1, write_time: 'x'})"
+        "1mo2d3ns, {a: 1, write_time: 'x'}, {blobAsInt(0x): 1, 2: 3}, {blobAsInt(0x): 1, 2: 3})"
     )
     session.execute(f"UPDATE {table} SET x = 5 WHERE {key} AND c = 1.0")
     session.execute(f"UPDATE {table} USING TTL 1 SET f = 1 WHERE {key} AND c = 2")

@@ -31,7 +31,10 @@ Decoder = Callable[[bytes], Any]
 
 
 def decoder(cql_type: CqlType) -> Decoder:
-    """Return a function from a value's bytes to a Python value; empty bytes give None, except for text and blob."""
+    """Return a function from a value's bytes to a Python value.
+
+    Empty bytes give None, except for text and blob, and so does a map with a key that is None.
+    """
     match cql_type:
         case Native("text" | "ascii"):
             return text_of
@@ -183,12 +186,15 @@ def _map(key_type: CqlType, value_type: CqlType) -> Decoder:
     key, value = decoder(key_type), decoder(value_type)
     as_map = pa.types.is_map(stored_type(Collection("map", (key_type, value_type))))
 
-    def decode(data: bytes) -> list[Any]:
+    def decode(data: bytes) -> list[Any] | None:
         parts = list(split_sequence(data, 4))
         pairs = [
             (None if k is None else key(k), None if v is None else value(v))
             for k, v in zip(parts[::2], parts[1::2], strict=True)
         ]
+        # A key may be an empty value, and maps have no null keys (`merge.live`).
+        if any(k is None for k, _ in pairs):
+            return None
         return pairs if as_map else [{"key": k, "value": v} for k, v in pairs]
 
     return decode
