@@ -185,7 +185,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         except Transient as e:
             return nothing_proven(e)
         lagging = [d for d in report.differences if d.lagging]
-        view, lacks_view = report.view, "nothing is proven: the compacted view was never refreshed"
+        view, lacks_view = report.view, "nothing is proven: the compacted view was not refreshed yet"
         return AssetCheckResult(
             passed=report.proven and view is not None,
             severity=AssetCheckSeverity.WARN if report.proven else AssetCheckSeverity.ERROR,

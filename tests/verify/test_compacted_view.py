@@ -1,11 +1,15 @@
-"""The compacted view of a table without a database, when it cannot be compared."""
+"""The compacted view of a table without a database: when it cannot be compared, and when its table changes."""
 
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid1
 
 import pytest
 
-from tests.support.made import add, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from writetime.lake.generation import renew
 from writetime.lake.table import LakeTable
+from writetime.schema.cql import parse_table
 from writetime.verify.compacted_view import compare_view
 from writetime.view.refreshing import refresh
 
@@ -32,3 +36,31 @@ def test_a_missing_file_is_named(table: LakeTable, side: str) -> None:
     assert found.fault is not None
     assert path.rpartition("/")[2] in found.fault
     assert f"`writetime rebuild {table.name} view`" in found.fault
+
+
+def test_a_table_that_was_created_again_has_no_view_yet(table: LakeTable) -> None:
+    table.begin(replace(SCHEMA, id=uuid1()))
+    assert compare_view(table) is not None
+    renew(table, {})
+    assert compare_view(table) is None
+    refresh(settings_at(Path(table.storage.address).parent), table)
+    found = compare_view(table)
+    assert found is not None
+    assert (found.rows, found.fault) == (0, None)
+
+
+def test_columns_and_fields_that_are_added_after_a_refresh(tmp_path: Path) -> None:
+    """Landing adds them to the view at once, and the rows of its last refresh do not have them."""
+    create = (
+        "CREATE TYPE shop.u (a int{}); CREATE TABLE shop.items (id int, n int, f frozen<u>, "
+        "l frozen<list<frozen<tuple<int, frozen<u>>>>>, PRIMARY KEY (id, n))"
+    )
+    before = parse_table(create.format(""))
+    made = new_table(tmp_path / "lake", before)
+    values = {"f": {"a": 1}, "l": [{"_1": 1, "_2": {"a": 2}}, {"_1": 1, "_2": None}]}
+    assert add(made, [write(i, 0, i + 1, **values) for i in range(50)], 1, before)
+    refresh(settings_at(tmp_path / "lake"), made)
+    made.follow(parse_table(create.format(", b text, c frozen<set<int>>").replace("n int, f", "n int, new text, f")))
+    found = compare_view(made)
+    assert found is not None
+    assert (found.rows, found.expected, found.fault) == (50, 50, None)

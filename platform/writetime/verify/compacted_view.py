@@ -15,7 +15,8 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import WhenUsed
 from writetime.core.printing import json_value
 from writetime.lake.state import folded_version
-from writetime.lake.table import LakeTable, view_schema
+from writetime.lake.table import LakeTable, created_of, view_schema
+from writetime.lake.versions import TableVersion
 from writetime.lake.views import BucketView, present_views
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.view.placed_rows import NAMES
@@ -23,8 +24,9 @@ from writetime.view.placed_rows import NAMES
 if TYPE_CHECKING:
     import deltalake
     import duckdb
+    from deltalake import exceptions
 else:
-    deltalake, duckdb = WhenUsed("deltalake"), WhenUsed("duckdb")
+    deltalake, exceptions, duckdb = map(WhenUsed, ("deltalake", "deltalake.exceptions", "duckdb"))
 
 _GROUPS = 1024
 # The rows of each side that are compared one by one.
@@ -55,28 +57,33 @@ class CompactedView:
 
 
 def compare_view(table: LakeTable) -> CompactedView | None:
-    """Compare the compacted view of a table with the rows that it is to have; None if it was never refreshed."""
+    """Compare the compacted view of a table with the rows that it is to have; None if it was not refreshed since the
+    table was created.
+    """
     now = table.view_files.load()
     position = position_of(now.version, NAMES)
     if position is None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
     try:
-        return _compare(table, now.version.version, position)
-    except (WritetimeError, FileNotFoundError, duckdb.Error) as e:
+        return _compare(table, now.version, position)
+    except (WritetimeError, FileNotFoundError, exceptions.DeltaError, duckdb.Error) as e:
         # DuckDB reads both sides, so it reports what either side raises.
         remedy = f"verify again, refresh it, or run `writetime rebuild {table.name} view`"
         fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
 
 
-def _compare(table: LakeTable, version: int, position: Position) -> CompactedView:
+def _compare(table: LakeTable, view: TableVersion, position: Position) -> CompactedView | None:
     changes, state = table.changes.load(position.changes), table.state.load(position.state)
+    if created_of(view) != created_of(changes):
+        # Landing has begun the view of a later table of the name.
+        return None
     if (folded_version(state) or 0) > position.changes:
         raise WritetimeError(f"version {position.state} of the state is not the one of that time")
     parts = present_views(table, state, changes, position.batch.as_of)
-    wanted = view_schema(table.schema(changes))
+    wanted = _as_in(view.fields, view_schema(table.schema(changes)))
     storage = table.view.storage
-    opened = deltalake.DeltaTable(storage.address, version, dict(storage.options))
+    opened = deltalake.DeltaTable(storage.address, view.version, dict(storage.options))
     with duckdb.connect() as database:
         sums = _sums(database, _in_view(opened, wanted)), _sums(database, _expected(parts, wanted))
         rows, expected = (sum(count for count, _ in each.values()) for each in sums)
@@ -89,6 +96,24 @@ def _compare(table: LakeTable, version: int, position: Position) -> CompactedVie
         found += [WrongRow(None, row) for row in _only_in(database, held[1], held[0])]
     fault = f"it does not have the rows of its last refresh: run `writetime rebuild {table.name} view`"
     return CompactedView(rows, expected, position.batch.as_of, fault, found)
+
+
+def _as_in(view: pa.Schema, known: pa.Schema) -> pa.Schema:
+    """Return a schema with the fields of user-defined types that the view has got since its last refresh."""
+    types = [
+        _grown(field.type, view.field(field.name).type) if field.name in view.names else field.type for field in known
+    ]
+    return pa.schema(list(zip(known.names, types, strict=True)))
+
+
+def _grown(known: pa.DataType, present: pa.DataType) -> pa.DataType:
+    """Return a type with the fields that the present type has in addition, at any depth; they come last."""
+    if pa.types.is_struct(known) and pa.types.is_struct(present):
+        inner = [pa.field(k.name, _grown(k.type, p.type)) for k, p in zip(known, present, strict=False)]
+        return pa.struct([*inner, *list(known)[len(inner) :], *list(present)[len(inner) :]])
+    if pa.types.is_list(known) and pa.types.is_list(present):
+        return pa.list_(pa.field(known.value_field.name, _grown(known.value_type, present.value_type)))
+    return known
 
 
 def _some(groups: Sequence[int], sums: Sequence[Mapping[int, tuple[int, int]]]) -> list[int]:
