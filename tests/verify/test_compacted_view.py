@@ -1,5 +1,7 @@
 """The compacted view of a table without a database: when it cannot be compared, and when its table changes."""
 
+import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid1
@@ -36,6 +38,21 @@ def test_a_missing_file_is_named(table: LakeTable, side: str) -> None:
     assert found.fault is not None
     assert path.rpartition("/")[2] in found.fault
     assert f"`writetime rebuild {table.name} view`" in found.fault
+
+
+@pytest.mark.parametrize("side", ["view", "changes"])
+def test_an_outage_of_the_store_is_no_fault_of_the_view(
+    table: LakeTable, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = getattr(table, side)
+    path = Path(part.storage.address) / part.load().files[0].path
+    path.unlink()
+    # The name of a socket is short.
+    monkeypatch.chdir(path.parent)
+    with closing(socket.socket(socket.AF_UNIX)) as like_a_lost_device:
+        like_a_lost_device.bind(path.name)
+        with pytest.raises(OSError, match="No such device or address"):
+            compare_view(table)
 
 
 def test_a_table_that_was_created_again_has_no_view_yet(table: LakeTable) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import WhenUsed
+from writetime.core.outages import is_outage
 from writetime.core.printing import json_value
 from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
@@ -59,21 +60,29 @@ class CompactedView:
 def compare_view(table: LakeTable) -> CompactedView | None:
     """Compare the compacted view of a table with the rows that it is to have; None if it was not refreshed since the
     table was created.
+
+    Raises:
+        Transient, OSError: the lake cannot be read at the moment.
     """
     now = table.view_files.load()
     position = position_of(now.version, NAMES)
     if position is None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
+    met: list[Exception] = []
     try:
-        return _compare(table, now.version, position)
+        return _compare(table, now.version, position, met)
     except (WritetimeError, FileNotFoundError, exceptions.DeltaError, duckdb.Error) as e:
-        # DuckDB reads both sides, so it reports what either side raises.
+        # DuckDB and delta-rs pass on the text of an error of the store, and not its kind.
+        cause = met[0] if met else OSError(str(e)) if isinstance(e, exceptions.DeltaError | duckdb.Error) else e
+        if is_outage(cause):
+            raise cause from None
         remedy = f"verify again, refresh it, or run `writetime rebuild {table.name} view`"
         fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
 
 
-def _compare(table: LakeTable, view: TableVersion, position: Position) -> CompactedView | None:
+def _compare(table: LakeTable, view: TableVersion, position: Position, met: list[Exception]) -> CompactedView | None:
+    """Compare a version of the view; `met` gets the error of a computation of the rows that it is to have."""
     changes, state = table.changes.load(position.changes), table.state.load(position.state)
     if created_of(view) != created_of(changes):
         # Landing has begun the view of a later table of the name.
@@ -85,13 +94,16 @@ def _compare(table: LakeTable, view: TableVersion, position: Position) -> Compac
     storage = table.view.storage
     opened = deltalake.DeltaTable(storage.address, view.version, dict(storage.options))
     with duckdb.connect() as database:
-        sums = _sums(database, _in_view(opened, wanted)), _sums(database, _expected(parts, wanted))
+        sums = _sums(database, _in_view(opened, wanted)), _sums(database, _expected(parts, wanted, met))
         rows, expected = (sum(count for count, _ in each.values()) for each in sums)
         groups = [group for group in range(_GROUPS) if sums[0].get(group) != sums[1].get(group)]
         if not groups:
             return CompactedView(rows, expected, position.batch.as_of)
         some = _some(groups, sums)
-        held = _held(database, _in_view(opened, wanted), some), _held(database, _expected(parts, wanted), some)
+        held = (
+            _held(database, _in_view(opened, wanted), some),
+            _held(database, _expected(parts, wanted, met), some),
+        )
         found = [WrongRow(row, None) for row in _only_in(database, held[0], held[1])]
         found += [WrongRow(None, row) for row in _only_in(database, held[1], held[0])]
     fault = f"it does not have the rows of its last refresh: run `writetime rebuild {table.name} view`"
@@ -134,10 +146,14 @@ def _in_view(opened: "deltalake.DeltaTable", wanted: pa.Schema) -> pa.RecordBatc
     return pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM rows"))
 
 
-def _expected(parts: Sequence[BucketView], wanted: pa.Schema) -> pa.RecordBatchReader:
+def _expected(parts: Sequence[BucketView], wanted: pa.Schema, met: list[Exception]) -> pa.RecordBatchReader:
     def batches() -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            yield from part.rows().select(wanted.names).cast(wanted).to_batches()
+        try:
+            for part in parts:
+                yield from part.rows().select(wanted.names).cast(wanted).to_batches()
+        except Exception as e:
+            met.append(e)
+            raise
 
     return pa.RecordBatchReader.from_batches(wanted, batches())
 
