@@ -85,6 +85,38 @@ def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(deleted.values()) == {1}
 
 
+def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are deleted, and it is tried again a quarter of an hour later."""
+    settings, table = settings_at(tmp_path), new_table(tmp_path)
+    folder = Path(table.view.storage.address)
+
+    def refreshed(number: int) -> set[str]:
+        add(table, [write(1, 1, number, v=str(number))], number)
+        assert refresh(settings, table).written == 1
+        return {str(path.relative_to(folder)) for path in folder.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+    refreshed(1)
+    refreshed(2)
+    left = refreshed(3)
+    monkeypatch.setattr(refreshing, "_TRIM_EVERY", 1)
+    blocked = next(iter(left - table.view_files.load().files.keys()))
+    (folder / blocked).unlink()
+    (folder / blocked).mkdir()
+    time.sleep(_HOURS * 3600)
+    left = refreshed(4)
+    assert len(left) == 3
+    assert blocked in left
+    assert "what its view has replaced cannot be deleted" in caplog.text
+    caplog.clear()
+    refreshed(5)
+    assert not caplog.text
+    table.view_trims_at = 0.0
+    refreshed(6)
+    assert "what its view has replaced cannot be deleted" in caplog.text
+
+
 @pytest.mark.timeout(3600)
 def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     """Each replaces a file and marks a row of another one, as a refresh does, and every 64th trims."""

@@ -68,6 +68,8 @@ class LakeTable:
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         self.view_files = LiveFiles(self.view)
+        # When a refresh may try again to delete what it has replaced (monotonic seconds).
+        self.view_trims_at = 0.0
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from pyarrow import fs
 
+from writetime.core.outages import is_outage
 from writetime.lake.live_files import has_vectors
 from writetime.lake.table import LakeTable
 
@@ -21,13 +22,13 @@ TRIMMED = "view/trimmed"
 """The number of a commit: the time (milliseconds) up to which all that refreshes removed is deleted."""
 
 _HOUR = 3600
-# A refresh trims the view if what is removed is due for longer.
-_DUE_SECONDS = 900
+DUE_SECONDS = 900
+"""A refresh trims the view if what is removed is due for longer. If that fails, it tries again after this time."""
 
 
 def is_trim_due(trimmed: int) -> bool:
     """Return whether it is long since a view was trimmed, up to a time (milliseconds)."""
-    return time.time() - STREAM_HOURS * _HOUR - trimmed / 1000 >= _DUE_SECONDS
+    return time.time() - STREAM_HOURS * _HOUR - trimmed / 1000 >= DUE_SECONDS
 
 
 def trim_view(table: LakeTable, trimmed: int) -> int:
@@ -77,7 +78,16 @@ def _removed(table: LakeTable) -> list[tuple[str, int]]:
 
 
 def _delete(table: LakeTable, paths: set[str]) -> None:
+    """Delete files. One that cannot be deleted stops no other, unless the store is away."""
     filesystem = table.view.storage.filesystem()
+    fault: OSError | None = None
     for path in paths:
-        with suppress(FileNotFoundError):
-            filesystem.delete_file(path)
+        try:
+            with suppress(FileNotFoundError):
+                filesystem.delete_file(path)
+        except OSError as e:
+            if is_outage(e):
+                raise
+            fault = e
+    if fault is not None:
+        raise fault

@@ -6,13 +6,16 @@ and of two at once one fails.
 """
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
+from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
@@ -23,7 +26,7 @@ from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
-from writetime.lake.view_upkeep import STREAM_HOURS, TRIMMED, is_trim_due, trim_view
+from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
 from writetime.row_events.events import Batch
@@ -128,13 +131,26 @@ def refresh(
     rows = written if whole else before.rows + written - found.gone
     numbers = Position(batch, changes.version, state.version).numbers(NAMES)
     trimmed = before.version.transaction(TRIMMED) or 0
-    if trims := batch.sequence % _TRIM_EVERY == 0 or is_trim_due(trimmed):
-        numbers[TRIMMED] = trim_view(table, trimmed)
+    trims = batch.sequence % _TRIM_EVERY == 0 or is_trim_due(trimmed)
+    if trims := trims and time.monotonic() >= table.view_trims_at:
+        with _logged(table):
+            numbers[TRIMMED] = trim_view(table, trimmed)
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
     packed = pack(table, run)
     if trims:
-        table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
+        with _logged(table):
+            table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
     return Refreshed(rows, written, found.gone, packed, whole)
+
+
+@contextmanager
+def _logged(table: LakeTable) -> Iterator[None]:
+    """Log why files cannot be deleted, as in a store that refuses that: the view goes on, and they stay."""
+    try:
+        yield
+    except Exception as e:
+        table.view_trims_at = time.monotonic() + DUE_SECONDS
+        _log.warning("%s: what its view has replaced cannot be deleted: %s", table.name, reason_of(e))
 
 
 def _next(
