@@ -21,6 +21,7 @@ from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake import backfilled as records
 from writetime.lake import views
 from writetime.lake.backfill import BackfillTask, backfill, backup_names, find_snapshots, untaken
 from writetime.lake.delta import Conflict
@@ -181,3 +182,17 @@ def test_a_snapshot_is_complete_once_all_buckets_have_it(place: ScyllaManager, s
     assert complete_snapshot(table.changes.load()) == 0
     list(backfill(table, found, [1]))
     assert complete_snapshot(table.changes.load()) == found.oldest_at == found.taken_at - 3_600_000_000
+
+
+def test_an_old_record_that_cannot_be_deleted(
+    place: ScyllaManager, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The snapshot counts as complete all the same."""
+    place.backup(NODE, TAKEN_AT, components(1))
+    found = find_snapshots([str(place.place)], table=TABLE)
+    table = create_table(settings, found.schema)
+    monkeypatch.setattr(records, "_KEPT_SECONDS", -1)
+    (Path(table.storage.address) / "backfilled" / "stuck.json").mkdir(parents=True)
+    list(backfill(table, found))
+    assert "old records of backfills cannot be deleted" in caplog.text
+    assert complete_snapshot(table.changes.load()) == found.snapshot_at

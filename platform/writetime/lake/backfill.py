@@ -291,9 +291,9 @@ def backfill(
     for task, added in written:
         is_new = taken.commit(task.bucket, several[task.bucket], files, added, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
-    delete_old_records(table)
     if not untaken(table, snapshot):
         raise_complete_snapshot(table, snapshot.snapshot_at)
+    delete_old_records(table)
 
 
 def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:

@@ -10,6 +10,7 @@ record that counts in no bucket. Records count in the generation of the table in
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,13 +19,15 @@ from dataclasses import dataclass, field
 import orjson
 from pyarrow import fs
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.backup import BackupFile
 from writetime.lake.commits import put_new
 from writetime.lake.delta import Conflict
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import GENERATION, LakeTable
 from writetime.lake.versions import TableVersion
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "backfilled"
 # A record that lists this many times the SSTables of the backups is made without those that they no longer have.
@@ -142,15 +145,20 @@ class Backfilled:
 
 
 def delete_old_records(table: LakeTable) -> None:
-    """Delete the records that no bucket names, an hour after they were written."""
+    """Delete the records that no bucket names, an hour after they were written. If that fails, they stay until a later
+    backfill.
+    """
     filesystem = table.storage.filesystem()
     named = {_path(number) for number in _numbers(table, table.changes.load()).values()}
     until = time.time_ns() - _KEPT_SECONDS * 1_000_000_000
-    for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
-        if info.path not in named and (info.mtime_ns or 0) < until:
-            # Another backfill may have deleted it, too.
-            with suppress(FileNotFoundError):
-                filesystem.delete_file(info.path)
+    try:
+        for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
+            if info.path not in named and (info.mtime_ns or 0) < until:
+                # Another backfill may have deleted it, too.
+                with suppress(FileNotFoundError):
+                    filesystem.delete_file(info.path)
+    except OSError as e:
+        log.warning("%s: old records of backfills cannot be deleted: %s", table.name, reason_of(e))
 
 
 def _numbers(table: LakeTable, changes: TableVersion) -> dict[int, int]:
