@@ -194,9 +194,9 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
                 "rows_in_the_database": sum(r.database_rows for r in report.ranges),
                 "rows_in_the_lake": sum(r.lake_rows for r in report.ranges),
                 "token_ranges": len(report.ranges),
-                "rows_differing": len(report.real),
+                "rows_differing": report.differing,
                 "partitions_not_settled": report.unsettled,
-                "rows_lagging": len(lagging),
+                "rows_lagging": report.lagging,
                 "lag_seconds": max((d.written_at - report.newest for d in lagging), default=0) / 1_000_000,
                 **(_of_view(view) if view else {}),
                 **({"stopped": MetadataValue.json(list(report.stopped))} if report.stopped else {}),
@@ -218,7 +218,7 @@ def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
 
 def _not_proven(report: Report) -> str:
     """Return why a view is not proven."""
-    reasons = [f"{len(report.real):,} rows differ"] if report.real else []
+    reasons = [f"{report.differing:,} rows differ"] if report.differing else []
     if report.view is not None and report.view.fault is not None:
         reasons.append(f"the compacted view: {report.view.fault}")
     if report.unsettled:

@@ -50,10 +50,10 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     lake, database = (sum(getattr(r, side) for r in report.ranges) for side in ("lake_rows", "database_rows"))
     click.echo(
         f"{table}: {len(report.ranges)} token ranges, {database} rows in the database and {lake} in the lake: "
-        + _counted(len(report.real), len(report.differences), report.unsettled),
+        + _counted(report.differing, report.lagging, report.unsettled),
         err=True,
     )
-    if report.real:
+    if report.differing:
         click.echo(f"{table}: {_CAUSE}", err=True)
     if report.view is not None:
         _print(report.view.differences)
@@ -80,7 +80,7 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
     _print(report.differences)
     click.echo(
         f"{table}: {report.ranges} token ranges, {report.database_rows} rows in the database and "
-        f"{report.against_rows} in {against}: " + _counted(len(report.real), len(report.differences), report.unsettled),
+        f"{report.against_rows} in {against}: " + _counted(report.differing, report.lagging, report.unsettled),
         err=True,
     )
     return report.proven
@@ -91,6 +91,6 @@ def _print(differences: Sequence[object]) -> None:
         click.echo(orjson.dumps(difference))
 
 
-def _counted(real: int, differences: int, unsettled: int) -> str:
+def _counted(differing: int, lagging: int, unsettled: int) -> str:
     more = f"; {unsettled} more partitions differ and were not read again" if unsettled else ""
-    return f"{real} differ, {differences - real} more lag behind{more}"
+    return f"{differing} differ, {lagging} more lag behind{more}"

@@ -55,20 +55,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of both sides, and the remaining differences. `unsettled` is the number of differing partitions that
-    were not read again, because others really differ.
+    """The rows of both sides, and the remaining differences: at most `suspects.KEPT` rows that differ and as many that
+    lag; `differing` and `lagging` are how many there are. `unsettled` is the number of differing partitions that were
+    not read again, because others really differ.
     """
 
     ranges: int
     database_rows: int
     against_rows: int
     differences: list[Difference]
+    differing: int
+    lagging: int
     unsettled: int
 
     @property
     def proven(self) -> bool:
         """Whether the two sides are equal, except for lag."""
-        return not self.real and not self.unsettled
+        return not self.differing and not self.unsettled
 
     @property
     def real(self) -> list[Difference]:
@@ -89,7 +92,7 @@ def verify_clusters(
         settings: where the database is, and the other clusters.
         against: the name of the other cluster, as in `[clusters.NAME]`.
         table: its name, as keyspace.table.
-        wait_seconds: how long to read differing rows again.
+        wait_seconds: as for `comparison.verify`.
         progress: is called after each range.
 
     Raises:
@@ -113,10 +116,10 @@ def verify_clusters(
         _require_same_columns(schema, theirs, against)
         pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
 
-        def settle(tokens: set[int]) -> list[Difference]:
-            return pair.settle(tokens, time.monotonic() + wait_seconds, began)
+        def settle(tokens: set[int], seconds: float) -> list[Difference]:
+            return pair.settle(tokens, time.monotonic() + seconds, began)
 
-        ranges, suspects, found = 0, Suspects(settle), Progress(0, 0, 0)
+        ranges, suspects, found = 0, Suspects(settle, wait_seconds), Progress(0, 0, 0)
         for share, here_rows, there_rows, tokens in pair.compare():
             ranges += 1
             suspects.add(tokens)
@@ -124,7 +127,8 @@ def verify_clusters(
             if progress is not None:
                 progress(found)
         suspects.read_again()
-    return Report(ranges, found.database_rows, found.against_rows, suspects.left, suspects.unsettled)
+    counts = suspects.real, suspects.lagging, suspects.unsettled
+    return Report(ranges, found.database_rows, found.against_rows, suspects.left, *counts)
 
 
 class _Pair:

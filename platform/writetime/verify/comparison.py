@@ -77,14 +77,18 @@ class Report:
     """The ranges that were compared, the remaining differences, and the newest write (microseconds) that the lake knew
     of at first.
 
-    `unsettled` is the number of differing partitions that were not read again, because others really differ. If rows
-    lag, `stopped` is why they do not reach the lake without help, if capture or landing of the table has stopped.
+    `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are how
+    many there are. `unsettled` is the number of differing partitions that were not read again, because others really
+    differ. If rows lag, `stopped` is why they do not reach the lake without help, if capture or landing of the table
+    has stopped.
     `view` is the comparison of the compacted view with the lake's rows as of its last refresh; None if it has none yet.
     """
 
     ranges: list[Range]
     differences: list[Difference]
     newest: int
+    differing: int = 0
+    lagging: int = 0
     unsettled: int = 0
     stopped: Sequence[str] = ()
     view: CompactedView | None = None
@@ -93,7 +97,7 @@ class Report:
     def proven(self) -> bool:
         """Whether the two sides are equal, except for lag that passes without help, and the compacted view is right."""
         good_view = self.view is None or self.view.fault is None
-        return good_view and not self.real and not self.unsettled and not self.stopped
+        return good_view and not self.differing and not self.unsettled and not self.stopped
 
     @property
     def real(self) -> list[Difference]:
@@ -107,7 +111,8 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     Args:
         settings: where the database is.
         table: the table in the lake.
-        wait_seconds: how long to read differing rows again.
+        wait_seconds: how long to read differing rows again; of many partitions, each 1,000 half as long as the ones
+            before, if these still differ.
 
     Raises:
         WritetimeError: the database cannot be read, or does not have the columns of the lake.
@@ -118,19 +123,19 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
         database = DatabaseTable(session, schema)
         ranges: list[Range] = []
 
-        def settle(tokens: set[int]) -> list[Difference]:
-            found = _settle(table, schema, database, tokens, time.monotonic() + wait_seconds)
+        def settle(tokens: set[int], seconds: float) -> list[Difference]:
+            found = _settle(table, schema, database, tokens, time.monotonic() + seconds)
             # A write time in the future does not show when the row was written.
             return [replace(d, lagging=newest < d.written_at <= time_now()) for d in found]
 
-        suspects = Suspects(settle)
+        suspects = Suspects(settle, wait_seconds)
         for found, tokens in _compare(table, schema, database):
             ranges.append(found)
             suspects.add(tokens)
         suspects.read_again()
-    left = suspects.left
-    reasons = stopped(settings, table) if any(d.lagging for d in left) else []
-    return Report(ranges, left, newest, suspects.unsettled, reasons, compare_view(table))
+    reasons = stopped(settings, table) if suspects.lagging else []
+    counts = suspects.real, suspects.lagging, suspects.unsettled
+    return Report(ranges, suspects.left, newest, *counts, reasons, compare_view(table))
 
 
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:

@@ -1,10 +1,15 @@
 """The partitions that differ at the first read. They are read again, as the two sides are not read at the same time."""
 
+import heapq
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 SUSPECTS = 1_000
 """How many partitions are read again at once."""
+
+KEPT = 5_000
+"""Differences of each kind that are kept. More are counted only: of a lake that is far behind, most rows may lag."""
 
 
 class Differs(Protocol):
@@ -13,6 +18,11 @@ class Differs(Protocol):
     @property
     def lagging(self) -> bool:
         """Whether it differs only because one side is behind."""
+        ...
+
+    @property
+    def written_at(self) -> int:
+        """Its newest write time."""
         ...
 
 
@@ -26,12 +36,22 @@ class Suspects(Generic[_D]):
     there is no point in distinguishing more; these are counted.
     """
 
-    def __init__(self, settle: Callable[[set[int]], list[_D]]) -> None:
-        """`settle` reads partitions again, and returns the differences that stay."""
-        self.left: list[_D] = []
+    def __init__(self, settle: Callable[[set[int], float], list[_D]], wait_seconds: float) -> None:
+        """`settle` reads partitions again, for at most some seconds, and returns the differences that stay. Each time
+        some stay, there are half as many seconds for the next partitions: twice `wait_seconds` in all.
+        """
+        self.real = 0
+        self.lagging = 0
         self.unsettled = 0
+        self._kept: tuple[list[_D], list[_D]] = [], []
         self._settle = settle
+        self._seconds = wait_seconds
         self._waiting: list[int] = []
+
+    @property
+    def left(self) -> list[_D]:
+        """The differences that stay, those that lag last; of many, some that differ and the newest that lag."""
+        return [*self._kept[False], *self._kept[True]]
 
     def add(self, tokens: set[int]) -> None:
         """Add the partitions of a range that has not been compared before."""
@@ -42,7 +62,11 @@ class Suspects(Generic[_D]):
     def read_again(self) -> None:
         """Read the first of the partitions that wait again."""
         some, self._waiting = self._waiting[:SUSPECTS], self._waiting[SUSPECTS:]
-        if not all(difference.lagging for difference in self.left):
+        if self.real:
             self.unsettled += len(some)
-        elif some:
-            self.left += self._settle(set(some))
+        elif some and (found := self._settle(set(some), self._seconds)):
+            self._seconds /= 2
+            real, lagging = [d for d in found if not d.lagging], [d for d in found if d.lagging]
+            self.real, self.lagging = len(real), self.lagging + len(lagging)
+            newest = heapq.nlargest(KEPT, self._kept[True] + lagging, key=attrgetter("written_at"))
+            self._kept = real[:KEPT], newest
