@@ -6,8 +6,9 @@ here: how SSTables are read and what a snapshot is (`writetime.storage`, `writet
 
 import hashlib
 import json
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -190,6 +191,7 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
         tables: those whose entries name places.
         seconds: how long to wait for places. Dagster gives up an evaluation that takes a minute.
     """
+    listing = _Listing(tables)
 
     @sensor(
         minimum_interval_seconds=300,
@@ -203,7 +205,7 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
         seen: dict[str, str] = {}
         events: list[AssetMaterialization] = []
         faults: list[str] = []
-        for table, names in _listed(tables, seconds):
+        for table, names in listing.look(seconds):
             if isinstance(names, str):
                 faults.append(f"{table.name}: {names}")
                 continue
@@ -220,28 +222,39 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
     return new_backups
 
 
-def _listed(tables: Sequence[FollowedTable], seconds: float) -> list[tuple[FollowedTable, list[str] | str]]:
-    """Return the names of the backups of each table, or the reason why they are not known. A place that does not answer
-    delays only the tables that have no other.
+class _Listing:
+    """The names of the backups of some tables. A thread per place lists it, and goes on between two looks if that takes
+    long. So each table has its turn, and a place that does not answer costs one thread, and delays only the tables that
+    have no other.
     """
-    by_places: dict[tuple[str, ...], list[FollowedTable]] = {}
-    for table in tables:
-        by_places.setdefault(tuple(table.entry.snapshots), []).append(table)
-    found: dict[str, list[str] | str] = {}
 
-    def ask(some: list[FollowedTable]) -> None:
+    def __init__(self, tables: Sequence[FollowedTable]) -> None:
+        self._tables = tables
+        self._by_places: dict[tuple[str, ...], list[FollowedTable]] = {}
+        for table in tables:
+            self._by_places.setdefault(tuple(table.entry.snapshots), []).append(table)
+        self._threads: dict[tuple[str, ...], threading.Thread] = {}
+        self._found: dict[str, list[str] | str] = {}
+
+    def look(self, seconds: float) -> list[tuple[FollowedTable, list[str] | str]]:
+        """Return the names that are known after some seconds at most, and of other tables the reason why not."""
+        end = time.monotonic() + seconds
+        for places, some in self._by_places.items():
+            if places not in self._threads or not self._threads[places].is_alive():
+                # A process may end before it.
+                self._threads[places] = threading.Thread(target=self._ask, args=(some,), name="backups", daemon=True)
+                self._threads[places].start()
+        for thread in self._threads.values():
+            thread.join(max(end - time.monotonic(), 0))
+        silent = f"its places did not answer for {seconds:g} s"
+        return [(table, self._found.pop(table.name, silent)) for table in self._tables]
+
+    def _ask(self, some: Sequence[FollowedTable]) -> None:
         for table in some:
             try:
-                found[table.name] = backup_names(table.entry.snapshots, table.name)
+                self._found[table.name] = backup_names(table.entry.snapshots, table.name)
             except Exception as e:
-                found[table.name] = reason_of(e)
-
-    # No `with`: it would wait for each of them.
-    threads = ThreadPoolExecutor(max(len(by_places), 1), "backups")
-    wait([threads.submit(ask, some) for some in by_places.values()], seconds)
-    threads.shutdown(wait=False)
-    silent = f"its places did not answer for {seconds:g} s"
-    return [(table, found.get(table.name, silent)) for table in tables]
+                self._found[table.name] = reason_of(e)
 
 
 def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:

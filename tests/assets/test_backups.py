@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from tests.support.backups import ScyllaManager
 from tests.support.made import settings_at
 from tests.support.recordings import RecordedTable
 from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.core.config import Table
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
@@ -112,6 +114,33 @@ def test_a_place_that_does_not_answer_delays_no_other(manager: ScyllaManager, mo
     assert isinstance(result, SensorResult)
     assert isinstance(result.skip_reason, SkipReason)
     assert "shop.silent: its places did not answer for 1 s" in str(result.skip_reason.skip_message)
+
+
+def test_a_place_that_takes_long_is_listed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its tables has its turn, and one thread lists it at a time."""
+    tables = [FollowedTable(f"shop.t{i}", Table(snapshots=["/place"])) for i in range(6)]
+    turns = [threading.Event() for _ in tables]
+    asked: list[str] = []
+
+    def names(_places: object, table: str) -> list[str]:
+        asked.append(table)
+        assert turns[len(asked) - 1].wait(60)
+        return [f"backup of {table}"]
+
+    monkeypatch.setattr(backfill, "backup_names", names)
+    sensor, cursor, recorded = backfill.new_backups(tables, seconds=0.1), None, list[AssetKey]()
+    with DagsterInstance.ephemeral() as instance:
+        for number, turn in enumerate(turns):
+            result = sensor(build_sensor_context(instance, cursor=cursor))
+            assert isinstance(result, SensorResult)
+            recorded += [event.asset_key for event in result.asset_events]
+            cursor = result.cursor
+            wait_for(lambda number=number: len(asked) > number)
+            assert asked == [table.name for table in tables[: number + 1]]
+            turn.set()
+            # Before the next look, it begins with the next table.
+            wait_for(lambda number=number: len(asked) > number + 1 or number == len(tables) - 1)
+    assert recorded == [key_of(table.name, "snapshots") for table in tables[:-1]]
 
 
 def test_a_backfill_reads_what_is_new(
