@@ -479,7 +479,10 @@ def test_a_refused_topic_ends_the_attempts(
     captured.assert_same("t")
 
 
-def test_records_of_published_segments_that_are_gone_are_dropped(captured: Captured, tmp_path: Path) -> None:
+def test_records_of_published_segments_that_are_gone_are_dropped(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "_FORGOTTEN_SECONDS", 0)
     copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
     other = copy(copies[-1], tmp_path / "other")
     paths, checkpoint = [str(tmp_path / "copies"), str(tmp_path / "other")], tmp_path / "checkpoint"

@@ -16,6 +16,7 @@ import logging
 import os
 import posixpath
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -45,6 +46,9 @@ _FILE = "segments.json"
 SEGMENTS_PER_TASK = 8
 # How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
+# How long a published segment must be gone before its record is dropped. A folder is empty while its mount is away, and
+# all of its segments would be published again.
+_FORGOTTEN_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,14 @@ class Look:
 
 @dataclass(frozen=True)
 class Archived:
-    """The record of a segment: its progress, and its `Look` before it was read."""
+    """The record of a segment: its progress, its `Look` before it was read, and since when it is gone (seconds since
+    1970, 0 if it is there).
+    """
 
     progress: SegmentProgress
     complete: bool
     file: tuple[int, int]
+    gone_since: float = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -223,6 +230,22 @@ class Checkpoint:
         write_json(self.folder / _FILE, {key: asdict(found) for key, found in sorted(self.segments.items())})
         self.unsaved = False
 
+    def forget(self, there: set[str], listed: set[str]) -> None:
+        """Drop the records of published segments that are gone for long from the folders that were listed."""
+        now = time.time()
+        for key, found in list(self.segments.items()):
+            if posixpath.dirname(key) not in listed:
+                continue
+            since = 0.0 if key in there else found.gone_since or now
+            done = found.progress.finished and found.progress.reason is None
+            if since and done and now - since >= _FORGOTTEN_SECONDS:
+                del self.segments[key]
+            elif since != found.gone_since:
+                self.segments[key] = replace(found, gone_since=since)
+            else:
+                continue
+            self.unsaved = True
+
     def close(self) -> None:
         """Release the folder for another run."""
         os.close(self._lock)
@@ -286,16 +309,18 @@ class Archive:
             if stop is not None and stop.is_set():
                 break
             self._publish(work[i : i + size])
+        if self._checkpoint.unsaved:
+            self._checkpoint.save()
         self._report_faults()
 
     def _look(self) -> Sight:
-        """Return what the folders have; of each segment that vanished, record it."""
+        """Return what the folders have; of each segment that vanished, record it, and forget those that are done."""
         sight = _look(self._paths, self._checkpoint.segments)
         listed = set(self._paths) - set(sight.unlisted)
         self._index_faults, self.unlisted = sight.faults, sight.unlisted
         self.report.growing = [_shown(look.key) for look in sight.looks if look.until != END]
         self._note_vanished(sight.there, listed)
-        self._forget(sight.there, listed)
+        self._checkpoint.forget(sight.there, listed)
         self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
         return sight
 
@@ -345,14 +370,6 @@ class Archive:
                 # Put back, it is read again.
                 progress = replace(found.progress, reason=reason, broken=True)
                 self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
-
-    def _forget(self, there: set[str], listed: set[str]) -> None:
-        """Drop the records of published segments that are gone from the folders that were listed."""
-        kept = self._checkpoint.segments
-        gone = [key for key in kept if key not in there and posixpath.dirname(key) in listed]
-        for key in gone:
-            if kept[key].progress.finished and kept[key].progress.reason is None:
-                del kept[key]
 
     def _report_faults(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
@@ -484,7 +501,12 @@ def _shown(key: str) -> str:
 
 def _read_checkpoint(folder: Path) -> dict[str, Archived]:
     return {
-        key: Archived(SegmentProgress(**found["progress"]), found["complete"], (found["file"][0], found["file"][1]))
+        key: Archived(
+            SegmentProgress(**found["progress"]),
+            found["complete"],
+            (found["file"][0], found["file"][1]),
+            found.get("gone_since", 0.0),
+        )
         for key, found in (read_json(folder / _FILE) or {}).items()
     }
 
