@@ -9,7 +9,8 @@ A commit also has the id of the topic. If Kafka was lost, or the topic was delet
 messages at these offsets, and some that had not landed may be gone. Then landing stops until an operator accepts that.
 
 A commit also has the time up to which each source's changes are in the lake: the value in the topic of the watermarks
-before the ends of this table's topic were read, once all messages up to these ends have landed.
+before the ends of this table's topic were read, once all messages up to these ends have landed. These ends may be those
+of an earlier call, if there are always more messages than a call lands.
 
 The table and its schema come from the topic of the schemas, where each schema has its table's CQL. So new tables and
 columns are found automatically.
@@ -173,6 +174,8 @@ class Landing:
         # The generation of the lake's table, and the positions from which changes count in it.
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
+        # Of a backlog that lands in several calls: the ends and the watermarks as of one of them.
+        self._backlog: tuple[Mapping[int, int], Mapping[str, SourceMarks]] | None = None
         self._next_release = 0.0
         # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
@@ -276,6 +279,8 @@ class Landing:
             else:
                 ends = {p: max(end, landed[p]) for p, end in ends.items()}
                 begins = {p: self._start(p, landed[p], first[p], accept_gap=accept_gap) for p in ends}
+            if is_other:
+                self._backlog = None
             if is_other or begins != landed:
                 raise_history(table, time_now())
             reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
@@ -285,7 +290,8 @@ class Landing:
                 held = 0
             self._next_release = time.monotonic() + _RELEASE_SECONDS
             self.held_by = _needs_snapshot(self.name, now, starts)
-            moved = {} if held or self.held_by or reached != ends else self._moved(known, sources)
+            complete = self._complete(reached, ends, sources)
+            moved = {} if held or self.held_by else self._moved(known, complete)
             if reached == landed and not is_other and not self._is_far(known, moved):
                 self._keep_place(now, reached, known, held)
                 return count
@@ -388,6 +394,26 @@ class Landing:
         self.place = Place(
             now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
         )
+
+    def _complete(
+        self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Mapping[str, SourceMarks]
+    ) -> Mapping[str, SourceMarks]:
+        """Return the newest known watermarks of which all messages are below some offsets.
+
+        A backlog may stay for long, if as much is written as lands. So its ends, and the watermarks as read before
+        them, are kept until they are reached, and then the next ones.
+        """
+        if reached == ends:
+            self._backlog = None
+            return sources
+        before, now = self._backlog, (ends, sources)
+        if before is None or _marked(self.name, before[1]) != _marked(self.name, sources):
+            self._backlog = now
+            return {}
+        if any(reached.get(p, 0) < end for p, end in before[0].items()):
+            return {}
+        self._backlog = now
+        return before[1]
 
     def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
         """Return the watermarks of registered sources that are beyond the known ones, except for sources that know only

@@ -1,0 +1,84 @@
+"""A backlog that never ends, as each call lands less than what is written meanwhile."""
+
+from dataclasses import dataclass, field, replace
+from uuid import uuid1
+
+import pytest
+
+from tests.support.published import mark, publish, schema_of
+from writetime.clients.kafka import end_offsets
+from writetime.core.config import Settings
+from writetime.lake.horizon import watermark_of
+from writetime.lake.table import open_table
+from writetime.landing import landing
+from writetime.landing.landing import Landing
+from writetime.schema.table import TableSchema
+from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import SourceMarks, TableMark
+
+_MESSAGES = 12
+
+
+@pytest.fixture
+def schema(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> TableSchema:
+    monkeypatch.setattr(landing, "BATCH_MESSAGES", 2)
+    return schema_of(settings, "a")
+
+
+@dataclass
+class Written:
+    """Writes changes, then a watermark; and lands a batch."""
+
+    settings: Settings
+    schema: TableSchema
+    # The ends of the topic at each watermark.
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.landing = Landing(self.settings, self.schema.full_name)
+
+    def write(self, until: int, table_id: str = "") -> None:
+        name = self.schema.full_name
+        publish(self.settings, self.schema, *range(_MESSAGES))
+        self.ends[until] = end_offsets(self.settings, changes_topic(name))
+        mark(self.settings, "node", SourceMarks({name: TableMark(until, id=table_id)}))
+
+    def land(self) -> int:
+        """Return the watermark in the lake."""
+        topics = self.landing.topics
+        sources = topics.watermarks.read()
+        ends = end_offsets(self.settings, changes_topic(self.schema.full_name))
+        topics.schemas.read_on()
+        self.landing.land(ends, sources, one_batch=True)
+        found = watermark_of(open_table(self.settings, self.schema.full_name).changes.load(), "node")
+        assert all(self.landing.landed[p] >= end for p, end in self.ends.get(found, {}).items())
+        return found
+
+
+def test_watermarks_go_on_while_a_backlog_stays(settings: Settings, schema: TableSchema) -> None:
+    written = Written(settings, schema)
+    found = []
+    for turn in range(1, 30):
+        written.write(turn)
+        found.append(written.land())
+    assert found == sorted(found)
+    assert len(set(found)) > 3
+    assert set(found) <= {0, *written.ends}
+    assert written.landing.landed != written.ends[29]
+    while written.landing.landed != written.ends[29]:
+        found.append(written.land())
+    assert found[-1] == 29
+
+
+def test_watermarks_of_an_earlier_table_do_not_count(settings: Settings, schema: TableSchema) -> None:
+    """The table was created again during the backlog."""
+    first, second = replace(schema, id=uuid1()), replace(schema, id=uuid1())
+    written = Written(settings, first)
+    written.write(1, str(first.id))
+    assert written.land() == 0
+    written.schema = second
+    written.write(2, str(second.id))
+    found = [written.land()]
+    while written.landing.landed != written.ends[2]:
+        found.append(written.land())
+    assert set(found) == {0, 2}
