@@ -6,15 +6,16 @@ steps before it.
 """
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.follow.steps import Step
+from writetime.follow.steps import Step, Stopped
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.merging import Runner
@@ -66,9 +67,16 @@ class TablePipeline:
     """The steps of one table. One thread at a time may use it."""
 
     def __init__(
-        self, settings: Settings, landing: TableLanding, entry: FollowedTable, in_spark: Runner | None = None
+        self,
+        settings: Settings,
+        landing: TableLanding,
+        entry: FollowedTable,
+        in_spark: Runner | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
-        """Follow a table; `in_spark` runs the tasks of large batches."""
+        """Follow a table; `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and one at work
+        ends after its present task, such as a bucket of the view.
+        """
         self.name = landing.name
         self.landing = landing
         # Changes that wait in the topic, as of the last batch.
@@ -81,6 +89,7 @@ class TablePipeline:
         self.steps = (self.events, self.publishing, self.view, self.upkeep)
         self._settings = settings
         self._in_spark = in_spark
+        self._stop = stop or threading.Event()
         self._run: Runner = map
         self._entry = entry
         self._expected: ExpectedRows | None = None
@@ -106,9 +115,10 @@ class TablePipeline:
     def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         """Run the steps that are due; return the number of changes that landed."""
         self.waiting = self.landing.waiting(ends)
-        self._run = self._in_spark if self._in_spark and self._is_large() else map
+        in_spark = self._in_spark if self._in_spark and self._is_large() else None
+        self._run = in_spark or self._each
         lands = self.landing.is_due(ends) and not self.landing.is_current(ends, sources)
-        landed = self._land(ends, sources) if lands else 0
+        landed = self._land(ends, sources, in_spark or map) if lands else 0
         if lands and not landed:
             # It may have followed a schema or a truncation.
             self._next_look = 0.0
@@ -123,17 +133,18 @@ class TablePipeline:
             self._expires_at = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
-        if self.events.is_due and self.events.attempt(self._find_events):
+        if self._begins(self.events) and self.events.attempt(self._find_events):
             self.publishing.begin()
         if self._publisher is not None and self._publisher.is_record_due:
             self.publishing.begin()
-        if self.publishing.is_due and self.publishing.attempt(self._publish):
+        if self._begins(self.publishing) and self.publishing.attempt(self._publish):
             assert self._publisher is not None
             if self._publisher.has_more:
                 self.publishing.begin()
-        if self.view.is_due:
+        if self._begins(self.view):
             self.view.attempt(self._refresh)
-        if self.upkeep.is_due and not any(step.is_behind and step.fault is None for step in (self.events, self.view)):
+        caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
+        if caught_up and self._begins(self.upkeep):
             self.upkeep.attempt(self._keep_up)
         self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
@@ -153,8 +164,22 @@ class TablePipeline:
             # The next publisher reads its position from Kafka.
             log.warning("%s: the position of the publisher is not recorded in the lake: %s", self.name, reason_of(e))
 
-    def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
-        outcome = self.landing.land(ends, sources, self._run, one_batch=True)
+    def _begins(self, step: Step) -> bool:
+        return step.is_due and not self._stop.is_set()
+
+    def _each(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
+        """Run tasks as `map` does, until the program is to end.
+
+        Raises:
+            Stopped: it is.
+        """
+        for task in tasks:
+            if self._stop.is_set():
+                raise Stopped
+            yield function(task)
+
+    def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], run: Runner) -> int:
+        outcome = self.landing.land(ends, sources, run, one_batch=True)
         if isinstance(outcome, Exception):
             # What is remembered may be the cause.
             self._table = None

@@ -43,6 +43,7 @@ class Follower:
         self._landings = Tables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
         self._in_spark: Runner | None = None
+        self._stop = threading.Event()
         self._fault: str | None = None
 
     def run(self, stop: threading.Event) -> None:
@@ -53,6 +54,7 @@ class Follower:
             OtherCluster: Kafka is no longer the cluster that it was at the start.
             WritetimeError: the port of the metrics cannot be used.
         """
+        self._stop = stop
         serve_metrics(self._settings, FollowMetrics(lambda: list(self.tables.values()), self._skipped))
         with (
             shares(self._settings) as own,
@@ -98,7 +100,7 @@ class Follower:
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
-        return TablePipeline(self._settings, landing, entry, self._in_spark)
+        return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop)
 
     def _close(self, name: str) -> None:
         """Close a table that another program has now, so that it does not publish from an old position later."""

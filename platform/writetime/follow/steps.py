@@ -26,6 +26,10 @@ _LONGEST_PAUSE_OF_OUTAGE_SECONDS = 5.0
 _VARIES = re.compile(r"\w*\d\w*")
 
 
+class Stopped(Exception):
+    """The program is to end. The step does its work after the next start."""
+
+
 class Step(StepCounts):
     """One step of a table. It has something to do from `begin` to the next attempt that succeeds, and is due again
     `every` seconds after its last attempt began.
@@ -78,8 +82,8 @@ class Step(StepCounts):
         try:
             with self.measured():
                 rows = work()
-        except Conflict as e:
-            # Another process was first. The next attempt goes on from there.
+        except (Conflict, Stopped) as e:
+            # Another process was first, or is next. It goes on from there.
             if isinstance(e, Fenced):
                 # Two programs that fence each other in turn at once would publish nothing.
                 self._pause(_LONGEST_PAUSE_SECONDS, random.uniform(0.5, 1.0))
