@@ -317,3 +317,16 @@ def write_all(captured: Captured, columns: list[str], udt: str, start: int) -> N
         f"UPDATE {{ks}}.t SET u.{quoted('F')} = {start}, {others[-1]} = 7 {where}",
         f"DELETE {others[-2]}, u.{quoted('f')} FROM {{ks}}.t {where}",
     )
+
+
+def test_maps_with_an_empty_key(landed: Captured, tmp_path: Path) -> None:
+    """They are null in a column, and in another value."""
+    landed.write(
+        "CREATE TABLE {ks}.t (k int PRIMARY KEY, m map<int, int>, f frozen<map<int, int>>, "
+        "l frozen<list<frozen<map<int, int>>>>) WITH cdc = true",
+    )
+    with landed.agent():
+        for k, empty in enumerate(("{1: 1}", "{blobAsInt(0x): 1, 2: 3}")):
+            landed.write(f"INSERT INTO {{ks}}.t (k, m, f, l) VALUES ({k}, {empty}, {empty}, [{{1: 1}}, {empty}])")
+        landed.settle()
+    assert not assert_whole_way(landed, "t", tmp_path)

@@ -80,8 +80,8 @@ def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
             encoded = nullable(encoded)
         elif values.null_count > rows.null_count:
             raise WritetimeError(
-                f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), which its "
-                "row event cannot hold: delete that row"
+                f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), or a map "
+                "with such a key, which its row event cannot hold: delete that row"
             )
         fields.append(encoded)
     if rows.null_count:
