@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from writetime.clients import kafka
+from writetime.clients import kafka, kafka_errors
 from writetime.clients.zookeeper import NoZooKeeper, connect
 from writetime.core import config, logs
 from writetime.core.config import Kafka, Settings, ZooKeeper
@@ -98,7 +98,17 @@ def test_a_full_queue_of_the_client_is_an_outage(
         send(sender, [b"x" * 10_000] * 20)
 
 
-_MAY_PASS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "LEADER_NOT_AVAILABLE", "_NOENT", "NOT_ENOUGH_REPLICAS")
+_MAY_PASS = (
+    "_TRANSPORT",
+    "_ALL_BROKERS_DOWN",
+    "_TIMED_OUT",
+    "LEADER_NOT_AVAILABLE",
+    "LISTENER_NOT_FOUND",
+    "OFFSET_NOT_AVAILABLE",
+    "REPLICA_NOT_AVAILABLE",
+    "_NOENT",
+    "NOT_ENOUGH_REPLICAS",
+)
 _LASTS = (
     "TOPIC_AUTHORIZATION_FAILED",
     "GROUP_AUTHORIZATION_FAILED",
@@ -113,8 +123,20 @@ _LASTS = (
 @pytest.mark.parametrize("name", [*_MAY_PASS, *_LASTS])
 def test_outages_may_pass_and_refusals_last(name: str) -> None:
     error = KafkaError(getattr(KafkaError, name))
-    assert kafka.may_pass(error) == (name in _MAY_PASS)
-    assert issubclass(kafka._kind_of(error), Transient) == (name in _MAY_PASS)
+    assert kafka_errors.may_pass(error) == (name in _MAY_PASS)
+    assert issubclass(kafka_errors.kind_of(error), Transient) == (name in _MAY_PASS)
+
+
+@pytest.mark.parametrize("name", ["LISTENER_NOT_FOUND", "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"])
+def test_a_partition_that_is_being_moved_is_asked_for_again(name: str) -> None:
+    answers: Iterator[Any] = iter([KafkaException(KafkaError(getattr(KafkaError, name))), "a"])
+
+    def ask(_: object) -> str:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    assert kafka._ask(config.load(), "offsets", ask) == "a"
 
 
 class OneUnknown:

@@ -24,6 +24,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
+from writetime.clients.kafka_errors import ASK_AGAIN, NO_ANSWER, WITHOUT_LEADER, kind_of
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.logs import KAFKA_CLIENT
@@ -46,51 +47,9 @@ _REASON_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 # Delta keeps numbers of 63 bits.
 _LARGEST_ID = 2**63 - 1
-_NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
-# A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`.
-_WITHOUT_LEADER = frozenset(
-    {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError._NOENT,
-        # The client knows an earlier leader, or one of a cluster that has lost its data.
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-    }
-)
-# Errors of brokers that are down, incomplete, or moving a group or a topic. librdkafka has given up by then, and calls
-# none of these retriable.
-_MAY_PASS = _NO_ANSWER | {
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._RESOLVE,
-    KafkaError._DESTROY,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_CONTROLLER,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    *_WITHOUT_LEADER,
-}
 # Python checks that a C function has not both returned and failed, except in the fast path of a plain
 # `message.headers()`.
 _get_headers = methodcaller("headers")
-# Answers of a cluster in which a topic, a group or a broker is being created or moved.
-_ASK_AGAIN = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        *_WITHOUT_LEADER,
-    }
-)
 
 
 def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
@@ -302,7 +261,7 @@ def committed(
     answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
     for tp in answer:
         if tp.error is not None:
-            raise _kind_of(tp.error)(
+            raise kind_of(tp.error)(
                 f"{tp.topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}"
             )
     return answer
@@ -319,7 +278,7 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
         answer = _ask(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
     for tp in answer or []:
         if tp.error is not None:
-            raise _kind_of(tp.error)(
+            raise kind_of(tp.error)(
                 f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}"
             )
 
@@ -382,7 +341,7 @@ def messages_between(
             if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 continue  # The client connects again by itself; if it cannot, no answer comes.
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise _kind_of(error)(f"topic {topic} cannot be read: {error.str()}")
+                raise kind_of(error)(f"topic {topic} cannot be read: {error.str()}")
             partition, offset = place_of(message)
             if error is None and offset < ends[partition]:
                 yield message
@@ -484,7 +443,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise NoTopic(f"{what} does not exist; run `writetime init`") from None
             _forget_leaders(e)
-            if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
+            if e.args[0].code() not in ASK_AGAIN or time.monotonic() > deadline:
                 raise _fault_of(settings, what, e) from None
         finally:
             # It hands over its log.
@@ -498,7 +457,7 @@ def _forget_leaders(error: KafkaException) -> None:
     A client that once learnt this answers it for up to 15 minutes without asking a broker (librdkafka 2.16,
     `rd_kafka_topic_partition_list_get_leaders`), although Kafka elects a new leader within seconds.
     """
-    if error.args[0].code() in _WITHOUT_LEADER:
+    if error.args[0].code() in WITHOUT_LEADER:
         _admin_of.cache_clear()
 
 
@@ -522,22 +481,11 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
-def may_pass(error: KafkaError) -> bool:
-    """Return whether an error may pass by itself, such as a broker that does not answer; errors of authorization and
-    configuration do not.
-    """
-    return error.retriable() or error.code() in _MAY_PASS
-
-
-def _kind_of(error: KafkaError) -> type[WritetimeError]:
-    return Transient if may_pass(error) else WritetimeError
-
-
 def _fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
     fault, brokers = error.args[0], settings.kafka.bootstrap_servers
-    if fault.code() in _NO_ANSWER:
+    if fault.code() in NO_ANSWER:
         return Transient(
             f"{what}: no broker answers at {brokers} ({fault_of_connections(settings) or fault.str()}); start the "
             "embedded servers with `writetime up`, or set kafka.bootstrap_servers and kafka.client"
         )
-    return _kind_of(fault)(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")
+    return kind_of(fault)(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")

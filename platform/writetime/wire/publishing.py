@@ -24,10 +24,10 @@ from writetime.clients.kafka import (
     client_config,
     end_offsets,
     ensure_topics,
-    may_pass,
     messages_between,
     place_of,
 )
+from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
