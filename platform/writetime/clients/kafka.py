@@ -44,6 +44,8 @@ class UnreadableHeaders(ValueError):
 
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
+# A client reports that its request has timed out shortly after that.
+_GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 # Delta keeps numbers of 63 bits.
 _LARGEST_ID = 2**63 - 1
@@ -74,9 +76,10 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     if not new:
         return []
     created = []
-    for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
+    admin = _admin(settings)
+    for name, future in admin.create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
         try:
-            future.result()
+            answer_of(future)
             created.append(name)
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -94,9 +97,10 @@ def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
     Raises:
         WritetimeError: Kafka refuses it, or does not answer.
     """
-    for name, future in _admin(settings).delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
+    admin = _admin(settings)
+    for name, future in admin.delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
         try:
-            future.result()
+            answer_of(future)
         except KafkaException as e:
             if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise _fault_of(settings, f"topic {name} cannot be deleted", e) from None
@@ -145,7 +149,7 @@ def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
             TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
         ).items():
             try:
-                found[name] = future.result().topic_id.get_most_significant_bits() & _LARGEST_ID
+                found[name] = answer_of(future).topic_id.get_most_significant_bits() & _LARGEST_ID
             except KafkaException as e:
                 if len(topics) == 1 and e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
@@ -206,20 +210,19 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
     request = {TopicPartition(name, p): latest for name, t in topics.items() if wanted(name) for p in t.partitions}
     if not request:
         return TopicEnds({}, {}, cluster)
-    futures = _ask(
-        settings,
-        "offsets of topics",
-        lambda admin: admin.list_offsets(
-            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
-        ),
-    )
     ends: dict[str, dict[int, int]] = {}
     refused: dict[str, KafkaException] = {}
-    for tp, future in futures.items():
-        try:
-            ends.setdefault(tp.topic, {})[tp.partition] = _offset_of(future)
-        except KafkaException as e:
-            refused.setdefault(tp.topic, e)
+
+    def ask(admin: AdminClient) -> None:
+        for tp, future in admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        ).items():
+            try:
+                ends.setdefault(tp.topic, {})[tp.partition] = _offset_of(future)
+            except KafkaException as e:
+                refused.setdefault(tp.topic, e)
+
+    _ask(settings, "offsets of topics", ask)
     for error in refused.values():
         _forget_leaders(error)
     if len(refused) == len(ends.keys() | refused.keys()):
@@ -355,6 +358,19 @@ def messages_between(
     idle.append(consumer)
 
 
+def answer_of(future: Future[_T]) -> _T:
+    """Return the answer to a request of an admin client. The caller must keep the client until then, as the answers to
+    its requests are lost with it, and other threads may forget it.
+
+    Raises:
+        KafkaException: the request failed, or no answer came in time.
+    """
+    try:
+        return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the client has reported no answer")) from None
+
+
 def place_of(message: Message) -> tuple[int, int]:
     """Return partition and offset of a delivered message."""
     partition, offset = message.partition(), message.offset()
@@ -426,7 +442,7 @@ def _offset_of(answer: Future[Any]) -> int:
     """Return the offset that ListOffsets found. For a partition without a leader it reports no error, only an invalid
     offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`).
     """
-    offset = answer.result().offset
+    offset = answer_of(answer).offset
     if offset == OFFSET_INVALID:
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "a partition has no leader"))
     return offset
@@ -462,7 +478,7 @@ def _forget_leaders(error: KafkaException) -> None:
 
 
 def _first(futures: Mapping[Any, Future[Any]]) -> Any:
-    return next(iter(futures.values())).result()
+    return answer_of(next(iter(futures.values())))
 
 
 def _admin(settings: Settings) -> AdminClient:

@@ -27,7 +27,8 @@ def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(kafka.client_config(settings))
     try:
-        answer = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)[resource].result()
+        futures = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)
+        answer = kafka.answer_of(futures[resource])
     except KafkaException as e:
         raise UnknownRetention(
             f"the retention of topic {topic} cannot be read ({e.args[0].str()}); Writetime's user needs the "
