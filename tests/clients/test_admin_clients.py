@@ -1,4 +1,4 @@
-"""Requests of admin clients: their answers are lost with the client."""
+"""Requests of admin clients: their answers are lost with the client, and a question creates no topic."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,6 +15,7 @@ from writetime.clients import kafka
 from writetime.clients.topic_retention import topic_retention_seconds
 from writetime.core import config
 from writetime.core.config import Kafka, Settings
+from writetime.wire.publishing import Sender
 
 
 @pytest.fixture
@@ -27,6 +28,13 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     yield config.load(kafka=Kafka(bootstrap_servers=at))
     # The cluster ends with it.
     del cluster
+
+
+def test_a_question_about_a_missing_topic_does_not_create_it(brokers: Settings) -> None:
+    with pytest.raises(kafka.NoTopic):
+        kafka.partitions_of(brokers, "missing")
+    Sender(brokers, "test")._producer.list_topics("missing", timeout=15)
+    assert kafka.topic_names(brokers) == []
 
 
 def test_ends_are_read_while_other_threads_forget_the_client(brokers: Settings) -> None:

@@ -59,8 +59,13 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
 
     librdkafka would print its log. With a logger, it hands over the lines when the client is polled or flushed.
     """
-    shared = {name: value.get_secret_value() for name, value in settings.kafka.client.items()}
-    return {"bootstrap.servers": settings.kafka.bootstrap_servers, "logger": _client_log, **shared, **own}
+    common = {
+        "bootstrap.servers": settings.kafka.bootstrap_servers,
+        "logger": _client_log,
+        # Else a question about a missing topic may create it, with the options of the brokers.
+        "allow.auto.create.topics": False,
+    }
+    return common | {name: value.get_secret_value() for name, value in settings.kafka.client.items()} | own
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:

@@ -170,7 +170,6 @@ def _producer(settings: Settings, **callbacks: Any) -> Producer:
         "queue.buffering.max.messages": ingest.max_pending_events,
         # The partitioner of the Java client: all writers of a user's events use the same partition.
         "partitioner": "murmur2_random",
-        "allow.auto.create.topics": False,
     }
     try:
         return Producer(client_config(settings, **own, **callbacks))
