@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from writetime import servers
 from writetime.clients import database, zookeeper
-from writetime.clients.kafka import answers, fault_of_connections
+from writetime.clients.kafka import NoTopic, answers, fault_of_connections
 from writetime.core import config
 from writetime.core.config import InvalidSettings, Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -24,6 +25,8 @@ from writetime.lake.lake_storage import lake_storage
 from writetime.runtime.java import java
 from writetime.servers.process import port_answers
 from writetime.view.expected_rows import of_entry
+from writetime.wire.publishing import SCHEMAS_TOPIC, loss_of
+from writetime.wire.watermarks import WATERMARKS_TOPIC
 
 _ZOOKEEPER_SECONDS = 5
 _LEAST_FREE_BYTES = 1 << 30
@@ -101,6 +104,10 @@ def _database(settings: Settings) -> Iterator[str]:
 def _kafka(settings: Settings) -> Iterator[str]:
     brokers = settings.kafka.bootstrap_servers
     if answers(settings):
+        for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
+            with suppress(NoTopic):
+                if (fault := loss_of(settings, topic)) is not None:
+                    yield Fault(fault)
         yield f"answers at {brokers}"
         return
     reason = fault_of_connections(settings) or "no answer within a second"

@@ -169,11 +169,21 @@ def max_message_bytes(settings: Settings, topic: str) -> int:
     Raises:
         WritetimeError: there is no such topic, or no broker answers.
     """
+    return int(topic_option(settings, topic, "max.message.bytes"))
+
+
+def topic_option(settings: Settings, topic: str, name: str) -> str:
+    """Return an option of a topic, or the broker's default for it.
+
+    Raises:
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
+    """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
     options = _ask(
         settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked, request_timeout=TIMEOUT_SECONDS))
     )
-    return int(options["max.message.bytes"].value)
+    return options[name].value
 
 
 def beginning_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from writetime.clients.kafka import (
     ensure_topics,
     messages_between,
     place_of,
+    topic_option,
 )
 from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
@@ -36,6 +38,9 @@ from writetime.schema.fingerprints import fingerprint, single_object_header
 log = logging.getLogger(__name__)
 
 SCHEMAS_TOPIC = "writetime.schemas"
+_POLICY, _COMPACT = "cleanup.policy", "compact"
+# The topics whose policy this process has looked at, with their brokers.
+_looked_at: set[tuple[str, str]] = set()
 _FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
 # Characters of an error that are logged; it may quote the message.
 _SHOWN = 300
@@ -181,7 +186,37 @@ class Sender:
 
 def ensure_schemas_topic(settings: Settings) -> None:
     """Create the topic of the schemas if it does not exist."""
-    ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
+    ensure_compacted(settings, SCHEMAS_TOPIC)
+
+
+def ensure_compacted(settings: Settings, topic: str, **options: str) -> None:
+    """Create a compacted topic of one partition if it does not exist. If Kafka deletes its messages, log that once."""
+    if ensure_topics(settings, {topic: {_POLICY: _COMPACT, **options}}, 1):
+        return
+    known = settings.kafka.bootstrap_servers, topic
+    if known not in _looked_at:
+        _looked_at.add(known)
+        # It works without the right to describe its options.
+        with suppress(WritetimeError):
+            if (fault := loss_of(settings, topic)) is not None:
+                log.error("%s", fault)
+
+
+def loss_of(settings: Settings, topic: str) -> str | None:
+    """Return why Kafka deletes messages of a topic that has to be compacted, with the remedy; None if it does not.
+
+    Raises:
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
+    """
+    policy = topic_option(settings, topic, _POLICY)
+    if policy == _COMPACT:
+        return None
+    return (
+        f"topic {topic} has {_POLICY}={policy}, so Kafka deletes messages that are still needed: set it to {_COMPACT}, "
+        f"such as with `kafka-configs.sh --bootstrap-server {settings.kafka.bootstrap_servers} --alter --entity-type "
+        f"topics --entity-name {topic} --add-config {_POLICY}={_COMPACT}`"
+    )
 
 
 class CompactedTopic(Generic[T]):

@@ -18,11 +18,10 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter
 
 from writetime.changes.starts import LATEST, Start, Truncation
-from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.wire.agent_status import AgentStatus, Seconds
-from writetime.wire.publishing import CompactedTopic, Sender
+from writetime.wire.publishing import CompactedTopic, Sender, ensure_compacted
 
 WATERMARKS_TOPIC = "writetime.watermarks"
 
@@ -129,8 +128,7 @@ _REPORT = TypeAdapter(LandingReport)
 
 def ensure_watermarks_topic(settings: Settings) -> None:
     """Create the topic if it does not exist."""
-    options = {"cleanup.policy": "compact", "segment.ms": str(_SEGMENT_MILLISECONDS)}
-    ensure_topics(settings, {WATERMARKS_TOPIC: options}, 1)
+    ensure_compacted(settings, WATERMARKS_TOPIC, **{"segment.ms": str(_SEGMENT_MILLISECONDS)})
 
 
 def send(sender: Sender, source: str, marks: SourceMarks) -> None:
