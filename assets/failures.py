@@ -56,7 +56,7 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         if is_outage(e):
             raise RetryRequested(_RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):
-            raise ToCorrect(str(e)) from None
+            raise ToCorrect(reason_of(e)) from None
         raise RetryRequested(_RETRIES, soon_seconds) from e
 
 

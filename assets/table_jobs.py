@@ -37,7 +37,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from writetime.clients.kafka import ends_of_topics, topic_ids
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.spark_tasks import in_spark
@@ -199,7 +199,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
         context.add_output_metadata({**totals, "tables": len(done), "by_table": MetadataValue.json(done)})
         if faults:
             kind = Transient if all(map(is_outage, faults.values())) else WritetimeError
-            raise kind("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in faults.items()))
+            raise kind("; ".join(f"{name}: {reason_of(e)}" for name, e in faults.items()))
 
     @job(
         name="maintain",

@@ -67,6 +67,8 @@ def test_an_object_store_that_stops_is_waited_for(settings: Settings, tmp_path: 
             store.stop()
             publish(settings, schema_of(settings, "a"), *range(10, 50))
             wait_for(lambda: faults_of(follower, name), 120)
+            assert "\x1b" not in str(faults_of(follower, name))
+            assert follower.tables[name].landing.report.status != "set aside"
             store.start()
             assert_each_event_once(settings, name, 43)
             wait_for(lambda: not faults_of(follower, name))

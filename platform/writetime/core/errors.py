@@ -1,5 +1,11 @@
 """The exceptions that the shell shows as a single line instead of a traceback."""
 
+import re
+
+# delta-rs makes its errors for a terminal: with colours, and each cause on a line of its own.
+_CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
 
 class WritetimeError(Exception):
     """A fault that the user can fix: its text names the fault and the remedy."""
@@ -21,5 +27,12 @@ def reason_of(fault: BaseException) -> str:
     """Return why something failed: the text of an error that is made for users, else the error's kind with its text.
     The result can always be logged and stored: invalid Unicode is escaped.
     """
-    text = str(fault) if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {fault}"
+    text = plain_text(fault)
+    text = text if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {text}"
     return text.encode(errors="backslashreplace").decode()
+
+
+def plain_text(fault: BaseException) -> str:
+    """Return the text of an error without the colours of a terminal, and with its causes on one line."""
+    text = str(fault)
+    return _COLOUR.sub("", _CAUSE.sub(": ", text)).strip() if "\x1b" in text else text

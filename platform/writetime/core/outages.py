@@ -3,7 +3,7 @@
 import errno
 import re
 
-from writetime.core.errors import Transient
+from writetime.core.errors import Transient, WritetimeError, plain_text
 
 # Errors of disks, networks and other processes. A missing file, or one without permission, is none of these.
 _OUTAGES = frozenset(
@@ -29,16 +29,37 @@ _OUTAGES = frozenset(
         errno.EAGAIN,
     }
 )
-# deltalake's file errors are an OSError without a number; their text has it.
+# The errors of delta-rs and obstore have no number; their text has it.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
+# Their errors of a store that did not answer, or with a status that is about the request, the key or the rights.
+_STORE = re.compile(r"\bGeneric \w+ error\b")
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_UNANSWERED = re.compile(
+    r"error sending request|timed out|dns error|request or response body error|error decoding response body"
+)
+# No certificate gets valid by itself.
+_LASTING = "invalid peer certificate"
+# HTTP: a request took too long, or there were too many; and errors of the server.
+_STATUSES = {408, 429, *range(500, 600)}
 
 
 def is_outage(error: BaseException) -> bool:
     """Return whether an error shows that a server, network or disk is unavailable or full at the moment."""
     if isinstance(error, Transient | TimeoutError | ConnectionError):
         return True
-    if not isinstance(error, OSError):
+    return isinstance(error, OSError) and (error.errno in _OUTAGES or _names_outage(plain_text(error)))
+
+
+def kind_of(error: BaseException) -> type[WritetimeError]:
+    """Return the class of the exception that reports an error of a disk or an object store, of whatever class it is."""
+    return Transient if is_outage(error) or _names_outage(plain_text(error)) else WritetimeError
+
+
+def _names_outage(text: str) -> bool:
+    number = _NUMBER.search(text)
+    if number is not None and int(number[1]) in _OUTAGES:
+        return True
+    if not _STORE.search(text) or _LASTING in text:
         return False
-    found = _NUMBER.search(str(error))
-    number = error.errno if found is None else int(found[1])
-    return number in _OUTAGES
+    status = _STATUS.search(text)
+    return bool(_UNANSWERED.search(text)) if status is None else int(status[1]) in _STATUSES

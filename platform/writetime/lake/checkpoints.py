@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import plain_text
+from writetime.core.outages import kind_of
 from writetime.lake.commits import Action, actions_of
 from writetime.lake.lake_storage import Storage
 
@@ -31,7 +32,7 @@ def read_checkpoint(storage: Storage, version: int, action: str) -> tuple[int, l
     try:
         return at, [found for path in paths for found in _actions(storage, path, action)]
     except (OSError, ValueError) as e:
-        raise WritetimeError(f"{storage.address}: its checkpoint {at} cannot be read: {e}") from e
+        raise kind_of(e)(f"{storage.address}: its checkpoint {at} cannot be read: {plain_text(e)}") from e
 
 
 def _hinted(storage: Storage, version: int) -> tuple[int, list[str]] | None:

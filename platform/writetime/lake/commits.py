@@ -15,6 +15,7 @@ import orjson
 
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed
+from writetime.core.outages import kind_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
 
@@ -76,11 +77,17 @@ def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> b
 
 
 def put_new(storage: Storage, path: str, data: bytes) -> bool:
-    """Write a whole file if there is none; return whether there was none. A kill leaves no part of it."""
+    """Write a whole file if there is none; return whether there was none. A kill leaves no part of it.
+
+    Raises:
+        WritetimeError: the store refuses it; a `Transient` if that may pass. Then the file may be there.
+    """
     try:
         obstore.put(_store_of(storage.address, tuple(storage.options.items())), path, data, mode="create")
     except exceptions.AlreadyExistsError:
         return False
+    except exceptions.BaseError as e:
+        raise kind_of(e)(f"{storage.address}/{path} cannot be written: {_first_line(e)}") from None
     return True
 
 

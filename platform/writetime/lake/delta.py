@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import fs
 
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import Transient, WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
+from writetime.core.outages import kind_of
 from writetime.lake import commits
 from writetime.lake.commits import Action
 from writetime.lake.lake_storage import Storage
@@ -93,10 +94,8 @@ class BucketedTable:
         except OSError as e:
             if "Config error" not in str(e):
                 raise
-            # It is made for a terminal, with colours.
-            reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(e)).replace("\u21b3", "").split())
             raise WritetimeError(
-                f"{self.storage.address} cannot be opened with lake.storage_options: {reason}"
+                f"{self.storage.address} cannot be opened with lake.storage_options: {plain_text(e)}"
             ) from None
 
     def create(self, schema: pa.Schema, buckets: int, properties: Mapping[str, str]) -> None:
@@ -119,7 +118,7 @@ class BucketedTable:
                 raise_if_key_not_exists=False,
             )
         except exceptions.DeltaError as e:
-            raise WritetimeError(f"{self.storage.address} cannot be created: {e}") from None
+            raise kind_of(e)(f"{self.storage.address} cannot be created: {plain_text(e)}") from None
 
     def load(self, version: int | None = None) -> TableVersion:
         """Return the newest version, or the requested one.
@@ -139,7 +138,7 @@ class BucketedTable:
         try:
             return deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options))
         except exceptions.DeltaError as e:
-            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+            raise kind_of(e)(f"{self.storage.address} cannot be opened as a Delta table: {plain_text(e)}") from None
 
     def _newest(self) -> TableVersion:
         """Return the newest version: the last one that is known, followed by the commits since, or opened again."""
@@ -448,7 +447,7 @@ class BucketedTable:
                 fault = e
                 time.sleep(random.uniform(0.01, 0.1))
             except exceptions.DeltaError as e:
-                raise WritetimeError(f"{self.storage.address}: {e}") from None
+                raise kind_of(e)(f"{self.storage.address}: {plain_text(e)}") from None
         raise WritetimeError(f"{self.storage.address}: {ATTEMPTS} commits failed, the last one with: {fault}")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, plain_text
+from writetime.core.outages import kind_of
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.lake.table import LakeTable
@@ -38,7 +39,7 @@ def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception 
         try:
             pickle.loads(pickle.dumps(e))
         except Exception:  # The text that the error's own constructor makes.
-            return None, WritetimeError(str(e))
+            return None, kind_of(e)(plain_text(e))
         return None, e
 
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
+from writetime.core.outages import kind_of
 from writetime.lake.lake_storage import Storage
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ def read_vector(storage: Storage, vector: Vector | None) -> "pyroaring.BitMap":
     try:
         rows = _decoded(_data(storage, vector))
     except (struct.error, ValueError, OSError) as e:
-        raise WritetimeError(f"{storage.address}: the deletion vector {vector.place} cannot be read: {e}") from e
+        raise kind_of(e)(
+            f"{storage.address}: the deletion vector {vector.place} cannot be read: {plain_text(e)}"
+        ) from e
     if len(rows) != vector.count:
         raise WritetimeError(
             f"{storage.address}: the deletion vector {vector.place} has {len(rows)} rows, and not {vector.count}"

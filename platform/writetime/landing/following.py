@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics
 from writetime.core.config import Settings
-from writetime.core.errors import MissingTable, WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.merging import Runner
 from writetime.landing.landed_offsets import landed_offsets
@@ -262,7 +262,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
         time.time(),
         "set aside" if lasting else "waiting",
         changes,
-        _text(error),
+        reason_of(error)[:_SHOWN],
         time.time() if was.fault is None else was.since,
         attempts,
         place,
@@ -305,8 +305,3 @@ def _pause(report: LandingReport) -> float:
 def _unknown(error: Exception) -> Exception | None:
     """Return an error whose traceback is useful."""
     return None if isinstance(error, WritetimeError) or is_outage(error) else error
-
-
-def _text(error: Exception) -> str:
-    text = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
-    return text[:_SHOWN]
