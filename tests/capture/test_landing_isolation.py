@@ -132,8 +132,17 @@ def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
     texts = ["{}", "[]", "null", "1e999", '"x"', '{"tables": 1}', '{"tables": {"a.b": {"until": -1}}}', "{" * 3000]
     texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "table": 7}']
     texts += ['{"tables": {"a.b": {"until": 1, "more": 2}}, "unknown": [1]}', '{"status": "unknown", "at": 1}']
-    for _ in range(200):
-        key = random_.choice([b"x", b"", b"\xff\xfe", b"landing/a.b", b"%016x" % random_.getrandbits(64), b"1_0"])
+    for n in range(200):
+        # Most of them differ, as the last message of a key replaces the others.
+        keys = [
+            b"x%d" % n,
+            b"",
+            b"\xff\xfe%d" % n,
+            b"landing/a.b%d" % n,
+            b"%016x" % random_.getrandbits(64),
+            b"1_%d" % n,
+        ]
+        key = random_.choice(keys)
         value = random_.choice([None, random_.randbytes(random_.randrange(40)), random_.choice(texts).encode()])
         yield key, value
 
