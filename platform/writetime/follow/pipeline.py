@@ -30,7 +30,7 @@ from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
 from writetime.view.refreshing import refresh
-from writetime.wire.watermarks import SourceMarks
+from writetime.wire.watermarks import Sources
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class TablePipeline:
         # When data expires next (seconds since 1970), if it is known.
         self._expires_at: float | None = None
 
-    def is_due(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
+    def is_due(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether a step has something to do."""
         return (
             (self._is_in_lake and any(step.is_due for step in self.steps))
@@ -112,7 +112,7 @@ class TablePipeline:
             or (self.landing.is_due(ends) and not self.landing.is_current(ends, sources))
         )
 
-    def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
+    def run(self, ends: Mapping[int, int] | Exception, sources: Sources) -> int:
         """Run the steps that are due; return the number of changes that landed."""
         self.waiting = self.landing.waiting(ends)
         in_spark = self._in_spark if self._in_spark and self._is_large() else None
@@ -178,7 +178,7 @@ class TablePipeline:
                 raise Stopped
             yield function(task)
 
-    def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], run: Runner) -> int:
+    def _land(self, ends: Mapping[int, int] | Exception, sources: Sources, run: Runner) -> int:
         outcome = self.landing.land(ends, sources, run, one_batch=True)
         if isinstance(outcome, Exception):
             # What is remembered may be the cause.

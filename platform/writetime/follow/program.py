@@ -22,7 +22,7 @@ from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import Runner
 from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
-from writetime.wire.watermarks import WATERMARKS_TOPIC, SourceMarks
+from writetime.wire.watermarks import WATERMARKS_TOPIC, Sources
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def _in_spark(settings: Settings) -> Iterator[Runner | None]:
         yield in_spark(session)
 
 
-def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> None:
+def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Sources) -> None:
     """Run the steps of a table, and log how many changes landed."""
     try:
         landed = table.run(ends, sources)

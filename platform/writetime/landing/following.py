@@ -22,7 +22,7 @@ from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.reports import Reporter
 from writetime.landing.step_counts import StepCounts
 from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import LandingReport, SourceMarks, StepReport
+from writetime.wire.watermarks import LandingReport, Sources, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class TableLanding(StepCounts):
         """Return whether it must be tried now; at once if the ends of its topic were not known, and are."""
         return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
-    def is_current(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
+    def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether there is nothing new to land, by what its last call remembers. Else it is behind from now."""
         if self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
             return True
@@ -82,7 +82,7 @@ class TableLanding(StepCounts):
     def land(
         self,
         ends: Mapping[int, int] | Exception,
-        sources: Mapping[str, SourceMarks],
+        sources: Sources,
         run: Runner = map,
         *,
         one_batch: bool = False,
@@ -188,7 +188,7 @@ class Tables:
         self._tables: dict[str, TableLanding] = {}
         self._cluster: str | None = None
 
-    def ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
+    def ask(self) -> tuple[Sources, TopicEnds]:
         """Read the data of all tables: first the watermarks, then the ends, then the schemas; see `Landing`.
 
         Raises:

@@ -11,7 +11,7 @@ from writetime.lake.horizon import watermark_of
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.versions import TableVersion
 from writetime.wire.topic_names import changes_topic
-from writetime.wire.watermarks import SourceMarks
+from writetime.wire.watermarks import Sources
 
 
 def place_name(topic: str, partition: int) -> str:
@@ -67,9 +67,7 @@ class Waiting(NamedTuple):
     seconds: float
 
 
-def waiting(
-    settings: Settings, table: str, ends: Mapping[int, int], topic_id: int, sources: Mapping[str, SourceMarks]
-) -> Waiting:
+def waiting(settings: Settings, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources) -> Waiting:
     """Return what of a table is not in the lake yet, by one read of the lake and no request to Kafka. The watermarks
     count without messages too: a table without writes is always up to date.
 
@@ -85,6 +83,6 @@ def waiting(
         return Waiting(sum(ends.values()), 0.0)
     is_other = is_other_topic(now, topic, topic_id)
     landed = {p: 0 if is_other else now.transaction(place_name(topic, p)) or 0 for p in ends}
-    live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
+    live = {name: m.tables[table].until for name, m in sources.of(table).items() if not m.retired}
     behind = max((until - watermark_of(now, name) for name, until in live.items()), default=0)
     return Waiting(sum(max(end - landed[p], 0) for p, end in ends.items()), behind / 1_000_000)

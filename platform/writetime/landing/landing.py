@@ -60,7 +60,7 @@ from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
 from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
+from writetime.wire.watermarks import Place, Sources, TableMark, WatermarkTopic
 
 # Messages of a partition per batch, for few large files in the lake and batches of limited duration.
 BATCH_MESSAGES = 1_000_000
@@ -175,7 +175,7 @@ class Landing:
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
         # Of a backlog that lands in several calls: the ends and the watermarks as of one of them.
-        self._backlog: tuple[Mapping[int, int], Mapping[str, SourceMarks]] | None = None
+        self._backlog: tuple[Mapping[int, int], Sources] | None = None
         self._next_release = 0.0
         # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
@@ -213,7 +213,7 @@ class Landing:
     def land(
         self,
         ends: Mapping[int, int],
-        sources: Mapping[str, SourceMarks],
+        sources: Sources,
         run: Runner = map,
         *,
         accept_gap: bool = False,
@@ -353,7 +353,7 @@ class Landing:
             for some in ([new] if few and new else [[p] for p in new])
         ]
 
-    def is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
+    def is_current(self, ends: Mapping[int, int], sources: Sources) -> bool:
         """Return whether there is nothing to do, without opening the table of the lake: by the memory of the last call,
         or by the progress that another process reported and the one commit of the lake that proves it.
         """
@@ -396,8 +396,8 @@ class Landing:
         )
 
     def _complete(
-        self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Mapping[str, SourceMarks]
-    ) -> Mapping[str, SourceMarks]:
+        self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Sources
+    ) -> Sources:
         """Return the newest known watermarks of which all messages are below some offsets.
 
         A backlog may stay for long, if as much is written as lands. So its ends, and the watermarks as read before
@@ -409,21 +409,21 @@ class Landing:
         before, now = self._backlog, (ends, sources)
         if before is None or _marked(self.name, before[1]) != _marked(self.name, sources):
             self._backlog = now
-            return {}
+            return Sources()
         if any(reached.get(p, 0) < end for p, end in before[0].items()):
-            return {}
+            return Sources()
         self._backlog = now
         return before[1]
 
-    def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
+    def _moved(self, known: Mapping[str, int], sources: Sources) -> dict[str, int]:
         """Return the watermarks of registered sources that are beyond the known ones, except for sources that know only
         an earlier table of the name.
         """
         starts = self._generation[1] if self._generation else {}
         found = {
             source: marks.tables[self.name].until
-            for source, marks in sources.items()
-            if source in known and self.name in marks.tables and starts.get(source, Start()).since < LATEST
+            for source, marks in sources.of(self.name).items()
+            if source in known and starts.get(source, Start()).since < LATEST
         }
         return {source: until for source, until in found.items() if until > known[source]}
 
@@ -435,8 +435,8 @@ class Landing:
         """Record the snapshots that messages may belong to. An agent announces a snapshot before it publishes it, so
         all snapshots with messages below the ends are known.
         """
-        sources = self.topics.watermarks.read().values()
-        marks = [marks.tables[self.name] for marks in sources if self.name in marks.tables]
+        sources = self.topics.watermarks.read().of(self.name).values()
+        marks = [marks.tables[self.name] for marks in sources]
         snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
         if snapshot_at > self._snapshot_at:
             raise_history(table, snapshot_at)
@@ -473,12 +473,12 @@ def _other_places(now: TableVersion, topic: str, partitions: int) -> Iterator[st
     return takewhile(lambda name: now.transaction(name) is not None, names)
 
 
-def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
+def _other_sources(table: str, known: Collection[str], sources: Sources) -> list[str]:
     """Return the sources of a table that are registered but were retired since, or that are not registered yet."""
-    return [s for s, marks in sources.items() if table in marks.tables and marks.retired == (s in known)]
+    return [s for s, marks in sources.of(table).items() if marks.retired == (s in known)]
 
 
-def _follow_sources(table: LakeTable, now: TableVersion, sources: Mapping[str, SourceMarks]) -> bool:
+def _follow_sources(table: LakeTable, now: TableVersion, sources: Sources) -> bool:
     """Update the lake's table with the sources that send changes of it; return whether that changed anything."""
     other = _other_sources(table.name, registered_sources(now), sources)
     for source in other:
@@ -500,9 +500,9 @@ def _needs_snapshot(table: str, now: TableVersion, starts: Mapping[str, Start]) 
     )
 
 
-def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMark]:
+def _marked(table: str, sources: Sources) -> dict[str, TableMark]:
     """Return the sources' reports of a table's id and truncation, without their watermarks."""
-    marks = {source: found.tables[table] for source, found in sources.items() if table in found.tables}
+    marks = {source: found.tables[table] for source, found in sources.of(table).items()}
     return {
         source: replace(mark, until=0, snapshot_at=mark.snapshot_at if mark.truncation else 0)
         for source, mark in marks.items()

@@ -148,15 +148,47 @@ def statuses(settings: Settings) -> dict[str, AgentStatus]:
     return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
 
 
+class Sources(dict[str, SourceMarks]):
+    """The last message of each source, by its name, as of one read of the topic. It does not change."""
+
+    def __init__(
+        self, messages: Mapping[str, SourceMarks] = {}, by_table: Mapping[str, Mapping[str, SourceMarks]] = {}
+    ) -> None:
+        super().__init__(messages)
+        self._by_table = by_table
+
+    def of(self, table: str) -> Mapping[str, SourceMarks]:
+        """Return the sources that have reported a table. A look for news at many tables and sources costs this."""
+        return self._by_table.get(table, {})
+
+    def after(self, messages: Mapping[str, SourceMarks | None]) -> "Sources":
+        """Return what counts after other messages of sources; None deletes a source."""
+        every, by_table = dict(self), dict(self._by_table)
+        changed: dict[str, dict[str, SourceMarks]] = {}
+        for source, marks in messages.items():
+            was = every.pop(source, None)
+            tables = {} if marks is None else marks.tables
+            for table in {*tables, *({} if was is None else was.tables)}:
+                if table not in changed:
+                    by_table[table] = changed[table] = dict(by_table.get(table, {}))
+                if marks is not None and table in tables:
+                    changed[table][source] = marks
+                else:
+                    del changed[table][source]
+            if marks is not None:
+                every[source] = marks
+        return Sources(every, by_table)
+
+
 class WatermarkTopic:
     """Reads the topic, which is created if it does not exist."""
 
     def __init__(self, settings: Settings) -> None:
         ensure_watermarks_topic(settings)
         self._topic = CompactedTopic(settings, WATERMARKS_TOPIC, _read_message)
-        self._marks: dict[str, SourceMarks] = {}
-        self.reports: dict[str, LandingReport] = {}
-        """Landing's last report of each table, by its name, as of the last `read`."""
+        self._sources = Sources()
+        self.reports: Mapping[str, LandingReport] = {}
+        """Landing's last report of each table, by its name, as of the last `read`, which replaces it."""
         # Tables that land at the same time share it.
         self._reading = threading.Lock()
 
@@ -165,23 +197,26 @@ class WatermarkTopic:
         """The number of messages that could not be read."""
         return self._topic.skipped
 
-    def read(self) -> dict[str, SourceMarks]:
+    def read(self) -> Sources:
         """Return the last message of each source, by its name. A message without a value deletes it.
 
         Raises:
             WritetimeError: the topic cannot be read.
         """
         with self._reading:
-            for _, (name, content) in self._topic.read_on():
-                if isinstance(content, SourceMarks):
-                    self._marks[name] = content
-                elif isinstance(content, LandingReport):
-                    self.reports[name.removeprefix(_LANDING)] = content
-                elif name.startswith(_LANDING):
-                    self.reports.pop(name.removeprefix(_LANDING), None)
-                else:
-                    self._marks.pop(name, None)
-            return dict(self._marks)
+            found = [message for _, message in self._topic.read_on()]
+            if found:
+                reports, marks = dict(self.reports), dict[str, SourceMarks | None]()
+                for name, content in found:
+                    table = name.removeprefix(_LANDING)
+                    if isinstance(content, LandingReport):
+                        reports[table] = content
+                    elif content is not None or table == name:
+                        marks[name] = content
+                    else:
+                        reports.pop(table, None)
+                self.reports, self._sources = reports, self._sources.after(marks)
+            return self._sources
 
 
 def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | LandingReport | None]:
