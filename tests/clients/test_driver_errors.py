@@ -1,5 +1,6 @@
 """The driver's exceptions, and the platform's handling of them, without a database."""
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ from cassandra.cluster import Session
 from cassandra.protocol import OverloadedErrorMessage
 
 from writetime.capture.node_schemas import Node, Unreachable
-from writetime.clients.database import node_of
+from writetime.clients.database import DatabaseUnreachable, connect, node_of
+from writetime.core import config
 
 
 class _ShuttingDown:
@@ -50,3 +52,14 @@ def test_a_node_is_connected_before_it_is_queried() -> None:
     session = _Connecting()
     assert node_of(session, "127.0.0.2").address == "127.0.0.2"  # type: ignore[arg-type]
     assert session.asked == 3
+
+
+def test_names_without_addresses_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    settings = config.load(cassandra=config.Cassandra(contact_points=["db1", "db2"], port=9042))
+    named = r"no database answers at db1:9042, db2:9042 \(their names have no addresses\); .*cassandra\.contact_points"
+    with pytest.raises(DatabaseUnreachable, match=named), connect(settings):
+        pass

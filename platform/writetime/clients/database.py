@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 
-from cassandra import ConsistencyLevel, DriverException
+from cassandra import ConsistencyLevel, DriverException, UnresolvableContactPoints
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.concurrent import execute_concurrent_with_args
@@ -82,34 +82,39 @@ def connect(settings: Settings) -> Iterator[Session]:
         serial_consistency_level=getattr(ConsistencyLevel, cassandra.serial_consistency),
         request_timeout=cassandra.request_timeout_seconds,
     )
-    cluster = Cluster(
-        cassandra.contact_points,
-        port=cassandra.port,
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-        auth_provider=_credentials(cassandra),
-        ssl_context=_tls(cassandra),
-        protocol_version=PROTOCOL_VERSION,
-        # A request of more than 4,096 bytes is sent in pieces. The last one would wait for the acknowledgement of the
-        # earlier ones, which the other side delays by 40 ms.
-        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-        # Without a limit: by default the driver gives up a node after 64 attempts, and never connects to it again.
-        reconnection_policy=ExponentialReconnectionPolicy(*RECONNECT_SECONDS, max_attempts=sys.maxsize),
-        connect_timeout=_CONNECT_SECONDS,
-        # The default is two seconds, which a busy node may take to return its schema.
-        control_connection_timeout=_CONNECT_SECONDS,
-    )
+    credentials, encryption = _credentials(cassandra), _tls(cassandra)
+    cluster: Cluster | None = None
     try:
         try:
+            # It looks up the contact points.
+            cluster = Cluster(
+                cassandra.contact_points,
+                port=cassandra.port,
+                execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+                auth_provider=credentials,
+                ssl_context=encryption,
+                protocol_version=PROTOCOL_VERSION,
+                # A request of more than 4,096 bytes is sent in pieces. The last one would wait for the acknowledgement
+                # of the earlier ones, which the other side delays by 40 ms.
+                sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+                # Without a limit: by default the driver gives up a node after 64 attempts, and never connects to it
+                # again.
+                reconnection_policy=ExponentialReconnectionPolicy(*RECONNECT_SECONDS, max_attempts=sys.maxsize),
+                connect_timeout=_CONNECT_SECONDS,
+                # The default is two seconds, which a busy node may take to return its schema.
+                control_connection_timeout=_CONNECT_SECONDS,
+            )
             session = cluster.connect()
-        except NoHostAvailable as e:
+        except (NoHostAvailable, UnresolvableContactPoints) as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
-            reason = driver_reason(e)
+            reason = "their names have no addresses" if isinstance(e, UnresolvableContactPoints) else driver_reason(e)
             raise DatabaseUnreachable(
                 f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
             ) from None
         yield session
     finally:
-        cluster.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
 
 
 def node_of(session: Session, address: str | None) -> Host:
