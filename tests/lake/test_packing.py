@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import fs
 
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.lake import buckets, packing, retention, state, views
 from writetime.lake.delta import BucketedTable, Conflict
+from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
 
@@ -209,6 +211,26 @@ def test_a_log_that_nobody_follows_is_trimmed(tmp_path: Path) -> None:
     assert len(list(log.glob("*.json"))) < 25
     assert len(table.changes.load().files) == 60
     assert state.fold(table) == 60
+
+
+class Trimmed(fs.SubTreeFileSystem):
+    """A folder of which another process deletes each file at the same time."""
+
+    def delete_file(self, path: str) -> None:
+        super().delete_file(path)
+        super().delete_file(path)
+
+
+def test_two_processes_trim_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    for number in range(60):
+        add(table, rows_of(number), number)
+    log = Path(table.changes.storage.address, "_delta_log")
+    for file in log.iterdir():
+        os.utime(file, (1, 1))
+    monkeypatch.setattr(Storage, "filesystem", lambda storage: Trimmed(storage.address, fs.LocalFileSystem()))
+    assert table.changes.trim_log(table.changes.load().version, 0, 0) > 0
+    assert len(list(log.glob("*.json"))) < 25
 
 
 def main(folder: Path, when: str) -> None:

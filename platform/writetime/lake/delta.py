@@ -15,6 +15,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -417,7 +418,9 @@ class BucketedTable:
         # In order, so that a reader never finds a gap behind a checkpoint.
         gone = sorted((v, info.path) for v, _, info in found if v < first)
         for _, path in gone:
-            filesystem.delete_file(path)
+            # Another process may trim the log at the same time.
+            with suppress(FileNotFoundError):
+                filesystem.delete_file(path)
         return len(gone)
 
     def add_fields(self, schema: pa.Schema) -> bool:
