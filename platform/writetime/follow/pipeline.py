@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.errors import reason_of
 from writetime.follow.steps import Step, Stopped
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
@@ -189,8 +189,8 @@ class TablePipeline:
     def _is_large(self) -> bool:
         """Return whether a batch of what waits now is to run in Spark."""
         if self._seen is None:
-            # At first only Kafka and the lake know it. An error meets landing, too.
-            with suppress(WritetimeError):
+            # At first only Kafka and the lake know it. Any error meets landing, too, which reports it.
+            with suppress(Exception):
                 self.waiting = not_landed(self._settings, self.name)
         return self.waiting >= (self._settings.follow.spark_changes or 0)
 

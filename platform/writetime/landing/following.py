@@ -67,8 +67,10 @@ class TableLanding(StepCounts):
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether there is nothing new to land, by what its last call remembers. Else it is behind from now."""
-        if self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
-            return True
+        # It may ask the lake or Kafka. An error of theirs meets landing, too, which reports it.
+        with suppress(Exception):
+            if self._landing and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
+                return True
         self.begin()
         return False
 
