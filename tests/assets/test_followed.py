@@ -60,7 +60,7 @@ def report(settings: Settings, table: str, at: float, **view: Any) -> None:
         "upkeep": StepReport(),
     }
     reporter = Reporter(settings)
-    reporter.send(table, LandingReport(at, changes=20, steps=steps))
+    reporter.send(table, LandingReport(at, changes=20, steps=steps, steps_at=at))
     reporter.flush()
 
 

@@ -117,8 +117,10 @@ class TableLanding(StepCounts):
         """Report the steps that follow landing: at once if one fails, or works again, else now and then."""
         was = self.report.steps
         changed = {name: step.fault for name, step in was.items()} != {name: step.fault for name, step in steps.items()}
+        # A report of landing, which may be sent instead, has them too.
+        self.report = replace(self.report, steps=steps, steps_at=time.time())
         if self.report.at and (changed or time.monotonic() >= self._next_report):
-            self._send(replace(self.report, at=time.time(), steps=steps))
+            self._send(replace(self.report, at=time.time()))
 
     def _remember(self) -> None:
         """Keep the offsets that landing knows. After a failure, a new landing knows none."""
@@ -144,6 +146,7 @@ class TableLanding(StepCounts):
                     since=since,
                     place=self._landing.place,
                     steps=was.steps,
+                    steps_at=was.steps_at,
                 )
             )
 
@@ -269,6 +272,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
         attempts,
         place,
         was.steps,
+        was.steps_at,
     )
 
 
@@ -288,7 +292,13 @@ def reported(settings: Settings, landing: Landing) -> Iterator[None]:
         reporter.send(
             landing.name,
             LandingReport(
-                time.time(), changes=landing.offsets_landed, fault=landing.held_by, since=since, place=landing.place
+                time.time(),
+                changes=landing.offsets_landed,
+                fault=landing.held_by,
+                since=since,
+                place=landing.place,
+                steps=was.steps,
+                steps_at=was.steps_at,
             ),
         )
     finally:

@@ -59,7 +59,8 @@ class Reporter:
 def followed(reports: Mapping[str, LandingReport]) -> set[str]:
     """Return the tables that `writetime follow` has reported lately."""
     since = time.time() - _FOLLOWED_SECONDS
-    return {table for table, report in reports.items() if report.steps and report.at > since}
+    # Reports of `writetime land` repeat the last steps.
+    return {table for table, report in reports.items() if report.steps and report.steps_at > since}
 
 
 def stopped(settings: Settings, table: LakeTable) -> list[str]:

@@ -109,7 +109,7 @@ class LandingReport:
     The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for a service that does not
     answer; or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
     `attempts`. `changes` is the number that this process has landed. `steps` has the steps of `follow`, by name, if it
-    follows the table.
+    follows the table or did so, as of `steps_at`.
     """
 
     at: Seconds
@@ -120,6 +120,7 @@ class LandingReport:
     attempts: int = 0
     place: Place | None = None
     steps: Mapping[str, StepReport] = field(default_factory=dict)
+    steps_at: Seconds = 0.0
 
 
 _SOURCE = TypeAdapter(SourceMarks)
