@@ -6,6 +6,7 @@ What belongs here: the sensor that records the progress of followed tables. Not 
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ from dagster import (
     sensor,
 )
 
+from writetime.clients.kafka import client_config
 from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import followed
@@ -37,6 +40,20 @@ _ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view"
 EXPECTED = "rows_are_as_expected"
 # How often the progress of a table is recorded, and for how long a step is behind before that is recorded at once.
 _RECORD_SECONDS = 300.0
+# How long ticks share what was read. After that it is read again from the beginning, as Kafka may have lost it.
+_SHARED_SECONDS = 600.0
+# The topic of the watermarks, by the options of its clients, and since when it is shared.
+_topics: dict[tuple[tuple[str, Any], ...], tuple[float, WatermarkTopic]] = {}
+
+
+def shared_watermarks(settings: Settings) -> WatermarkTopic:
+    """Return the topic of the watermarks, which the ticks of this process share: each reads only what is new."""
+    of_cluster = tuple(client_config(settings).items())
+    began, topic = _topics.get(of_cluster, (0.0, None))
+    if topic is None or time.monotonic() - began > _SHARED_SECONDS:
+        topic = WatermarkTopic(settings)
+        _topics[of_cluster] = time.monotonic(), topic
+    return topic
 
 
 def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
@@ -44,7 +61,7 @@ def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
     does not answer, these are all tables.
     """
     try:
-        topic = WatermarkTopic(config.load())
+        topic = shared_watermarks(config.load())
         topic.read()
         others = followed(topic.reports)
     except WritetimeError:
@@ -71,7 +88,7 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
     )
     def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:
         try:
-            topic = WatermarkTopic(kafka.settings)
+            topic = shared_watermarks(kafka.settings)
             topic.read()
         except WritetimeError as e:
             return SkipReason(f"the reports of `writetime follow` cannot be read: {e}")

@@ -48,11 +48,10 @@ from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.topic_names import changes_topic
-from writetime.wire.watermarks import WatermarkTopic
 from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.failures import by_kind
-from writetime_dagster.assets.followed import left, progress
+from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
@@ -230,7 +229,7 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         failed = assets_that_failed_lately(context.instance, land.name)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
         try:
-            topic = WatermarkTopic(settings)
+            topic = shared_watermarks(settings)
             sources = topic.read()
             wanted = {changes_topic(table.name): table.name for table in tables}
             for name in paused | followed(topic.reports):

@@ -26,7 +26,8 @@ from writetime.core.config import Settings, Table
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import Reporter
 from writetime.servers.process import free_port
-from writetime.wire.watermarks import LandingReport, StepReport
+from writetime.wire.watermarks import LandingReport, StepReport, WatermarkTopic
+from writetime_dagster.assets import followed
 from writetime_dagster.assets.followed import progress
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.wiring import platform
@@ -120,6 +121,28 @@ def test_progress_without_news_is_recorded_now_and_then(settings: Settings) -> N
         assert recorded(now + 210, fault="25", unexpected=True, behind_since=now - 100) == 6
         assert recorded(now + 240, fault="25", unexpected=True, behind_since=now - 100) == 0
         assert recorded(now + 510, fault="25", unexpected=True, behind_since=now - 100) == 6
+
+
+def test_ticks_read_only_what_is_new(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once in a while all of it, as Kafka may have lost its data."""
+    begun: list[Settings] = []
+
+    def begin(settings: Settings) -> WatermarkTopic:
+        begun.append(settings)
+        return WatermarkTopic(settings)
+
+    monkeypatch.setattr(followed, "WatermarkTopic", begin)
+    monkeypatch.setattr(followed, "_topics", {})
+    tables = tables_of(settings)
+    with DagsterInstance.ephemeral() as instance:
+        for number in range(3):
+            report(settings, tables[0].name, time.time(), fault=str(number))
+            assert look(progress(tables), instance, None).asset_events
+            assert key_of(tables[0].name, "view") not in followed.left(tables)
+        assert len(begun) == 1
+        monkeypatch.setattr(followed, "_SHARED_SECONDS", 0.0)
+        assert look(progress(tables), instance, None).asset_events
+    assert len(begun) == 2
 
 
 def selected(instance: DagsterInstance, name: str) -> set[str]:
