@@ -1,7 +1,7 @@
 """Writes small SSTables of version `me` as ScyllaDB does, with what no recorded one has.
 
 Source: sstables/mx/writer.cc of ScyllaDB 2026.1 (`make_sstable_schema`, `write_missing_columns`, `write_cell`,
-`write_collection`). Tables have the key `k int` and, but for those without rows, the clustering column `c int`.
+`write_collection`). Tables have the key `k int`, or of another type, and the clustering column `c int`.
 """
 
 import struct
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from writetime.storage.kernel.primitives import token
 from writetime.storage.locations import Location, find_sstables
 
-INT, TEXT, FLOAT, BLOB = "Int32Type", "UTF8Type", "FloatType", "BytesType"
+INT, TEXT, FLOAT, BLOB, VARINT = "Int32Type", "UTF8Type", "FloatType", "BytesType", "IntegerType"
 TEXTS, INTS = "SetType(UTF8Type)", "ListType(Int32Type)"
 _FIXED = {INT, FLOAT, "LongType"}
 _TIMESTAMP_EPOCH, _DELETION_TIME_EPOCH = 1_442_880_000_000_000, 1_442_880_000
@@ -89,19 +90,47 @@ def write(
         headers: static and regular columns as the header is to list them; by name otherwise, as ScyllaDB does.
         partitioner: the class that makes the tokens.
     """
+    return write_partitions(
+        folder,
+        regular,
+        {struct.pack(">i", 1): rows},
+        static=static,
+        minimums=minimums,
+        headers=headers,
+        partitioner=partitioner,
+    )
+
+
+def write_partitions(
+    folder: Path,
+    regular: Columns,
+    partitions: Mapping[bytes, Sequence[Row]],
+    *,
+    key: str = INT,
+    chunk_length: int = 65536,
+    static: Columns = (),
+    minimums: Minimums | None = None,
+    headers: tuple[Columns, Columns] | None = None,
+    partitioner: str = "org.apache.cassandra.dht.Murmur3Partitioner",
+) -> Location:
+    """Write partitions by their serialised keys, of the type `key`, and Index.db; as `write` otherwise."""
     folder.mkdir(parents=True)
     by_name = sorted(static, key=_name), sorted(regular, key=_name)
     minimums = minimums or Minimums()
     encoder = _Encoder(_simple_first(by_name[0]), _simple_first(by_name[1]), minimums)
-    data = encoder.partition(rows)
+    data, index = b"", b""
+    for of in sorted(partitions, key=token):
+        index += struct.pack(">H", len(of)) + of + vint(len(data)) + vint(0)
+        data += encoder.partition(of, partitions[of])
+    sums = [zlib.crc32(data[i : i + chunk_length]) for i in range(0, len(data), chunk_length)]
     components = {
         "Data.db": data,
+        "Index.db": index,
         "Digest.crc32": str(zlib.crc32(data)).encode(),
-        "CRC.db": struct.pack(">iI", 65536, zlib.crc32(data)),
-        "Statistics.db": _statistics(partitioner.encode(), minimums, *(headers or by_name)),
+        "CRC.db": struct.pack(f">i{len(sums)}I", chunk_length, *sums),
+        "Statistics.db": _statistics(partitioner.encode(), minimums, key, *(headers or by_name)),
         "Scylla.db": b"",
     }
-    assert len(data) <= 65536
     components["TOC.txt"] = "".join(f"{name}\n" for name in [*components, "TOC.txt"]).encode()
     for name, content in components.items():
         (folder / f"me-1-big-{name}").write_bytes(content)
@@ -121,13 +150,13 @@ def _text(text: str) -> bytes:
     return vint(len(text.encode())) + text.encode()
 
 
-def _statistics(partitioner: bytes, minimums: Minimums, static: Columns, regular: Columns) -> bytes:
+def _statistics(partitioner: bytes, minimums: Minimums, key: str, static: Columns, regular: Columns) -> bytes:
     def class_name(short: str) -> str:
         return short if "(" in short else "org.apache.cassandra.db.marshal." + short
 
     header = vint(minimums.write_time - _TIMESTAMP_EPOCH)
     header += vint(minimums.deletion_time - _DELETION_TIME_EPOCH) + vint(minimums.ttl)
-    header += _text(class_name(INT)) + vint(1) + _text(class_name(INT))
+    header += _text(class_name(key)) + vint(1) + _text(class_name(INT))
     for columns in (static, regular):
         header += vint(len(columns)) + b"".join(_text(n) + _text(class_name(t)) for n, t in columns)
     components = {
@@ -150,8 +179,8 @@ class _Encoder:
         self._regular = regular
         self._minimums = minimums
 
-    def partition(self, rows: Sequence[Row]) -> bytes:
-        out = struct.pack(">Hiiq", 4, 1, 0x7FFFFFFF, -(1 << 63))
+    def partition(self, key: bytes, rows: Sequence[Row]) -> bytes:
+        out = struct.pack(">H", len(key)) + key + struct.pack(">iq", 0x7FFFFFFF, -(1 << 63))
         if self._static and not (rows and rows[0][0] is None):
             rows = [(None, {}), *rows]
         for clustering, columns in rows:

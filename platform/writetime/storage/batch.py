@@ -1,10 +1,11 @@
 """Builds Arrow batches of changes from the kernel's output."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +16,15 @@ from writetime.core.constant_arrays import Constant
 from writetime.core.errors import reason_of
 from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
-from writetime.schema.values import BadValue, decoder, read_vint
+from writetime.schema.values import decoder, read_vint
 from writetime.storage import counter_contexts
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.repeat import repeat_values
 from writetime.storage.plan import Buffers, Line, Plan
 
-# Offsets of texts and bytes have 32 bits.
-_MAX_BYTES = (1 << 31) - 1
+# Each change has its key, and a key of 64 KiB may have very many changes that are small.
+KEY_BYTES = 64 << 20
 _TEXTS = (Native("text"), Native("ascii"))
 _KIND_ROW = Constant(KINDS[0], pa.string())
 _NO_END = Constant(None, pa.binary())
@@ -61,8 +62,6 @@ def _repeated(array: pa.Array, counts: np.ndarray) -> pa.Array:
     rows = int(counts.sum())
     lengths = np.diff(np.frombuffer(offsets, np.int32, len(array) + 1))
     room = int(np.dot(lengths.astype(np.int64), counts))
-    if room > _MAX_BYTES:
-        raise BadValue(f"{room} bytes of keys in one batch; Arrow can hold {_MAX_BYTES}: use a smaller window")
     ends, values = pa.allocate_buffer(4 * rows + 4), pa.allocate_buffer(room)
     np.frombuffer(ends, np.int32, 1)[0] = 0
     repeat_values(counts.ctypes.data, offsets.address, content.address, len(array), ends.address + 4, values.address)
@@ -71,6 +70,42 @@ def _repeated(array: pa.Array, counts: np.ndarray) -> pa.Array:
 
 def _bits(flags: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+_E = TypeVar("_E")
+_R = TypeVar("_R")
+
+
+class _BadEntry(Exception):
+    """An entry that cannot be converted, by its number; the cause is the reason."""
+
+    def __init__(self, entry: int) -> None:
+        self.entry = entry
+
+
+def _each(convert: Callable[[_E], _R], entries: Iterable[_E]) -> list[_R]:
+    """Convert entries one by one.
+
+    Raises:
+        _BadEntry: one cannot be converted.
+    """
+    found: list[_R] = []
+    try:
+        for entry in entries:
+            found.append(convert(entry))
+    except MemoryError:
+        raise
+    except Exception as e:
+        raise _BadEntry(len(found)) from e
+    return found
+
+
+class _CorruptChange(CorruptFile):
+    """A change of which a value is invalid, by its number among those of its table in the buffers."""
+
+    def __init__(self, file: str, offset: int, expected: str, row: int) -> None:
+        super().__init__(file, offset, expected)
+        self.row = row
 
 
 class BatchMaker:
@@ -90,36 +125,72 @@ class BatchMaker:
         }
         self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
 
-    def batch(self, buffers: Buffers, table: int, origin: Origin) -> pa.RecordBatch:
-        """Return the changes of a table in the buffers, as one record batch.
+    def batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
+        """Return the changes of a table in the buffers, as record batches with at most `KEY_BYTES` of keys, or one row.
 
         Raises:
-            CorruptFile: a value is invalid for its type.
+            CorruptFile: a value is invalid for its type; then no batch is returned. It has the offset of its change.
         """
         work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
         except MemoryError:
             raise
+        except _BadEntry as e:
+            offset, key = work.place_of(e.entry)
+            named = f"{self._plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
+            raise _CorruptChange(origin.file, offset, f"{named}: {reason_of(e.__cause__ or e)}", e.entry) from e
         except Exception as e:
             # A fault in one table's values may only affect its own changes.
             raise CorruptFile(origin.file, None, f"{self._plan.schema.full_name}: {reason_of(e)}") from e
+        return self._pieces(work, arrays, buffers.key_bytes(table))
+
+    def sound_batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
+        """Return the changes as `batches` does; at an invalid value, those before its change.
+
+        Raises:
+            CorruptFile: a value is invalid for its type.
+        """
+        fault: _CorruptChange | None = None
+        while buffers.tables[table, L.ROWS]:
+            try:
+                found = self.batches(buffers, table, origin)
+            except _CorruptChange as e:
+                # A column that was converted later may have an invalid value before it.
+                fault = e
+                buffers.cut(table, e.row)
+                continue
+            yield from found
+            break
+        if fault is not None:
+            raise fault
+
+    def _pieces(self, work: "_Work", arrays: list[pa.Array], key_bytes: int) -> Iterator[pa.RecordBatch]:
         if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
+            return
+        are_keys = [name == "key" or name in self._keys for name in self.schema.names]
+        ends = [work.rows] if key_bytes <= KEY_BYTES else work.ends_by_key_bytes(KEY_BYTES)
+        for start, end in pairwise([0, *ends]):
+            piece = [
+                work.by_partition(array, start, end) if is_key else work.part(array, start, end)
+                for array, is_key in zip(arrays, are_keys, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(piece, schema=self.schema)
 
     def _array(self, work: "_Work", name: str, origin: Origin) -> pa.Array:
+        """Return a field of all changes; of a key, that of all partitions."""
         if name in self._columns:
             return work.column(self._columns[name])
         if name in self._clustering:
             return work.values(self._clustering[name], work.rows)
         if name in self._keys:
-            return work.by_partition(work.values(self._keys[name], work.partitions))
+            return work.values(self._keys[name], work.partitions)
         match name:
             case "kind":
                 return work.kinds()
             case "key":
-                return work.by_partition(work.binary(L.KEY_OFFSETS, L.KEY_BYTES, work.partitions))
+                return work.binary(L.KEY_OFFSETS, L.KEY_BYTES, work.partitions)
             case "token":
                 return work.tokens()
             case "position":
@@ -164,22 +235,44 @@ class _Work:
         self.rows = self._table[L.ROWS]
         self.partitions = self._table[L.PARTITIONS]
         self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
-        first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
-        first_rows[self.partitions] = self.rows
-        self._row_counts = np.diff(first_rows)
+        self._first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
+        self._first_rows[self.partitions] = self.rows
+        self._row_counts = np.diff(self._first_rows)
 
     def kinds(self) -> pa.Array:
         if not self._kinds.any():
             return _KIND_ROW.times(self.rows)
         return pa.DictionaryArray.from_arrays(pa.array(self._kinds), list(KINDS)).dictionary_decode()
 
-    def by_partition(self, array: pa.Array) -> pa.Array:
-        """Repeat each partition's value for its rows."""
-        if (self._row_counts == 1).all():
+    def place_of(self, row: int) -> tuple[int, bytes]:
+        """Return the offset of a change in the file, and the key of its partition."""
+        partition = int(np.searchsorted(self._first_rows[: self.partitions], row, "right")) - 1
+        start, end = self._table_arrays[L.KEY_OFFSETS][partition : partition + 2]
+        return int(self._table_arrays[L.ROW_OFFSET][row]), self._table_arrays[L.KEY_BYTES][start:end].tobytes()
+
+    def ends_by_key_bytes(self, most: int) -> list[int]:
+        """Cut the changes where their keys have at most so many bytes, or at each change; return the ends."""
+        lengths = np.diff(self._table_arrays[L.KEY_OFFSETS][: self.partitions + 1]).astype(np.int64)
+        used = np.cumsum(np.repeat(lengths, self._row_counts))
+        ends, before = [], 0
+        while not ends or ends[-1] < self.rows:
+            start = ends[-1] if ends else 0
+            ends.append(max(int(np.searchsorted(used, before + most, "right")), start + 1))
+            before = int(used[ends[-1] - 1])
+        return ends
+
+    def part(self, array: pa.Array, start: int, end: int) -> pa.Array:
+        """Return the values of some changes, of those of all."""
+        return array if end - start == self.rows else array.take(pa.array(np.arange(start, end)))
+
+    def by_partition(self, array: pa.Array, start: int, end: int) -> pa.Array:
+        """Repeat each partition's value for those of its changes that are between two numbers."""
+        counts = np.diff(np.clip(self._first_rows, start, end))
+        if (counts == 1).all():
             return array
         if array.type in (pa.string(), pa.binary()) and not array.null_count:
-            return _repeated(array, self._row_counts)
-        return array.take(pa.array(np.repeat(np.arange(self.partitions), self._row_counts)))
+            return _repeated(array, counts)
+        return array.take(pa.array(np.repeat(np.arange(self.partitions), counts)))
 
     def tokens(self) -> pa.Array:
         """Return the token of each row."""
@@ -199,10 +292,8 @@ class _Work:
         if self._encode is None:
             return array
         fixed = {1: STATIC_POSITION, 3: PARTITION_POSITION}
-        kinds = self._kinds.tolist()
-        raw = array.to_pylist()
-        encoded = [fixed[k] if k in fixed else self._comparable(r) for k, r in zip(kinds, raw, strict=True)]
-        return pa.array(encoded, pa.binary())
+        raw = zip(self._kinds.tolist(), array.to_pylist(), strict=True)
+        return pa.array(_each(lambda r: fixed[r[0]] if r[0] in fixed else self._comparable(r[1]), raw), pa.binary())
 
     def ends(self) -> pa.Array:
         is_range = self._kinds == 2
@@ -211,7 +302,8 @@ class _Work:
         array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
         if self._encode is None:
             return array
-        return pa.array([None if raw is None else self._comparable(raw) for raw in array.to_pylist()], pa.binary())
+        raw = array.to_pylist()
+        return pa.array(_each(lambda end: None if end is None else self._comparable(end), raw), pa.binary())
 
     def _comparable(self, raw: bytes) -> bytes:
         """Encode a clustering key that the kernel left unchanged, after its terminator and the number of its values."""
@@ -299,9 +391,9 @@ class _Work:
         offsets = self._arrays[line.index][L.OFFSETS][: self.rows + 1]
         count = int(offsets[self.rows])
         cell, path = line.children
-        children = [self.values(path, count)]
+        children = [self.values(path, count, offsets)]
         if isinstance(line.type, Collection) and line.type.kind != "set":
-            children.append(self.values(cell, count))
+            children.append(self.values(cell, count, offsets))
         children += self._times(cell, count, None)
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
         # An absent column has no elements; the struct around it distinguishes it from an empty one.
@@ -358,8 +450,8 @@ class _Work:
             self._without_times[count] = _NO_TTL.times(count), _NO_TIME.times(count), _IS_NO_TOMBSTONE.times(count)
         return self._without_times[count]
 
-    def values(self, line: Line, count: int) -> pa.Array:
-        """Return the values of a line, null where there is none."""
+    def values(self, line: Line, count: int, elements: np.ndarray | None = None) -> pa.Array:
+        """Return the values of a line, null where there is none; `elements`: where those of each change begin."""
         arrow = line.no_value.type
         some = self._columns[line.index][L.WITH_VALUE]
         if some == 0 or count == 0:
@@ -367,7 +459,7 @@ class _Work:
         arrays = self._arrays[line.index]
         state = arrays[L.STATE][:count]
         if line.index in self._decoders:
-            return self._decoded(line, state, arrow)
+            return self._decoded(line, state, arrow, elements)
         validity = None if some == count else _validity(state, L.HAS_VALUE)
         if L.OFFSETS in arrays:
             offsets = arrays[L.OFFSETS][: count + 1]
@@ -381,16 +473,35 @@ class _Work:
         content = arrays[L.VALUES][: count * L.WIDTH[line.form]]
         return pa.Array.from_buffers(arrow, count, [validity, _buffer(content)])
 
-    def _decoded(self, line: Line, state: np.ndarray, arrow: pa.DataType) -> pa.Array:
+    def _decoded(self, line: Line, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None) -> pa.Array:
         decode = self._decoders[line.index]
         arrays = self._arrays[line.index]
         count = len(state)
         offsets = arrays[L.OFFSETS][: count + 1].tolist()
         content = arrays[L.VALUES][: offsets[count]].tobytes()
-        has_value = (state & L.HAS_VALUE).tolist()
-        return pa.array(
-            [decode(content[offsets[i] : offsets[i + 1]]) if has_value[i] else None for i in range(count)], arrow
-        )
+        has_value = state & L.HAS_VALUE
+        if line.key:
+            # The changes of a partition may be in the next window, whose fault its key is then.
+            has_value = has_value * (self._row_counts > 0)
+        places = zip(pairwise(offsets), has_value.tolist(), strict=True)
+        parts = (content[start:end] if has else None for (start, end), has in places)
+        try:
+            values = _each(lambda part: None if part is None else decode(part), parts)
+            try:
+                return pa.array(values, arrow)
+            except MemoryError:
+                raise
+            except Exception:
+                _each(lambda value: pa.array([value], arrow), values)
+                raise
+        except _BadEntry as e:
+            raise _BadEntry(self._change_of(line, e.entry, elements)) from e.__cause__
+
+    def _change_of(self, line: Line, entry: int, elements: np.ndarray | None) -> int:
+        """Return the number of the change that has a line's entry."""
+        if line.key:
+            return int(self._first_rows[entry])
+        return entry if elements is None else int(np.searchsorted(elements, entry, "right")) - 1
 
 
 def _validity(state: np.ndarray, bit: int) -> pa.Buffer:

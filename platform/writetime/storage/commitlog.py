@@ -241,7 +241,7 @@ class CommitLogReader:
         """Return the changes of some mutations; if one of them cannot be read, halve them until it is alone."""
         try:
             unread = self._run(segment, stretch, mutations)
-            window = [(self._plans[i].schema, self._makers[i].batch(self._buffers, i, origin)) for i in self._written()]
+            window = [change for i in self._written() for change in self._changes(i, origin)]
         except CorruptFile:
             if self._on_corrupt != "skip-mutation":
                 raise
@@ -269,12 +269,17 @@ class CommitLogReader:
             return _Unread(), []
         window: list[tuple[TableSchema, pa.RecordBatch]] = []
         for i in self._written():
-            schema = self._plans[i].schema
             try:
-                window.append((schema, self._makers[i].batch(self._buffers, i, origin)))
+                window += self._changes(i, origin)
             except CorruptFile as e:
-                report.faults.append(Fault(offset, schema, f"{e} (mutation at offset {offset})", hides=False))
+                reason = f"{e} (mutation at offset {offset})"
+                report.faults.append(Fault(offset, self._plans[i].schema, reason, hides=False))
         return unread, window
+
+    def _changes(self, table: int, origin: Origin) -> list[tuple[TableSchema, pa.RecordBatch]]:
+        """Return the changes of a table in the buffers."""
+        schema = self._plans[table].schema
+        return [(schema, batch) for batch in self._makers[table].batches(self._buffers, table, origin)]
 
     def _written(self) -> list[int]:
         """Return the requested tables that have changes in the buffers."""

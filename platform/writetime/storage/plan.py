@@ -256,6 +256,19 @@ class Buffers:
         self.columns[:] = self._columns_at_start
         self.tables[:] = self._tables_at_start
 
+    def key_bytes(self, table: int) -> int:
+        """Return the bytes of the keys of a table's changes, where each change has its partition's."""
+        arrays, partitions = self.table_arrays[table], int(self.tables[table, L.PARTITIONS])
+        counts = np.diff(arrays[L.FIRST_ROW][:partitions], append=np.int32(self.tables[table, L.ROWS]))
+        return int(np.dot(np.diff(arrays[L.KEY_OFFSETS][: partitions + 1]).astype(np.int64), counts))
+
+    def cut(self, table: int, rows: int) -> None:
+        """Keep only the first changes of a table."""
+        numbers = self.tables[table]
+        starts = self.table_arrays[table][L.FIRST_ROW][: int(numbers[L.PARTITIONS])]
+        numbers[L.PARTITIONS], numbers[L.ROWS] = int(np.searchsorted(starts, rows)), rows
+        self.recount()
+
     def recount(self) -> None:
         """Count the values and cells of the changes again, after one that could only be read in part."""
         for plan, table in zip(self._plans, self.tables, strict=True):

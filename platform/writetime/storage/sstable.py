@@ -201,7 +201,8 @@ class SSTable:
                     raise
                 at = max(split.start.offset, fault.offset or 0)
                 resume = end
-                if on_corrupt == "skip-partition":
+                # A fault without a place may be anywhere: what follows any place may be there already.
+                if on_corrupt == "skip-partition" and fault.offset is not None:
                     positions = self.index.positions
                     later = positions[positions > max(at, walker.sound_until - 1)]
                     resume = min(int(later[0]), end) if len(later) else end

@@ -128,8 +128,7 @@ class Walker:
             status, at = self._walk(offset, at, min(filled, end - offset), last=last)
             if status not in (L.MORE, L.DONE):
                 self._buffers.recount()
-            if self._buffers.tables[0, L.ROWS]:
-                yield self._maker.batch(self._buffers, 0, self._origin)
+            yield from self._maker.sound_batches(self._buffers, 0, self._origin)
             if status == L.DONE:
                 return
             if self._state[L.READ_ON]:
