@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.storage.scylla_writer import vint
 from tests.support.guarded import guard, in_a_process
 from tests.support.segments import one_section
 from writetime.api.files import read_commitlog
@@ -18,6 +19,7 @@ from writetime.cli.main import main
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource
+from writetime.storage import batch, commitlog
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.segment import Segment, find_segments
@@ -31,11 +33,6 @@ CREATE TABLE ks.t (k text, c int, s1 int STATIC, s2 int STATIC, a int, b int, u 
 WITH ID = {ID};
 """
 STATICS, REGULARS = ["s1", "s2"], ["a", "b", "u"]
-
-
-def vint(value: int) -> bytes:
-    """Encode an unsigned vint of less than 2^14."""
-    return bytes([value]) if value < 0x80 else struct.pack(">H", 0x8000 | value)
 
 
 def named(names: Sequence[str]) -> bytes:
@@ -176,3 +173,64 @@ def test_the_sources_read_one_table_by_its_schema(tmp_path: Path, caplog: pytest
     answer = CliRunner().invoke(main, ["commitlog", str(tmp_path), "--schema", str(tmp_path / "schema.cql")])
     assert len(answer.stdout.splitlines()) == 1
     assert f"table {OTHER} on: its schema is not known; 1 of them write to requested tables" in answer.stderr
+
+
+PLAIN = UUID("6d7a0c00-0000-11f0-8000-000000000003")
+PLAIN_CQL = f"CREATE TABLE ks.plain (k text, c int, v varint, PRIMARY KEY (k, c)) WITH ID = {PLAIN};"
+# Python makes no text of so many digits.
+BAD_VARINT = b"\x01" + bytes(2000)
+
+
+def inserts(key: bytes, values: Sequence[bytes]) -> bytes:
+    """A mutation that inserts rows."""
+    update = PLAIN.bytes + vint(len(key)) + key + bytes([0]) + vint(0) * 3 + named(["v"])
+    for c, value in enumerate(values):
+        body = vint(0) + b"\x08" + vint(len(value)) + value
+        update += b"\x24" + vint(0) + struct.pack(">i", c) + body
+    return vint(1) + update + b"\x01"
+
+
+def write_all(folder: Path, mutations: Sequence[bytes]) -> Segment:
+    segment = write(folder, b"")
+    Path(segment.path).write_bytes(one_section(segment, list(mutations)))
+    return segment
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 37, 99])
+@pytest.mark.parametrize("fault", ["value", "bytes"])
+def test_mutations_before_a_bad_one_stay(tmp_path: Path, place: int, fault: str) -> None:
+    """With `skip-file`, however many are read at a time, and the report covers them."""
+    mutations = [inserts(b"%d" % i, [b"\x01"]) for i in range(100)]
+    mutations[place] = inserts(b"bad", [BAD_VARINT]) if fault == "value" else mutations[place][:-2]
+    segment = write_all(tmp_path, mutations)
+    schemas, report = parse_schemas(PLAIN_CQL), SegmentReport()
+    reader = CommitLogReader(schemas, on_corrupt="skip-file")
+    found = [k for _, changes in reader.read(segment, report=report) for k in changes["k"].to_pylist()]
+    assert found == [str(i) for i in range(place)]
+    assert report.mutations == place
+    assert len(report.skipped) == 1
+    assert place == 0 or report.position > 30 * place
+    where = r"offset \d+: ks.plain, partition 0x626164" if fault == "value" else r"offset \d+: found"
+    with pytest.raises(CorruptFile, match=where):
+        list(CommitLogReader(schemas).read(segment))
+
+
+def test_long_keys_of_many_small_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change has its key: such mutations are read by fewer, and one by parts."""
+    for module in (batch, commitlog):
+        monkeypatch.setattr(module, "KEY_BYTES", 1 << 20)
+    keys = [b"a" * 60_000, b"b" * 50_000, b"c" * 1000, b"d" * 1000]
+    segment = write_all(tmp_path, [inserts(key, [b"\x01"] * 100) for key in keys])
+    report = SegmentReport()
+    found: list[dict[str, Any]] = []
+    covered: list[tuple[int, int]] = []
+    for window in CommitLogReader(parse_schemas(PLAIN_CQL)).windows(segment, report=report):
+        covered.append((len(found), report.mutations))
+        assert sum(changes["key"].get_total_buffer_size() for _, changes in window) < 1.1 * (1 << 20)
+        found += [change for _, changes in window for change in changes.to_pylist()]
+        assert len(found) <= 200 or report.mutations > 1
+    assert [(change["key"], change["c"]) for change in found] == [(key, c) for key in keys for c in range(100)]
+    assert report.mutations == 4
+    # A mutation counts when all of its parts were returned.
+    assert all(seen >= 100 * min(mutations, 2) for seen, mutations in covered)
+    assert len(covered) > 10

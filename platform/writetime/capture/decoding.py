@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
-import pyarrow as pa
-
 from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
 from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
-from writetime.storage.commitlog import CommitLogReader, SegmentReport
+from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError
 from writetime.storage.segment import END, Place, Segment
 
 log = logging.getLogger(__name__)
-
-Window = list[tuple[TableSchema, pa.RecordBatch]]
 
 
 # How often a segment is read before an unknown fault counts as a fault of the segment.

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Literal
 from uuid import UUID
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.storage.batch import BatchMaker, Origin
+from writetime.storage.batch import KEY_BYTES, BatchMaker, Origin
 from writetime.storage.file_errors import CorruptFile, TornTail
 from writetime.storage.kernel import frames
 from writetime.storage.kernel import layout as L
@@ -28,6 +29,9 @@ from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 # The smallest size of a batch per table, in bytes of mutations; a larger mutation makes a larger batch.
 WINDOW = 1 << 20
 _MUTATIONS = 1 << 16
+
+_Change = tuple[TableSchema, pa.RecordBatch]
+Window = list[_Change]
 
 
 @dataclass(frozen=True)
@@ -163,8 +167,9 @@ class CommitLogReader:
         start: int = 0,
         until: int | None = None,
         node: str | None = None,
-    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
-        """Read as `read` does, by windows. Each window has all changes of some mutations, or none.
+    ) -> Iterator[Window]:
+        """Read as `read` does, by windows. Each window has all changes of some mutations, or none; or a part of the
+        changes of a mutation that takes too much memory, which the report does not cover before its last part.
 
         `report` covers everything up to the end of the last window. If it has the `place` of an earlier report, reading
         begins there.
@@ -178,7 +183,7 @@ class CommitLogReader:
 
     def _windows(
         self, segment: Segment, start: int, until: int | None, report: SegmentReport, node: str | None
-    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
+    ) -> Iterator[Window]:
         report.position = max(report.position, start)
         index = segment.cdc_index()
         complete = index is not None and index.completed
@@ -201,7 +206,7 @@ class CommitLogReader:
 
     def _stretch(
         self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
-    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
+    ) -> Iterator[Window]:
         address = stretch.data.ctypes.data
         section = at = 0
         while section < len(stretch.sections):
@@ -225,7 +230,7 @@ class CommitLogReader:
 
     def _walk(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
+    ) -> Iterator[Window]:
         first = 0
         while first < len(mutations):
             last = int(np.searchsorted(mutations[:, 1], mutations[first, 0] + self._buffers.capacity, "right"))
@@ -237,20 +242,32 @@ class CommitLogReader:
 
     def _window(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
-        """Return the changes of some mutations; if one of them cannot be read, halve them until it is alone."""
+    ) -> Iterator[Window]:
+        """Return the changes of some mutations; halve them if they take too much memory, or one cannot be read."""
+        changes: list[Iterator[_Change]] | None = None
+        unread = _Unread()
+        too_large = False
         try:
             unread = self._run(segment, stretch, mutations)
-            window = [change for i in self._written() for change in self._changes(i, origin)]
+            too_large = sum(self._buffers.key_bytes(i) for i in self._written()) > KEY_BYTES
+            if len(mutations) == 1 or not too_large:
+                changes = [self._changes(i, origin) for i in self._written()]
         except CorruptFile:
-            if self._on_corrupt != "skip-mutation":
+            if self._on_corrupt == "fail" or (self._on_corrupt == "skip-file" and len(mutations) == 1):
                 raise
-            if len(mutations) > 1:
-                middle = len(mutations) // 2
-                yield from self._window(segment, stretch, mutations[:middle], origin, report)
-                yield from self._window(segment, stretch, mutations[middle:], origin, report)
-                return
-            unread, window = self._left_out(segment, stretch, mutations, origin, report)
+            if len(mutations) == 1:
+                unread, changes = self._left_out(segment, stretch, mutations, origin, report)
+        if changes is None:
+            middle = len(mutations) // 2
+            yield from self._window(segment, stretch, mutations[:middle], origin, report)
+            yield from self._window(segment, stretch, mutations[middle:], origin, report)
+            return
+        window: Window = []
+        for change in chain.from_iterable(changes):
+            window.append(change)
+            if too_large:
+                yield window
+                window = []
         report.unknown_tables += unread.tables
         report.hiding += unread.hiding
         report.position = max(report.position, stretch.offset + int(mutations[-1, 1]) + 4)
@@ -259,7 +276,7 @@ class CommitLogReader:
 
     def _left_out(
         self, segment: Segment, stretch: Stretch, mutation: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> tuple["_Unread", list[tuple[TableSchema, pa.RecordBatch]]]:
+    ) -> tuple["_Unread", list[Iterator[_Change]]]:
         """Return the changes of one mutation for the tables that can be read, and report the others."""
         offset = stretch.offset + int(mutation[0, 0])
         try:
@@ -267,19 +284,24 @@ class CommitLogReader:
         except CorruptFile as e:
             report.faults.append(Fault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
             return _Unread(), []
-        window: list[tuple[TableSchema, pa.RecordBatch]] = []
+        changes: list[Iterator[_Change]] = []
         for i in self._written():
             try:
-                window += self._changes(i, origin)
+                changes.append(self._changes(i, origin))
             except CorruptFile as e:
                 reason = f"{e} (mutation at offset {offset})"
                 report.faults.append(Fault(offset, self._plans[i].schema, reason, hides=False))
-        return unread, window
+        return unread, changes
 
-    def _changes(self, table: int, origin: Origin) -> list[tuple[TableSchema, pa.RecordBatch]]:
-        """Return the changes of a table in the buffers."""
+    def _changes(self, table: int, origin: Origin) -> Iterator[_Change]:
+        """Return the changes of a table in the buffers.
+
+        Raises:
+            CorruptFile: now, and not later, if one has an invalid value.
+        """
         schema = self._plans[table].schema
-        return [(schema, batch) for batch in self._makers[table].batches(self._buffers, table, origin)]
+        batches = self._makers[table].batches(self._buffers, table, origin)
+        return ((schema, batch) for batch in batches)
 
     def _written(self) -> list[int]:
         """Return the requested tables that have changes in the buffers."""
