@@ -3,12 +3,14 @@
 import re
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.storage.scylla_writer import INT, TEXT, VARINT, Cell, Cells, Row, write_partitions
+from tests.support.rewriting import write_plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, parse_marshal
 from writetime.storage import batch
@@ -164,3 +166,20 @@ def test_a_long_key_of_many_small_rows(tmp_path: Path, monkeypatch: pytest.Monke
         for change in each.to_pylist():
             assert (change["k"].encode(), change["v"]["value"]) == (change["key"], "x" * change["c"])
             assert [e["value"] for e in change["l"]["elements"]] == ["7", "9", "8"]
+
+
+def test_a_static_row_that_is_longer_than_its_size(tmp_path: Path) -> None:
+    """Its end is not taken for that of the window, which would grow to the end of the file."""
+    static: Row = (None, {"s": simple(b"s" * 50)})
+    partitions = {key: [static, (0, {"v": simple(b"x" * 4000)})] for key in KEYS}
+    location = write_partitions(tmp_path / "t", [("v", TEXT)], partitions, static=[("s", TEXT)])
+    data = Path(location.path("Data.db")).read_bytes()
+    # The size comes after the partition's head of 18 bytes and the row's flags.
+    at = int(SSTable(location).index.positions[1]) + 20
+    write_plain(location, data[:at] + bytes([data[at] - 10]) + data[at + 1 :])
+    report = Report()
+    schema = replace(schema_of([("v", TEXT)]), static=(Column("s", parse_marshal(TEXT)),))
+    scan = SSTable(location, schema).scan(on_corrupt="skip-partition", report=report)
+    assert len(keys_and_rows(scan)) == 2 * (len(KEYS) - 1)
+    assert "a row whose cells do not end where its size says" in report.skipped[0]
+    assert report.skipped_bytes < 5000

@@ -117,7 +117,8 @@ def _sstable_partition(
     if W[STATICS] > 0:
         p, error = read_static_row(W, T, C, header, present, static, p, static_end, flags)
         if error != 0:
-            return p, error
+            # The end that the row's size gives is no end of the window.
+            return p, BAD_ROW_SIZE if error == TRUNCATED else error
         if p != static_end:
             return p, BAD_ROW_SIZE
     return p, 0
