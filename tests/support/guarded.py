@@ -8,7 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,8 @@ from writetime.storage.locations import Location
 from writetime.storage.segment import Section, Stretch
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_ROOMS: tuple[ModuleType, ...] = (commitlog, index, plan, row_index, trie, walker)
+_ROOM: tuple[ModuleType, ...] = (index, row_index, trie)
+_ROOMS: tuple[ModuleType, ...] = (commitlog, plan, walker)
 _INDEXES = ("Index.db", "Partitions.db", "Rows.db")
 
 
@@ -38,6 +39,11 @@ def guarded_room(count: int, dtype: type[np.generic]) -> np.ndarray:
     return np.frombuffer(memory, dtype, count, pages - size)
 
 
+def guarded_rooms(wanted: Sequence[tuple[int, type[np.generic]]]) -> list[np.ndarray]:
+    """Return guarded arrays as `rooms` does."""
+    return [guarded_room(count, dtype) for count, dtype in wanted]
+
+
 def guarded_copy(data: bytes | np.ndarray) -> np.ndarray:
     """Copy bytes to the end of a page that a closed one follows."""
     found = guarded_room(len(data), np.uint8)
@@ -47,9 +53,10 @@ def guarded_copy(data: bytes | np.ndarray) -> np.ndarray:
 
 def guard() -> None:
     """Let all memory that compiled code of `writetime.storage` reads and writes be guarded, in this process."""
-    for module in _ROOMS:
-        assert module.room  # type: ignore[attr-defined]
-        module.room = guarded_room  # type: ignore[attr-defined]
+    for modules, name, guarded in ((_ROOM, "room", guarded_room), (_ROOMS, "rooms", guarded_rooms)):
+        for module in modules:
+            assert getattr(module, name)
+            setattr(module, name, guarded)
     read, stretches = Location.read, commitlog.stretches
 
     def read_guarded(self: Location, component: str) -> bytes:
@@ -76,6 +83,6 @@ def in_a_process(call: str, *, seconds: float = 300) -> subprocess.CompletedProc
 def read_beyond() -> None:
     """Read the byte after a guarded buffer: it ends the process, or the guard is none."""
     guard()
-    buffer = walker.room(100, np.uint8)
+    (buffer,) = walker.rooms([(100, np.uint8)])
     token_at(buffer.ctypes.data, 100)
     token_at(buffer.ctypes.data, 101)

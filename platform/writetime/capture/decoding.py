@@ -58,6 +58,8 @@ class Decoder:
             known = self._schemas.tables.known
             self._captured = {schema.id for schema in self._schemas.tables.captured}
             names = {schema.full_name for schema in known if schema.id in self._captured}
+            # The old one's memory is free for the new one; and if that fails, the next call makes it.
+            self._reader = None
             self._reader = CommitLogReader(known, names, on_unknown_table="skip", on_corrupt="skip-mutation")
         return new
 
@@ -80,15 +82,17 @@ class Decoder:
                 # A fault of the disk or the node: nothing is wrong with the segment.
                 raise
             except Exception as e:
-                is_final = (
+                is_final = not isinstance(e, _Fault) and (
                     attempt > 1 if isinstance(e, CorruptFile) else isinstance(e, StorageError) or attempt == _ATTEMPTS
                 )
-                if is_final and not isinstance(e, _Fault):
+                if is_final:
                     log.error("not all of %s can be published: %s", segment.name, reason_of(e))
                     progress = replace(progress.without(reason_of(e), None), broken=True)
                 else:
                     log.warning("%s; reading on with the current schemas", reason_of(e))
-                    self.refresh(always=True)
+            # Not while the error is handled, which keeps the old reader.
+            if not is_final:
+                self.refresh(always=True)
         yield replace(progress, finished=until == END), []
 
     def _windows(

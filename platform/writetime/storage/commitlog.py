@@ -21,7 +21,7 @@ from writetime.storage.batch import KEY_BYTES, BatchMaker, Origin
 from writetime.storage.file_errors import CorruptFile, TornTail
 from writetime.storage.kernel import frames
 from writetime.storage.kernel import layout as L
-from writetime.storage.kernel.room import room
+from writetime.storage.kernel.room import rooms
 from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
@@ -119,9 +119,8 @@ class CommitLogReader:
         }
         self._requested = {self._plans[i].schema.full_name: _id_of(self._plans[i].schema) for i in self._makers}
         most = max((len(plan.stored()) for plan in self._plans), default=0)
-        self._header = room(most, np.int64)
-        self._present = room(most, np.uint8)
-        self._mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
+        self._header, self._present, mutations = rooms([(most, np.int64), (most, np.uint8), (2 * _MUTATIONS, np.int64)])
+        self._mutations = mutations.reshape(_MUTATIONS, 2)
         # The plan of the table that was read last.
         self._at_fault = 0
         self._buffers = self._allocate(WINDOW)
@@ -134,7 +133,7 @@ class CommitLogReader:
         for index, name in self._names:
             buffers.set_name(index, name)
         clusterings = max((len(plan.clustering) for plan in self._plans), default=0)
-        self._open_start = room(4 * capacity + 4 * clusterings + 64, np.uint8)
+        (self._open_start,) = rooms([(4 * capacity + 4 * clusterings + 64, np.uint8)])
         return buffers
 
     def read(
@@ -235,7 +234,9 @@ class CommitLogReader:
         while first < len(mutations):
             last = int(np.searchsorted(mutations[:, 1], mutations[first, 0] + self._buffers.capacity, "right"))
             if last == first:
-                self._buffers = self._allocate(int(mutations[first, 1] - mutations[first, 0]))
+                # Without those from before, which would take memory beside these.
+                self._buffers = self._allocate(0)
+                self._buffers = self._allocate(max(WINDOW, int(mutations[first, 1] - mutations[first, 0])))
                 continue
             yield from self._window(segment, stretch, mutations[first:last], origin, report)
             first = last
@@ -310,12 +311,11 @@ class CommitLogReader:
     def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> "_Unread":
         """Read mutations into the buffers; return the number of truncated ones."""
         address = stretch.data.ctypes.data
-        state = room(L.WALK_FIELDS, np.int64)
+        state, unread = rooms([(L.WALK_FIELDS, np.int64), (len(mutations), np.int64)])
         state[L.START] = address
         state[L.FILE_OFFSET] = stretch.offset
         state[L.UNSIGNED_DELETION_TIME] = segment.version >= 8
         state[L.OPEN_BYTES] = self._open_start.ctypes.data
-        unread = room(len(mutations), np.int64)
         self._buffers.reset()
         status = walk_mutations(
             state, self._buffers.tables, self._buffers.columns, self._header, self._present, address, mutations, unread
@@ -364,7 +364,7 @@ def count_mutations(segment: Segment, until: int) -> int:
     Raises:
         Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but an unfinished tail only ends it.
     """
-    mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
+    mutations = rooms([(2 * _MUTATIONS, np.int64)])[0].reshape(_MUTATIONS, 2)
     total = 0
     try:
         for section in segment.sections(0, until):

@@ -14,7 +14,7 @@ from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_o
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel import primitives as P
-from writetime.storage.kernel.room import room
+from writetime.storage.kernel.room import rooms
 
 _FORMS = {
     "bigint": L.FIXED8,
@@ -231,6 +231,10 @@ class Plan:
         line.children = [self._child(line, "value", value), self._child(line, "path", path, cells=False)]
 
 
+# The number of entries of an array, and their type.
+_Room = tuple[int, type[np.generic]]
+
+
 class Buffers:
     """Buffers for the kernel's output from up to `capacity` bytes of input, for some tables, and its number tables."""
 
@@ -239,15 +243,22 @@ class Buffers:
         self.entries = capacity // 2 + 2
         self._plans = plans
         lines = [line for plan in plans for line in plan.lines()]
-        self.columns = room(len(lines) * L.COLUMN_FIELDS, np.int64).reshape(len(lines), L.COLUMN_FIELDS)
+        of_lines, of_tables = [self._of_line(line) for line in lines], [self._of_table(plan) for plan in plans]
+        numbers: list[_Room] = [(len(lines) * L.COLUMN_FIELDS, np.int64), (len(plans) * L.TABLE_FIELDS, np.int64)]
+        found = iter(rooms([*numbers, *(room for each in (*of_lines, *of_tables) for room in each.values())]))
+        self.columns = next(found).reshape(len(lines), L.COLUMN_FIELDS)
         self.columns[:] = [line.numbers() for line in lines]
-        self.tables = room(len(plans) * L.TABLE_FIELDS, np.int64).reshape(len(plans), L.TABLE_FIELDS)
-        self.arrays: dict[int, dict[int, np.ndarray]] = {}
-        self.table_arrays: list[dict[int, np.ndarray]] = []
-        for line in lines:
-            self.arrays[line.index] = self._line(line)
+        self.tables = next(found).reshape(len(plans), L.TABLE_FIELDS)
+        arrays = [{number: next(found) for number in each} for each in of_lines]
+        self.arrays = {line.index: each for line, each in zip(lines, arrays, strict=True)}
+        self.table_arrays = [{number: next(found) for number in each} for each in of_tables]
+        for index, each in self.arrays.items():
+            for number, array in each.items():
+                self.columns[index, number] = array.ctypes.data
         for i, plan in enumerate(plans):
-            self.table_arrays.append(self._table(i, plan))
+            for number, array in self.table_arrays[i].items():
+                self.tables[i, number] = array.ctypes.data
+            self._set_table(i, plan)
         self._columns_at_start = self.columns.copy()
         self._tables_at_start = self.tables.copy()
 
@@ -294,65 +305,57 @@ class Buffers:
         for columns in (self.columns, self._columns_at_start):
             columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 
-    def _line(self, line: Line) -> dict[int, np.ndarray]:
+    def _of_line(self, line: Line) -> dict[int, _Room]:
         if not line.wanted:
             return {}
         n = self.entries
-        arrays: dict[int, np.ndarray] = {L.STATE: room(n, np.uint8)}
+        needed: dict[int, _Room] = {L.STATE: (n, np.uint8)}
         if line.shape == L.SIMPLE:
             if line.form in L.WIDTH:
-                arrays[L.VALUES] = room(n * L.WIDTH[line.form], np.uint8)
+                needed[L.VALUES] = n * L.WIDTH[line.form], np.uint8
             else:
                 # 16 bytes of a UUID become 36 characters. The key may come from an earlier window.
-                arrays[L.VALUES] = room(self.capacity * 9 // 4 + 64 + (L.KEY_ROOM if line.key else 0), np.uint8)
-                arrays[L.OFFSETS] = room(n + 1, np.int32)
+                needed[L.VALUES] = self.capacity * 9 // 4 + 64 + (L.KEY_ROOM if line.key else 0), np.uint8
+                needed[L.OFFSETS] = n + 1, np.int32
         if line.shape == L.COLLECTION:
-            arrays[L.OFFSETS] = room(n + 1, np.int32)
+            needed[L.OFFSETS] = n + 1, np.int32
         if line.cells or line.shape != L.SIMPLE:
-            arrays[L.WRITE_TIME] = room(n, np.int64)
-            arrays[L.DELETION_TIME] = room(n, np.int64)
+            needed[L.WRITE_TIME] = n, np.int64
+            needed[L.DELETION_TIME] = n, np.int64
         if line.cells:
-            arrays[L.TTL] = room(n, np.int32)
-        if L.OFFSETS in arrays:
-            arrays[L.OFFSETS][0] = 0
-        for number, array in arrays.items():
-            self.columns[line.index, number] = array.ctypes.data
-        return arrays
+            needed[L.TTL] = n, np.int32
+        return needed
 
-    def _table(self, i: int, plan: Plan) -> dict[int, np.ndarray]:
+    def _of_table(self, plan: Plan) -> dict[int, _Room]:
         n = self.entries
-        clusterings = len(plan.clustering)
         # A byte of a clustering key may be escaped; each value has a byte before it even if it takes none on disk; the
         # start of a range tombstone may come from an earlier window.
-        position_bytes = 4 * self.capacity + n * (clusterings + 4) + 64
-        arrays: dict[int, np.ndarray] = {
-            L.ROW_KIND: room(n, np.int8),
-            L.FIRST_ROW: room(n + 1, np.int32),
-            L.ROW_OFFSET: room(n, np.int64),
-            L.POSITION_OFFSETS: room(n + 1, np.int32),
-            L.POSITION_BYTES: room(position_bytes, np.uint8),
-            L.END_OFFSETS: room(n + 1, np.int32),
-            L.END_BYTES: room(position_bytes, np.uint8),
-            L.MARKER_STATE: room(n, np.uint8),
-            L.MARKER_WRITE_TIME: room(n, np.int64),
-            L.MARKER_TTL: room(n, np.int32),
-            L.MARKER_EXPIRY: room(n, np.int64),
-            L.TOMBSTONE_STATE: room(n, np.uint8),
-            L.TOMBSTONE_WRITE_TIME: room(n, np.int64),
-            L.TOMBSTONE_DELETION_TIME: room(n, np.int64),
-            L.KEY_OFFSETS: room(n + 1, np.int32),
-            L.KEY_BYTES: room(self.capacity + L.KEY_ROOM, np.uint8),
-            L.TOKENS: room(n, np.int64),
+        position_bytes = 4 * self.capacity + n * (len(plan.clustering) + 4) + 64
+        return {
+            L.ROW_KIND: (n, np.int8),
+            L.FIRST_ROW: (n + 1, np.int32),
+            L.ROW_OFFSET: (n, np.int64),
+            L.POSITION_OFFSETS: (n + 1, np.int32),
+            L.POSITION_BYTES: (position_bytes, np.uint8),
+            L.END_OFFSETS: (n + 1, np.int32),
+            L.END_BYTES: (position_bytes, np.uint8),
+            L.MARKER_STATE: (n, np.uint8),
+            L.MARKER_WRITE_TIME: (n, np.int64),
+            L.MARKER_TTL: (n, np.int32),
+            L.MARKER_EXPIRY: (n, np.int64),
+            L.TOMBSTONE_STATE: (n, np.uint8),
+            L.TOMBSTONE_WRITE_TIME: (n, np.int64),
+            L.TOMBSTONE_DELETION_TIME: (n, np.int64),
+            L.KEY_OFFSETS: (n + 1, np.int32),
+            L.KEY_BYTES: (self.capacity + L.KEY_ROOM, np.uint8),
+            L.TOKENS: (n, np.int64),
         }
-        for number in (L.POSITION_OFFSETS, L.END_OFFSETS, L.KEY_OFFSETS):
-            arrays[number][0] = 0
-        for number, array in arrays.items():
-            self.tables[i, number] = array.ctypes.data
+
+    def _set_table(self, i: int, plan: Plan) -> None:
         table = self.tables[i]
         table[L.FIRST], table[L.LAST] = plan.first, plan.last
-        table[L.CLUSTERING], table[L.CLUSTERINGS] = plan.first, clusterings
+        table[L.CLUSTERING], table[L.CLUSTERINGS] = plan.first, len(plan.clustering)
         table[L.KEY], table[L.KEYS] = plan.key[0].index, len(plan.key)
         table[L.ENCODE_POSITION] = plan.encodes_position
         if plan.schema.id is not None:
             table[L.ID_HIGH], table[L.ID_LOW] = np.frombuffer(plan.schema.id.bytes, ">i8")
-        return arrays

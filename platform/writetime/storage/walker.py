@@ -11,7 +11,7 @@ from writetime.storage.compression import DataFile, key_at
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.primitives import token
-from writetime.storage.kernel.room import room
+from writetime.storage.kernel.room import rooms
 from writetime.storage.kernel.walk_sstable import walk_sstable
 from writetime.storage.locations import Features
 from writetime.storage.plan import Buffers, Plan
@@ -45,19 +45,18 @@ class Walker:
         self._tokens = tokens
         self._origin = origin
         lines = self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular])
-        self._lines = room(len(lines), np.int64)
+        self._lines, self._present, self._key, self._state = rooms(
+            [(len(lines), np.int64), (len(lines), np.uint8), (L.KEY_ROOM, np.uint8), (L.WALK_FIELDS, np.int64)]
+        )
         self._lines[:] = lines
-        self._present = room(len(lines), np.uint8)
-        self._key = room(L.KEY_ROOM, np.uint8)
-        self._state = room(L.WALK_FIELDS, np.int64)
         # No chunk that starts before this offset can be read.
         self.sound_until = 0
         self._allocate(max(window, self._data.chunk_length))
 
     def _allocate(self, capacity: int) -> None:
-        self._window = room(capacity, np.uint8)
         self._buffers = Buffers([self._plan], capacity)
-        open_start = room(4 * capacity + 4 * len(self._plan.clustering) + 64, np.uint8)
+        of_open = 4 * capacity + 4 * len(self._plan.clustering) + 64
+        self._window, open_start = rooms([(capacity, np.uint8), (of_open, np.uint8)])
         if self._state[L.OPEN]:
             length = int(self._state[L.OPEN_LENGTH])
             open_start[:length] = self._open_start[:length]
@@ -117,6 +116,8 @@ class Walker:
                     offset, filled, at = offset + at, filled - at, 0
                 if len(self._window) - filled < chunk_length:
                     rest = self._window[:filled]
+                    # Those from before would take memory beside the new ones.
+                    self._buffers = Buffers([self._plan], 0)
                     self._allocate(2 * len(self._window))
                     self._window[:filled] = rest
                 count = min((len(self._window) - filled) // chunk_length, chunks - chunk)

@@ -1,8 +1,15 @@
 """Memory that compiled code writes to."""
 
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
+
+# Arrays share mappings, as a process may have 65,530 of them by default (`vm.max_map_count`). A mapping stays small,
+# as Linux refuses one that is larger than the memory of the machine.
+_MAPPING = 256 << 20
+# A line of the processor's cache.
+_ALIGNMENT = 64
 
 
 def room(count: int, dtype: type[np.generic]) -> np.ndarray:
@@ -11,4 +18,20 @@ def room(count: int, dtype: type[np.generic]) -> np.ndarray:
     Its size is the worst case, of which little is used. The heap would return memory of other buffers, and keep all
     pages that any of them ever wrote to.
     """
-    return np.frombuffer(mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize)), dtype, count)
+    return rooms([(count, dtype)])[0]
+
+
+def rooms(wanted: Sequence[tuple[int, type[np.generic]]]) -> list[np.ndarray]:
+    """Return arrays as `room` does, by their counts and types, in few mappings, which are released together."""
+    arrays: list[np.ndarray] = []
+    starts: list[int] = []
+    end = 0
+    for i, (count, dtype) in enumerate(wanted):
+        starts.append(end)
+        end += -(-count * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
+        if end >= _MAPPING or i == len(wanted) - 1:
+            memory = mmap.mmap(-1, max(1, end))
+            group = zip(wanted[i + 1 - len(starts) : i + 1], starts, strict=True)
+            arrays += [np.frombuffer(memory, dtype, count, start) for (count, dtype), start in group]
+            starts, end = [], 0
+    return arrays
