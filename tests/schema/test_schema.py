@@ -165,6 +165,41 @@ def test_rows_of_the_system_tables() -> None:
     assert [(d.name, d.dropped_at) for d in schema.dropped] == [("d", 7000)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "static", "at"),
+    [
+        ({"kind": "regular"}, False, 7000),
+        ({"kind": "static"}, True, 7000),
+        # Dropped before the node had Cassandra 4.0.
+        ({"kind": None}, False, 7000),
+        # ScyllaDB.
+        ({}, None, 7),
+    ],
+)
+def test_the_time_of_a_drop(kind: dict[str, str | None], static: bool | None, at: int) -> None:
+    names = {"keyspace_name": "k", "table_name": "t"}
+    key = {"column_name": "a", "type": "int", "kind": "partition_key", "position": 0, "clustering_order": "none"}
+    dropped = {"column_name": "d", "type": "int", "dropped_time": (7).to_bytes(8, "big")}
+    schema = from_rows(names | {"id": ID}, [names | key], (), [names | dropped | kind])
+    assert [(d.static, d.dropped_at) for d in schema.dropped] == [(static, at)]
+
+
+@pytest.mark.parametrize("has_kind", [True, False])
+def test_only_rows_of_cassandra_have_the_kind_of_a_drop(has_kind: bool) -> None:
+    """Also if it is null in all of them."""
+
+    def ask(query: str) -> list[dict[str, Any]]:
+        table = query.split("system_schema.")[1].split(maxsplit=1)[0]
+        if table == "columns":
+            described = ["dropped_time", *(["kind"] if has_kind else [])]
+            of = {"keyspace_name": "system_schema", "table_name": "dropped_columns"}
+            return [of | {"column_name": name} for name in described]
+        return [{"kind": None} if ", kind" in query else {}] if table == "dropped_columns" else []
+
+    (row,) = settled_rows(ask)["dropped_columns"]
+    assert ("kind" in row) is has_kind
+
+
 def test_compact_storage_is_refused_by_name() -> None:
     for flags in ({"dense"}, set(), {"compound", "dense"}, {"super", "dense"}):
         with pytest.raises(SchemaError, match=r"k\.t has COMPACT STORAGE"):

@@ -23,8 +23,9 @@ def from_rows(
     """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
 
     `dropped_time` is the bytes of the timestamp: of milliseconds in Cassandra, whose rows have a `kind`, and of
-    microseconds in ScyllaDB, whose rows have none (`db/schema_tables.cc` there). Rows of other tables and keyspaces are
-    ignored, so whole tables of `system_schema` may be passed.
+    microseconds in ScyllaDB, whose rows have none (`db/schema_tables.cc` there). A `kind` that is null is from before
+    Cassandra 4.0, and counts as regular there (`SchemaKeyspace.createDroppedColumnFromRow`). Rows of other tables and
+    keyspaces are ignored, so whole tables of `system_schema` may be passed.
 
     Raises:
         SchemaError, CqlTypeError: rows are missing or name an unknown type; or the table has compact storage, whose
@@ -59,11 +60,10 @@ def from_rows(
 
 def _dropped_column(row: Mapping[str, Any], udts: Mapping[str, Udt]) -> DroppedColumn:
     time = int.from_bytes(row["dropped_time"], "big", signed=True)
-    kind = row.get("kind")
-    micros = time if kind is None else min(time * 1000, (1 << 63) - 1)
-    return DroppedColumn(
-        row["column_name"], parse_cql(row["type"], udts), None if kind is None else kind == "static", micros
-    )
+    name, cql_type = row["column_name"], parse_cql(row["type"], udts)
+    if "kind" not in row:
+        return DroppedColumn(name, cql_type, None, time)
+    return DroppedColumn(name, cql_type, row["kind"] == "static", min(time * 1000, (1 << 63) - 1))
 
 
 def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
