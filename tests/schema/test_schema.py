@@ -120,6 +120,20 @@ def test_a_snapshots_schema() -> None:
     assert [(d.name, d.dropped_at) for d in schema.dropped] == [("gone", 1700000000000001), ("again", 5)]
 
 
+def test_masked_columns() -> None:
+    """Of Cassandra 5.0, also those that were dropped and added again, as a snapshot's `schema.cql` has them."""
+    text = """
+    CREATE TABLE k.t (a int PRIMARY KEY, b text MASKED WITH DEFAULT, c int);
+    ALTER TABLE k.t DROP c USING TIMESTAMP 5;
+    ALTER TABLE k.t ADD c int MASKED WITH system.mask_inner(1, null, '(;');
+    ALTER TABLE k.t ADD d map<text, int> static MASKED WITH mask_hash();
+    """
+    schema = parse_table(text)
+    assert [str(c.type) for c in schema.regular] == ["text", "int"]
+    assert [(c.name, str(c.type)) for c in schema.static] == [("d", "map<text, int>")]
+    assert [(d.name, d.dropped_at) for d in schema.dropped] == [("c", 5)]
+
+
 @pytest.mark.parametrize(
     "text", ["CREATE TABLE k.t (a int)", "CREATE TABLE k.t (a int PRIMARY KEY", "SELECT 1", "CREATE TABLE k.t (a)"]
 )

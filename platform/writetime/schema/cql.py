@@ -15,6 +15,8 @@ from writetime.schema.types import Udt, parse_cql
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
 # A type's text; a user-defined type may have any name in quotes.
 _TYPE = r"""(?:"(?:[^"]|"")*"|'[^']*'|[^"'])+?"""
+# Of Cassandra 5.0.
+_MASK = r"(?:\s+MASKED\s+WITH\s+.*?)?"
 _QUALIFIED = rf"(?:(?P<keyspace>{_NAME})\s*\.\s*)?(?P<name>{_NAME})"
 _IF_NOT_EXISTS = r"(?:IF\s+NOT\s+EXISTS\s+)?"
 _CREATE_TYPE = re.compile(rf"CREATE\s+TYPE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\((?P<body>.*)\)\s*$", re.I | re.S)
@@ -24,11 +26,11 @@ _ALTER_DROP = re.compile(
     rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+DROP\s+(?P<column>{_NAME})\s+USING\s+TIMESTAMP\s+(?P<at>-?\d+)\s*$", re.I
 )
 _ALTER_ADD = re.compile(
-    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+ADD\s+(?P<column>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?\s*$",
+    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+ADD\s+(?P<column>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?{_MASK}\s*$",
     re.I | re.S,
 )
 _COLUMN = re.compile(
-    rf"(?P<name>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?(?:\s+MASKED\s+WITH\s+.*?)?(?P<primary>\s+PRIMARY\s+KEY)?\s*$",
+    rf"(?P<name>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?{_MASK}(?P<primary>\s+PRIMARY\s+KEY)?\s*$",
     re.I | re.S,
 )
 _PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
