@@ -33,6 +33,9 @@ from writetime.schema.types import (
 )
 from writetime.schema.values import BadValue, decoder
 
+BAD_VECTORS = [f"vector<float, {dimension}>" for dimension in ("x", "0", "1x", "", "'1'", '"1"', "int", "1_0")]
+BAD_VECTORS += ["vector<float,", "vector<float, 3", "vector<float, 3, 3>"]
+
 ID = UUID("3a1bb270-1b1b-11ee-be56-0242ac120002")
 
 
@@ -73,14 +76,18 @@ def test_keys_of_headers() -> None:
     assert (key.components, key.reversed) == ((Native("timestamp"),), True)
 
 
-@pytest.mark.parametrize("text", ["", "list<int", "map<int>", "nothing", "list<int>>", "vector<float>", "int, int"])
+@pytest.mark.parametrize(
+    "text", ["", "list<int", "map<int>", "nothing", "list<int>>", "vector<float>", "int, int", *BAD_VECTORS]
+)
 def test_invalid_types(text: str) -> None:
     with pytest.raises(CqlTypeError):
         parse_cql(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "DynamicCompositeType(a=>Int32Type)", "MapType(Int32Type)", "ListType(Int32Type", "X"]
+    "text",
+    ["", "DynamicCompositeType(a=>Int32Type)", "MapType(Int32Type)", "ListType(Int32Type", "X"]
+    + [f"VectorType(FloatType , {dimension})" for dimension in ("x", "0", "-1")],
 )
 def test_invalid_marshal_classes(text: str) -> None:
     with pytest.raises(CqlTypeError):

@@ -218,8 +218,8 @@ def _parse_cql(text: str, tokens: _Tokens, udts: Mapping[str, Udt], *, nested: b
         rest = rest[1:]
         dimension = None
         while True:
-            if name == "vector" and arguments:
-                dimension, rest = int(rest[0][1]), rest[1:]
+            if name == "vector" and arguments and dimension is None:
+                dimension, rest = _dimension(text, rest), rest[1:]
             else:
                 argument, rest = _parse_cql(text, rest, udts, nested=name != "frozen")
                 arguments.append(argument)
@@ -234,6 +234,13 @@ def _parse_cql(text: str, tokens: _Tokens, udts: Mapping[str, Udt], *, nested: b
     if name not in udts:
         raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
     return (freeze(udts[name]) if nested else udts[name]), rest
+
+
+def _dimension(text: str, tokens: _Tokens) -> int:
+    kind, word = tokens[0] if tokens else ("", "")
+    if kind != "name" or not word.isdecimal() or not int(word):
+        raise CqlTypeError(f"type {text!r}: the dimension of a vector is a number from 1 on, not {word!r}")
+    return int(word)
 
 
 def _generic(text: str, name: str, arguments: list[CqlType], dimension: int | None, *, nested: bool) -> CqlType:
@@ -338,7 +345,7 @@ class _MarshalParser:
                 self._take("sign", "(")
                 element = freeze(self.type_of(self.name(), nested=True))
                 self._take("sign", ",")
-                dimension = int(self._take("name"))
+                dimension = _dimension(self._text, [("name", self._take("name"))])
                 self._take("sign", ")")
                 return Vector(element, dimension)
         raise CqlTypeError(f"marshal type {name!r} (in {self._text!r}) is not supported")

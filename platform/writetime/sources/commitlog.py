@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas
+from writetime.sources.schemas import Selection, option_choice, option_count, option_fields, option_schemas
 from writetime.sources.worker_end import end_quietly
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.file_errors import Missing
@@ -103,6 +103,7 @@ class _Settings:
         self.options = {key.lower(): value for key, value in options.items()}
         _required(self.options, "schema", "path")
         self._selection = Selection.given(_table(option_schemas(self.options), self.options), schema)
+        self.segments_per_batch = option_count(self.options, "segments_per_batch")
         self._policies = {name: option_choice(self.options, name, choices) for name, choices in _POLICIES.items()}
 
     def segments(self) -> list[Segment]:
@@ -163,8 +164,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Read as much as the option `segments_per_batch` allows."""
-        most = self._settings.options.get("segments_per_batch")
-        return ReadAllAvailable() if most is None else ReadMaxFiles(int(most))
+        most = self._settings.segments_per_batch
+        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record what may be read now: a node that continues to write would keep such a run from ending."""

@@ -138,6 +138,19 @@ def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str])
     return value
 
 
+def option_count(options: Mapping[str, str], name: str) -> int | None:
+    """Return an option that is a number from 1 on, if it is given.
+
+    Raises:
+        WritetimeError: it is none.
+    """
+    if (value := options.get(name)) is None:
+        return None
+    if not (value.isascii() and value.isdecimal()) or not int(value):
+        raise WritetimeError(f"the option {name} is {value!r}; it must be a number from 1 on")
+    return int(value)
+
+
 def option_tokens(options: Mapping[str, str], schema: TableSchema) -> tuple[int, int]:
     """Return the first and last token to read, by the options `first_token`, `last_token` and `partition_key`.
 

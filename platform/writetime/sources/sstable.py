@@ -23,7 +23,14 @@ from pyspark.sql.types import StructType
 from writetime.core.errors import WritetimeError
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens
+from writetime.sources.schemas import (
+    Selection,
+    option_choice,
+    option_count,
+    option_fields,
+    option_schemas,
+    option_tokens,
+)
 from writetime.sources.worker_end import end_quietly
 from writetime.storage.batch import Origin
 from writetime.storage.infer import infer_schema
@@ -86,17 +93,17 @@ class SSTableReader(DataSourceReader):
         self._selection = selection
         self._tokens = option_tokens(self._options, table)
         self._on_corrupt: OnCorrupt = option_choice(self._options, "on_corrupt", get_args(OnCorrupt))
+        self._split_bytes = option_count(self._options, "split_bytes") or SPLIT_BYTES
         self._captured_at = datetime.now(UTC)
 
     def partitions(self) -> list[InputPartition]:
         """Return the splits of all SSTables at the path."""
-        size = int(self._options.get("split_bytes", SPLIT_BYTES))
         path = _path(self._options)
         scheme = path.split("://")[0] + "://" if "://" in path else ""
         return [
             Piece(location, split, scheme + location.path("Data.db"))
             for location in find_sstables(path)
-            for split in SSTable(location, self._table).splits(size, self._tokens)
+            for split in SSTable(location, self._table).splits(self._split_bytes, self._tokens)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
