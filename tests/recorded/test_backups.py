@@ -4,11 +4,13 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,15 +23,22 @@ from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake import backfill as backfill_module
 from writetime.lake import backfilled as records
 from writetime.lake import views
 from writetime.lake.backfill import BackfillTask, backfill, backup_names, find_snapshots, untaken
+from writetime.lake.buckets import token_range
 from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.horizon import complete_snapshot, register_source
 from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 from writetime.schema.describe import to_cql
+from writetime.storage import sstable
+from writetime.storage.file_errors import CorruptFile
+from writetime.storage.index import PartitionIndex, read_index
+from writetime.storage.locations import Location
+from writetime.storage.split import Split
 
 RECORDING = Recording(RECORDED / "rec101")
 TABLE = "rec101.Tab2"
@@ -196,3 +205,59 @@ def test_an_old_record_that_cannot_be_deleted(
     list(backfill(table, found))
     assert "old records of backfills cannot be deleted" in caplog.text
     assert complete_snapshot(table.changes.load()) == found.snapshot_at
+
+
+def test_an_index_is_read_once(place: ScyllaManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by the task of each bucket, which reads the same part of the data."""
+    place.backup(NODE, TAKEN_AT, components(2))
+    found = find_snapshots([str(place.place)], table=TABLE)
+    table = create_table(config.load(lake={"path": str(tmp_path / "lake"), "buckets": 64}), found.schema)
+    read: list[str] = []
+
+    def reading(location: Location) -> PartitionIndex:
+        read.append(location.path("Index.db"))
+        return read_index(location)
+
+    monkeypatch.setattr(sstable, "read_index", reading)
+    seen: list[BackfillTask] = []
+
+    def running(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        for task in tasks:
+            seen.extend([task] if isinstance(task, BackfillTask) else [])
+            yield function(task)
+
+    assert [bucket for bucket, _ in backfill(table, found, run=running)] == list(range(64))
+    assert len(read) == len(set(read)) == 2
+    for task in seen:
+        assert (task.ranges >= 0).all()
+        alone = replace(task, ranges=np.full_like(task.ranges, -1))
+        of_task, of_alone = (
+            [change for batch in backfill_module._read(each) for change in batch.drop_columns("origin").to_pylist()]
+            for each in (task, alone)
+        )
+        assert of_task == of_alone
+    assert len(read) == 2 + 2 * 64
+
+
+def test_a_part_that_cannot_be_found_is_a_fault_of_its_bucket(
+    place: ScyllaManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buckets before it are completed."""
+    place.backup(NODE, TAKEN_AT, components(2))
+    found = find_snapshots([str(place.place)], table=TABLE)
+    table = create_table(config.load(lake={"path": str(tmp_path / "lake"), "buckets": 64}), found.schema)
+    splits = sstable.SSTable.splits
+
+    def failing(self: sstable.SSTable, target_bytes: int, tokens: tuple[int, int]) -> list[Split]:
+        if tokens == token_range(40, 64):
+            raise CorruptFile(self.data.path, 7, "a partition was expected")
+        return splits(self, target_bytes, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sstable.SSTable, "splits", failing)
+        with pytest.raises(CorruptFile, match="offset 7: a partition was expected"):
+            list(backfill(table, found))
+    assert not untaken(table, found, range(40))
+    assert untaken(table, found)
+    assert [bucket for bucket, added in backfill(table, found) if added]
+    assert not untaken(table, found)

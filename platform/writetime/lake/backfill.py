@@ -1,17 +1,20 @@
 """Backfill: SSTables of snapshots and backups, of one or many nodes, appended to the changes of a lake table, bucket by
 bucket.
 
-A bucket is a token range, so it is read from every SSTable at the position in the index. Each bucket is its own
-transaction: only failed buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas
-are no problem: the merge keeps one version of each cell.
+A bucket is a token range, so it is read from every SSTable at the position in the index. The positions of all buckets
+are found first, so that an index is read once, and not per bucket. Each bucket is its own transaction: only failed
+buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas are no problem: the merge
+keeps one version of each cell.
 """
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 from pyarrow.fs import FileType
 
@@ -43,6 +46,7 @@ from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
 from writetime.storage.folders import Folder
 from writetime.storage.locations import parse_name, resolve, without_secrets
+from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
 
 _LAYOUTS = (scylla_manager.find, medusa.find, snapshot_tree.find)
@@ -76,11 +80,23 @@ class SnapshotFiles:
 
 
 @dataclass(frozen=True)
+class PlanTask:
+    """Find the parts of one SSTable that can have tokens of some buckets."""
+
+    path: str
+    buckets: tuple[int, ...]
+    writer: ChangeWriter
+
+
+@dataclass(frozen=True)
 class BackfillTask:
-    """Read one bucket of some SSTables and write it."""
+    """Read one bucket of some SSTables and write it. `ranges` has a row per SSTable: where the part of its data starts
+    and ends that can have tokens of the bucket, or -1 if that is not known.
+    """
 
     bucket: int
     paths: tuple[str, ...]
+    ranges: np.ndarray
     writer: ChangeWriter
 
 
@@ -257,7 +273,7 @@ def backfill(
         table: the table to append to; its schema has followed `snapshot.schema`.
         snapshot: the result of `find_snapshots`.
         buckets: the buckets to read; all by default. A bucket reads only SSTables that it does not have.
-        run: runs the tasks, one per bucket.
+        run: runs the tasks: one per SSTable, and then one per bucket.
         staged: is called with the new files of all buckets before any is committed; if it raises, none is committed.
 
     Raises:
@@ -284,7 +300,9 @@ def backfill(
     given = {GENERATION: generation_of(now), **truncations(now)}
     several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
     paths = {some: tuple(files[file].address for file in some) for some in new}
-    written = run(_write, [BackfillTask(bucket, paths[some], writer) for bucket, some in several.items()])
+    ranges = _ranges({bucket: paths[some] for bucket, some in several.items()}, writer, run)
+    tasks = [BackfillTask(bucket, paths[some], ranges[bucket], writer) for bucket, some in several.items()]
+    written = run(_write, tasks)
     if staged:
         written = list(written)
         staged([file for _, files in written for file in files])
@@ -300,17 +318,56 @@ def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:
     return task, task.writer.write(_read(task))
 
 
+def _ranges(paths: Mapping[int, Sequence[str]], writer: ChangeWriter, run: Runner) -> dict[int, np.ndarray]:
+    """Return the rows `BackfillTask.ranges` of each bucket, whose SSTables are given."""
+    ranges = {bucket: np.full((len(of_bucket), 2), -1, np.int64) for bucket, of_bucket in paths.items()}
+    places: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for bucket, of_bucket in paths.items():
+        for i, path in enumerate(of_bucket):
+            places[path].append((bucket, i))
+    # The task of a single bucket finds the part itself.
+    several = {path: where for path, where in places.items() if len(where) > 1}
+    tasks = [PlanTask(path, tuple(bucket for bucket, _ in where), writer) for path, where in several.items()]
+    for task, found in run(_plan, tasks):
+        for (bucket, i), part in zip(several[task.path], found, strict=True):
+            ranges[bucket][i] = part
+    return ranges
+
+
+def _plan(task: PlanTask) -> tuple[PlanTask, np.ndarray]:
+    ranges = np.full((len(task.buckets), 2), -1, np.int64)
+    # A fault is that of the bucket whose task meets it again, and of no other one.
+    with suppress(WritetimeError, OSError):
+        sstable = _open(task.path, task.writer.schema)
+        for i, bucket in enumerate(task.buckets):
+            with suppress(WritetimeError, OSError):
+                ranges[i] = _range(sstable, token_range(bucket, task.writer.buckets))
+    return task, ranges
+
+
+def _open(path: str, schema: TableSchema) -> SSTable:
+    filesystem, inner = resolve(path)
+    named = parse_name(filesystem, inner)
+    assert named is not None
+    return SSTable(named[0], schema)
+
+
+def _range(sstable: SSTable, tokens: tuple[int, int]) -> tuple[int, int]:
+    """Return where the part of the data starts and ends that can have these tokens; they are equal if none has."""
+    splits = sstable.splits(1 << 62, tokens)
+    return (splits[0].start.offset, splits[-1].end.offset) if splits else (0, 0)
+
+
 def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
     tokens = token_range(task.bucket, task.writer.buckets)
     read_at = datetime.now(UTC)
-    for path in task.paths:
+    for path, (start, end) in zip(task.paths, task.ranges.tolist(), strict=True):
+        if start == end >= 0:
+            continue
         origin = Origin("sstable", without_secrets(path), read_at)
-        filesystem, inner = resolve(path)
-        named = parse_name(filesystem, inner)
-        assert named is not None
-        sstable = SSTable(named[0], task.writer.schema)
-        for split in sstable.splits(1 << 62, tokens):
-            yield from sstable.scan(split=split, tokens=tokens, origin=origin)
+        sstable = _open(path, task.writer.schema)
+        first, last = (start, end) if start >= 0 else _range(sstable, tokens)
+        yield from sstable.scan(split=Split(Cut(first), Cut(last)), tokens=tokens, origin=origin)
 
 
 def _wanted(table: LakeTable, buckets: Iterable[int] | None) -> Iterable[int]:

@@ -395,9 +395,7 @@ class Landing:
             now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
         )
 
-    def _complete(
-        self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Sources
-    ) -> Sources:
+    def _complete(self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Sources) -> Sources:
         """Return the newest known watermarks of which all messages are below some offsets.
 
         A backlog may stay for long, if as much is written as lands. So its ends, and the watermarks as read before

@@ -9,7 +9,7 @@ by the position in Data.db as a vint.
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class PartitionIndex:
     row_indexes: np.ndarray
     rows: np.ndarray
     rows_path: str
+    # The number and the offset of an entry of Index.db, from which later ones are found.
+    _place: list[int] = field(default_factory=lambda: [0, 0])
 
     def leads(self, partition: int, key: bytes) -> bool:
         """Return whether the index has this key for a partition, by its number.
@@ -53,7 +55,9 @@ class PartitionIndex:
             CorruptFile: an invalid node of the trie.
         """
         if self.root < 0:
-            at = _entry(self.file.ctypes.data, len(self.file), partition)
+            number, at = self._place if partition >= self._place[0] else (0, 0)
+            at = int(_entry(self.file.ctypes.data, len(self.file), at, partition - number))
+            self._place[:] = partition, at
             return self.file[at : at + 2 + len(key)].tobytes() == len(key).to_bytes(2, "big") + key
         # The byte-comparable token. Only keys that have the same token differ after it.
         comparable = b"\x40" + (token(key) + (1 << 63)).to_bytes(8, "big")
@@ -130,9 +134,9 @@ def _walk_index(address: int, length: int, entries: np.ndarray) -> int:
 
 
 @compiled
-def _entry(address: int, length: int, number: int) -> int:
-    """Return the offset of an entry of Index.db that `_walk_index` found."""
-    p = address
+def _entry(address: int, length: int, start: int, number: int) -> int:
+    """Return the offset of the entry of Index.db that is so many behind another one; `_walk_index` found both."""
+    p = address + start
     end = address + length
     for _ in range(number):
         _, p = read_vint(p + 2 + load16(p), end)

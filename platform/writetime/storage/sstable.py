@@ -64,6 +64,7 @@ class SSTable:
         if not _are_readable(theirs, ours) or reverse != [key.reversed for key in self.header.clustering]:
             raise SchemaError(f"{where}: the clustering columns are not those of {self.schema.full_name}")
         self._former = former_columns(where, self.header, self.schema)
+        self._tokens: dict[int, int] = {}
 
     @cached_property
     def _features(self) -> Features:
@@ -142,15 +143,20 @@ class SSTable:
 
     def _search(self, wanted: int) -> int:
         """Return the number of the first partition whose token is at least `wanted`."""
-        positions = self.index.positions
-        low, high = 0, len(positions)
+        low, high = 0, len(self.index.positions)
         while low < high:
             middle = (low + high) // 2
-            if token(key_at(self.data, int(positions[middle]))) < wanted:
+            if self._token(middle) < wanted:
                 low = middle + 1
             else:
                 high = middle
         return low
+
+    def _token(self, partition: int) -> int:
+        """Return the token of a partition, by its number. All searches begin with the same ones."""
+        if partition not in self._tokens:
+            self._tokens[partition] = token(key_at(self.data, int(self.index.positions[partition])))
+        return self._tokens[partition]
 
     def scan(
         self,
