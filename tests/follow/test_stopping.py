@@ -14,6 +14,7 @@ from writetime.lake import buckets
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.following import TableLanding
 from writetime.view import refreshing
+from writetime.wire.watermarks import Sources
 
 
 def pipeline(settings: Settings, name: str, stop: threading.Event) -> TablePipeline:
@@ -38,8 +39,8 @@ def test_a_first_view_ends_at_its_next_bucket(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(refreshing.WholeBucket, "run", stopped)
     ended = pipeline(settings, table.name, stop)
-    ended.run({}, {})
+    ended.run({}, Sources())
     assert (len(done), table.view.load().files, ended.view.fault, ended.view.failures) == (1, [], None, 0)
     assert ended.upkeep.is_behind
-    pipeline(settings, table.name, threading.Event()).run({}, {})
+    pipeline(settings, table.name, threading.Event()).run({}, Sources())
     assert table.view_files.load().rows == 100

@@ -1,6 +1,7 @@
 """Tables whose changes are published without an agent, how landing is made to look at them, and what it reports."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def mark(settings: Settings, source: str, marks: SourceMarks) -> None:
     assert sender.flush()
 
 
-def reports(settings: Settings) -> dict[str, LandingReport]:
+def reports(settings: Settings) -> Mapping[str, LandingReport]:
     topic = WatermarkTopic(settings)
     topic.read()
     return topic.reports
