@@ -78,3 +78,14 @@ def test_an_earlier_snapshot_of_the_same_name_stays(node: Node, tmp_path: Path) 
     with pytest.raises(WritetimeError):
         take([str(tmp_path)], 7199, {"shop.orders": IDS["shop.orders"]}, "night")
     assert node.snapshots() == ["items"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its rows would be missing, and the snapshot would count as complete."""
+    hidden = node.tables["shop.items"] / "snapshots" / "night"
+    for folder in ("d1", "d2"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr("os.access", lambda path, _: path != hidden)
+    with pytest.raises(WritetimeError, match=rf"{hidden} is not readable"):
+        take([str(tmp_path / "d1"), str(tmp_path), str(tmp_path / "d2")], 7199, IDS, "night")
+    assert node.snapshots() == []

@@ -7,6 +7,7 @@ its data folders, in its virtual tables.
 import ast
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -75,16 +76,28 @@ def _folders(data_folders: list[str], table: str, table_id: UUID) -> list[Path]:
 
 
 def _present(folders: Sequence[Path], table: str, tag: str) -> list[Path]:
-    try:
-        found = [folder for folder in folders if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
-    except PermissionError:
-        found = []
+    """Return the folders that exist. One that cannot be read is an error, as its rows would be missing."""
+    found: list[Path] = []
+    for folder in folders:
+        try:
+            is_there = stat.S_ISDIR(folder.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            is_there = False
+        if not is_there or not os.access(folder, os.R_OK | os.X_OK):
+            raise _unreadable(table, tag, f"{folder} is not readable")
+        found.append(folder)
     if not found:
-        raise WritetimeError(
-            f"the snapshot {tag} of {table} cannot be read: {folders[0]} is not there, or not readable; `writetime "
-            "snapshot` must run on the node's own machine, as a user who may read its data folders"
-        )
+        raise _unreadable(table, tag, f"{folders[0]} is not there")
     return found
+
+
+def _unreadable(table: str, tag: str, why: str) -> WritetimeError:
+    return WritetimeError(
+        f"the snapshot {tag} of {table} cannot be read: {why}; `writetime snapshot` must run on the node's own "
+        "machine, as a user who may read its data folders"
+    )
 
 
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
