@@ -9,6 +9,7 @@ from uuid import uuid1
 import pytest
 
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from writetime.core.errors import Transient
 from writetime.lake.generation import renew
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
@@ -51,7 +52,7 @@ def test_an_outage_of_the_store_is_no_fault_of_the_view(
     monkeypatch.chdir(path.parent)
     with closing(socket.socket(socket.AF_UNIX)) as like_a_lost_device:
         like_a_lost_device.bind(path.name)
-        with pytest.raises(OSError, match="No such device or address"):
+        with pytest.raises(Transient, match="No such device or address"):
             compare_view(table)
 
 

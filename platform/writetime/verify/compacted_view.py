@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import is_outage
 from writetime.core.printing import json_value
@@ -62,7 +62,7 @@ def compare_view(table: LakeTable) -> CompactedView | None:
     table was created.
 
     Raises:
-        Transient, OSError: the lake cannot be read at the moment.
+        Transient: the lake cannot be read at the moment.
     """
     now = table.view_files.load()
     position = position_of(now.version, NAMES)
@@ -75,7 +75,7 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         # DuckDB and delta-rs pass on the text of an error of the store, and not its kind.
         cause = met[0] if met else OSError(str(e)) if isinstance(e, exceptions.DeltaError | duckdb.Error) else e
         if is_outage(cause):
-            raise cause from None
+            raise Transient(f"the compacted view of {table.name} cannot be read now: {reason_of(cause)}") from None
         remedy = f"verify again, refresh it, or run `writetime rebuild {table.name} view`"
         fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
