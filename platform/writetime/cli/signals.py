@@ -7,6 +7,7 @@ import threading
 def stopped_by_signal() -> threading.Event:
     """Return an event that SIGTERM or Ctrl-C sets."""
     stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
+    # SIGTERM comes last: a program that handles it is ready for both.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: stop.set())
     return stop
