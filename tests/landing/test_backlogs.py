@@ -1,4 +1,4 @@
-"""A backlog that never ends, as each call lands less than what is written meanwhile."""
+"""A backlog that never ends, as more is written meanwhile than each call lands."""
 
 from dataclasses import dataclass, field, replace
 from uuid import uuid1
