@@ -52,7 +52,7 @@ class Dagster:
 
             self._jobs = defs.get_repository_def()
             self._instance = DagsterInstance.get()
-            self._end_killed_runs()
+            end_killed_runs(self._instance)
             self._session = spark_session(self._settings)
             self._session.__enter__()
         return self
@@ -60,12 +60,6 @@ class Dagster:
     def __exit__(self, *error: Any) -> None:
         self._session.__exit__(*error)
         self._instance.dispose()
-
-    def _end_killed_runs(self) -> None:
-        """End the runs of a demo that was killed. No daemon does, and a run keeps its place in a pool."""
-        for run in self._instance.get_runs(RunsFilter(tags=_TAGS, statuses=_UNFINISHED)):
-            self._instance.report_run_canceled(run)
-            self._instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
     def launch(self, job: str, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> RunResult:
         """Run a job of `demo/workspace.yaml`.
@@ -88,6 +82,13 @@ class Dagster:
             where = f"see {report}, {self._log_file}, or the run in the web UI"
             raise WritetimeError(f"the run {found.run_id} of job {job} ended as {run.status.value}; {where}")
         return _result(found, job, time.monotonic() - began, report)
+
+
+def end_killed_runs(instance: DagsterInstance) -> None:
+    """End the runs of a demo that was killed. No daemon does, and a run keeps its place in a pool."""
+    for run in instance.get_runs(RunsFilter(tags=_TAGS, statuses=_UNFINISHED)):
+        instance.report_run_canceled(run)
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
 
 @contextmanager
