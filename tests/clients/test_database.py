@@ -66,3 +66,19 @@ def test_cql_by_a_command(settings: Settings) -> None:
     refused = run(main, ["cql", "SELECT nothing"])
     assert refused.exit_code == 1
     assert refused.output.startswith("Error: SELECT nothing: ")
+
+
+def test_replicas_are_known_without_the_schemas_of_all_tables(settings: Settings) -> None:
+    keyspace = f"replicated_{uuid.uuid4().hex[:8]}"
+    replication = f"{{'class': 'NetworkTopologyStrategy', '{settings.cassandra.local_datacenter}': 1}}"
+    with database.connect(settings) as session:
+        session.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")
+        assert session.cluster is not None
+        known = session.cluster.metadata
+        assert list(known.keyspaces) == [settings.cassandra.keyspace]
+        for name in (keyspace, "missing"):
+            database.find_replicas(session, name)
+        assert list(known.keyspaces) == [settings.cassandra.keyspace, keyspace]
+        assert known.get_replicas(keyspace, b"key") == list(session.hosts or ())
+        assert not known.get_replicas("missing", b"key")
+        session.execute(f"DROP KEYSPACE {keyspace}")

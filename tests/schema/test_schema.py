@@ -313,7 +313,24 @@ def test_a_schema_that_is_changed_while_it_is_read() -> None:
         return [names | {"version": 1 if len(asked) <= 2 else 2}]
 
     assert {rows[0]["version"] for rows in settled_rows(ask).values()} == {2}
-    assert len(asked) == 3 * 4
+    assert len(asked) == 1 + 3 * 4
+
+
+def test_only_rows_that_are_needed_are_read() -> None:
+    """The database may have many tables, and a step of capture reads the schema of one."""
+    asked: set[str] = set()
+
+    def ask(query: str) -> list[dict[str, Any]]:
+        asked.add(query.partition(" WHERE ")[2])
+        return []
+
+    settled_rows(ask, ["k", "it's"], ["t"])
+    itself = "keyspace_name IN ('system_schema') AND table_name IN ('dropped_columns')"
+    of_keyspaces = "keyspace_name IN ('it''s', 'k')"
+    assert asked == {itself, of_keyspaces, f"{of_keyspaces} AND table_name IN ('t')"}
+    asked.clear()
+    settled_rows(ask, map(str, range(101)))
+    assert asked == {itself, ""}, "ScyllaDB refuses more than 100 names"
 
 
 @pytest.mark.parametrize(("name", "scale"), [("varint", b""), ("decimal", b"\0\0\0\2")])

@@ -81,9 +81,9 @@ def test_the_agent_reads_the_schema_again(
     settings = settings_for(cdc, tmp_path, table, window_seconds=0.5)
     asked, stale = [0], dict[str, TableSchema | WritetimeError]()
 
-    def read(session: Any, keyspaces: Any) -> dict[str, TableSchema | WritetimeError]:
+    def read(session: Any, *names: Any) -> dict[str, TableSchema | WritetimeError]:
         asked[0] += bool(stale)
-        return stale if stale and asked[0] <= 2 else read_schemas(session, keyspaces)
+        return stale if stale and asked[0] <= 2 else read_schemas(session, *names)
 
     monkeypatch.setattr(source_module, "read_schemas", read)
     with agent(settings):

@@ -87,7 +87,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     """
     with (
         closing(LogProgress(settings.capture.state_dir)) as progress,
-        connect_for_pages(settings) as (session, pages),
+        connect_for_pages(settings, settings.capture.tables) as (session, pages),
     ):
         agent = LogAgent(settings, session, pages, progress, snapshot_at)
         agent.follow(stop)

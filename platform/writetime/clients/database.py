@@ -103,6 +103,8 @@ def connect(settings: Settings) -> Iterator[Session]:
                 connect_timeout=_CONNECT_SECONDS,
                 # The default is two seconds, which a busy node may take to return its schema.
                 control_connection_timeout=_CONNECT_SECONDS,
+                # By default it reads the schemas of all tables when it connects, and again after each change.
+                schema_metadata_enabled=False,
             )
             session = cluster.connect()
         except (NoHostAvailable, UnresolvableContactPoints) as e:
@@ -111,10 +113,24 @@ def connect(settings: Settings) -> Iterator[Session]:
             raise DatabaseUnreachable(
                 f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
             ) from None
+        find_replicas(session, cassandra.keyspace)
         yield session
     finally:
         if cluster is not None:
             cluster.shutdown()
+
+
+def find_replicas(session: Session, keyspace: str) -> None:
+    """Let prepared statements on this keyspace go to a replica of their partition at once.
+
+    The driver knows replicas by the keyspace's replication, which it reads once, here. `connect` does it for the
+    keyspace of the platform. Statements on other keyspaces go to any node, which passes them on.
+    """
+    assert session.cluster is not None
+    try:
+        session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
+    except DRIVER_FAULTS as e:
+        log.info("statements on keyspace %s may take a detour, as its replication cannot be read: %s", keyspace, e)
 
 
 def node_of(session: Session, address: str | None) -> Host:

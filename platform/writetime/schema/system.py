@@ -12,6 +12,9 @@ from writetime.schema.table import GC_GRACE_SECONDS, Column, DroppedColumn, Sche
 from writetime.schema.types import CqlTypeError, Udt, parse_cql
 
 _ITSELF = "system_schema"
+_NAMES = "keyspace_name, table_name"
+# ScyllaDB refuses a query with more names (`max_partition_key_restrictions_per_query`, and that of clustering keys).
+_MOST_NAMES = 100
 
 
 def from_rows(
@@ -89,7 +92,10 @@ def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
 
 
 def settled_rows(
-    ask: Callable[[str], list[dict[str, Any]]], keyspaces: Iterable[str] | None = None, **others: str
+    ask: Callable[[str], list[dict[str, Any]]],
+    keyspaces: Iterable[str] | None = None,
+    tables: Iterable[str] | None = None,
+    **others: str,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the tables of `system_schema` that schemas are built from, and the columns of `others`.
 
@@ -98,36 +104,50 @@ def settled_rows(
 
     Args:
         ask: returns the rows of a query.
-        keyspaces: those whose tables are needed; all if None.
+        keyspaces: those whose tables are needed; all if None. There may be rows of others.
+        tables: the names of the tables of these keyspaces that are needed; all if None.
         others: further tables of `system_schema`, and the columns to select of each.
     """
+    of_keyspaces = _where("keyspace_name", keyspaces)
+    of_tables = of_keyspaces + _where("table_name", tables) if of_keyspaces else []
+
+    def read(table: str, columns: str, conditions: list[str]) -> list[dict[str, Any]]:
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return ask(f"SELECT {columns} FROM {_ITSELF}.{table}{where}")
+
+    of_drops = _where("keyspace_name", [_ITSELF]) + _where("table_name", ["dropped_columns"])
+    described = read("columns", f"{_NAMES}, column_name", of_drops)
+    has_kind = any((*_names(c), c["column_name"]) == (_ITSELF, "dropped_columns", "kind") for c in described)
+    kind = ", kind" if has_kind else ""
+
+    def read_all() -> dict[str, list[dict[str, Any]]]:
+        return {
+            "tables": read("tables", "*", of_tables),
+            "columns": read("columns", "*", of_tables),
+            "types": read("types", "*", of_keyspaces),
+            **{table: read(table, columns, of_keyspaces) for table, columns in others.items()},
+            # The driver cannot represent every drop time as a datetime, and ScyllaDB not every one as a Unix timestamp.
+            "dropped_columns": read(
+                "dropped_columns",
+                f"{_NAMES}, column_name, type{kind}, timestampAsBlob(dropped_time) AS dropped_time",
+                of_tables,
+            ),
+        }
+
     found = None
     while True:
-        rows = _system_schema(ask, keyspaces, others)
+        rows = read_all()
         if rows == found:
             return rows
         found = rows
 
 
-def _system_schema(
-    ask: Callable[[str], list[dict[str, Any]]], keyspaces: Iterable[str] | None, others: Mapping[str, str]
-) -> dict[str, list[dict[str, Any]]]:
-    names = None if keyspaces is None else ", ".join(f"'{name}'" for name in sorted({*keyspaces, _ITSELF}))
-    where = "" if names is None else f" WHERE keyspace_name IN ({names})"
-
-    def read(table: str, columns: str = "*") -> list[dict[str, Any]]:
-        return ask(f"SELECT {columns} FROM {_ITSELF}.{table}{where}")
-
-    rows = {table: read(table) for table in ("tables", "columns", "types")}
-    rows |= {table: read(table, columns) for table, columns in others.items()}
-    described = {c["column_name"] for c in rows["columns"] if _names(c) == (_ITSELF, "dropped_columns")}
-    kind = ", kind" if "kind" in described else ""
-    # The driver cannot represent every drop time as a datetime, and ScyllaDB not every one as a Unix timestamp.
-    rows["dropped_columns"] = read(
-        "dropped_columns",
-        f"keyspace_name, table_name, column_name, type{kind}, timestampAsBlob(dropped_time) AS dropped_time",
-    )
-    return rows
+def _where(column: str, names: Iterable[str] | None) -> list[str]:
+    names = None if names is None else sorted(set(names))
+    if names is None or len(names) > _MOST_NAMES:
+        return []
+    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+    return [f"{column} IN ({quoted})"]
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -155,14 +175,21 @@ def _by_table(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[M
     return found
 
 
-def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> dict[str, TableSchema | WritetimeError]:
+def read_schemas(
+    session: Any, keyspaces: Iterable[str] | None = None, tables: Iterable[str] | None = None
+) -> dict[str, TableSchema | WritetimeError]:
     """Read the schemas of all tables, or of those of some keyspaces, through a session of the Cassandra driver.
+
+    Args:
+        session: any of the driver.
+        keyspaces: those whose tables are needed; all if None.
+        tables: the names of the tables of these keyspaces that are needed; all if None.
 
     Returns:
         By full name, each table's schema, or why it cannot be read: one table does not hide the others.
     """
     keyspaces = None if keyspaces is None else set(keyspaces)
-    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)], keyspaces)
+    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)], keyspaces, tables)
     found = schemas_of(rows)
     return found if keyspaces is None else {n: s for n, s in found.items() if n.split(".")[0] in keyspaces}
 
@@ -174,7 +201,8 @@ def read_schema(session: Any, table: str) -> TableSchema:
         SchemaError: there is no such table.
         WritetimeError: the table cannot be read.
     """
-    found = read_schemas(session, [table.partition(".")[0]]).get(table)
+    keyspace, _, name = table.partition(".")
+    found = read_schemas(session, [keyspace], [name]).get(table)
     if found is None:
         raise SchemaError(f"the database has no table {table}")
     if isinstance(found, WritetimeError):

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from cassandra.cluster import Session
 
-from writetime.clients.database import connect
+from writetime.clients.database import connect, find_replicas
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
@@ -85,8 +85,11 @@ class CdcSource:
         Raises:
             LogError: it has no log, or one that does not fit.
         """
-        keyspace = self.name.partition(".")[0]
-        found = retried(lambda: read_schemas(self._session, [keyspace]), "SELECT * FROM system_schema.tables, ...")
+        keyspace, _, name = self.name.partition(".")
+        names = [name, name + SUFFIX]
+        found = retried(
+            lambda: read_schemas(self._session, [keyspace], names), "SELECT * FROM system_schema.tables, ..."
+        )
         if self.name not in found:
             raise NoTable(f"the database has no table {self.name}", self.name)
         if self.name + SUFFIX not in found:
@@ -208,19 +211,23 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
         WritetimeError: the database does not answer.
         LogError: there is no such table, it has no log, or one that cannot be read.
     """
-    with connect_for_pages(settings) as (session, pages):
+    with connect_for_pages(settings, [table]) as (session, pages):
         yield CdcSource(session, pages, settings, table)
 
 
 @contextmanager
-def connect_for_pages(settings: Settings) -> Iterator[tuple[Session, Pages]]:
+def connect_for_pages(settings: Settings, tables: Iterable[str]) -> Iterator[tuple[Session, Pages]]:
     """Connect to the database, for rows and for pages: one session each, because theirs come in different forms.
+
+    Streams of the logs of `tables` are read from their replicas.
 
     Raises:
         WritetimeError: the database does not answer.
     """
     with connect(settings) as session:
         assert session.cluster is not None
+        for keyspace in {table.partition(".")[0] for table in tables}:
+            find_replicas(session, keyspace)
         yield session, Pages(session.cluster.connect())
 
 
