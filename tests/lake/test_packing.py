@@ -23,6 +23,8 @@ from writetime.lake.delta import BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
+from writetime.row_events.changed_rows import position_of
+from writetime.view.refreshing import refresh
 
 
 def kept_rows(table: LakeTable) -> list[tuple[Any, ...]]:
@@ -42,6 +44,40 @@ def pack(table: LakeTable) -> int:
     return packing.pack_batches(table, table.changes.load())
 
 
+def test_what_was_packed_is_not_new(tmp_path: Path) -> None:
+    """Each batch reads its own rows, though files are packed between batch and fold, as landing does."""
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    for number in range(70):
+        add(table, rows_of(number), number)
+        packed = number % 16 == 15 and pack(table)
+        rows, changes = table.row_events.find(), table.changes.load()
+        last = rows and position_of(rows, stream.NAMES)
+        for used in [last.changes, state.folded_version(table.state.load())] if last else []:
+            assert sum(file.rows for file in state.files_since(table, changes, used)) == 4, packed
+        state.fold(table)
+        stream.extend(table, number)
+        refresh(settings, table)
+    packing.pack_folded(table)
+    assert len(table.changes.load().files) < 70 - 2 * 16
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
+    """As where row events are no longer wanted."""
+    table = new_table(tmp_path)
+    for number in range(200):
+        add(table, rows_of(number), number)
+        if number == 0:
+            state.fold(table)
+            stream.extend(table, number)
+        if number % 16 == 15:
+            pack(table)
+    assert len(table.changes.load().files) < packing._MOST_NEW + 2 * packing.FAN
+    state.fold(table)
+    stream.extend(table)
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
 @pytest.mark.parametrize("few", [4096, 20])
 def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", few)
@@ -50,12 +86,11 @@ def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.
     for number in range(70):
         add(table, rows_of(number), number)
         if number % 16 == 15:
+            state.fold(table)
+            stream.extend(table, number)
             before = kept_rows(table)
             assert pack(table) >= 16
             assert kept_rows(table) == before
-        if number % 25 == 24:
-            state.fold(table)
-            stream.extend(table, number)
     assert len(kept_rows(table)) == 280
     assert len(table.changes.load().files) < 70 - 2 * 16
     rows = view_rows(views.virtual(table))
@@ -116,6 +151,8 @@ def test_two_pack_at_once(tmp_path: Path) -> None:
 
 def test_others_rewrite_other_files_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", 10)
+    # New files are packed, too.
+    monkeypatch.setattr(packing, "_MOST_NEW", 0)
     table = new_table(tmp_path)
     for number in range(4):
         add(table, rows_of(number, 50), number)
@@ -173,10 +210,10 @@ def test_what_packing_replaced_is_deleted(tmp_path: Path, monkeypatch: pytest.Mo
             stream.extend(table)
     folder = Path(table.changes.storage.address)
     before = kept_rows(table)
-    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 5
+    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 4
     # The row events continue from an earlier version, whose files and log stay.
     retention.trim_stream(table, 100)
-    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 5
+    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 4
     needed = table.row_events.load().transaction(retention.ROWS_CHANGES)
     assert needed is not None
     assert 0 < len(table.changes.load(needed).files) < 71
@@ -187,7 +224,7 @@ def test_what_packing_replaced_is_deleted(tmp_path: Path, monkeypatch: pytest.Mo
     retention.trim_stream(table, 100)
     left = [file.path for file in table.changes.load().files]
     assert sorted(str(path.relative_to(folder)) for path in folder.glob("token_bucket=*/*")) == sorted(left)
-    assert len(left) < 10
+    assert len(left) < 25
     assert kept_rows(table) == before
     add(table, rows_of(100), 100)
     state.fold(table)

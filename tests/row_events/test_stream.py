@@ -3,28 +3,30 @@
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import unordered, view_rows
-from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import changed_rows, stream
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
+from writetime.view.upkeep import upkeep
 
 
 def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
@@ -54,7 +56,9 @@ def test_the_stream_is_the_view(
             patch.object(changed_rows, "_GROWTH", 2),
         ):
             add(table, changes, number, generated.SCHEMA)
-            for step in chooser.sample([state.fold, state.compact, views.rewrite], chooser.randint(0, 2)):
+            # What lived at the last batch, and expired since, may be dropped.
+            drop = partial(state.drop_tombstones, horizon=second * SECOND)
+            for step in chooser.sample([state.fold, state.compact, views.rewrite, drop], chooser.randint(0, 3)):
                 step(table)
             if chooser.random() < 0.7:
                 stream.extend(table, second * SECOND)
@@ -173,10 +177,44 @@ def test_a_stream_that_is_too_late_names_the_remedy(tmp_path: Path) -> None:
         stream.extend(table)
 
 
-STEPS = ["write", "drop", "return", "events", "view", "fold"]
+def test_a_batch_after_a_long_time_without_changes(tmp_path: Path) -> None:
+    """Since the last batch, data expired, tombstones were dropped, and all files and commits from then were deleted."""
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    expires = {"marker": None, "v": {**cell("a", 1), "ttl": 5, "deletion_time": 105}}
+    add(
+        table,
+        [
+            write(1, 1, 1) | expires,
+            write(2, 1, 1, v="b"),
+            {**write(3, 1, 1), "tombstone": {"write_time": 2, "deletion_time": 90}},
+        ],
+        1,
+    )
+    state.fold(table)
+    stream.extend(table, 100 * SECOND)
+    refresh(settings, table)
+    for number in range(2, 12):
+        table.changes.append([], "watermarks", number)
+    assert state.drop_tombstones(table, 110 * SECOND) == 1
+    upkeep(settings, table)
+    retention.trim_logs(table, 0)
+    retention.vacuum(table, 0)
+    table = open_table(settings, table.name)
+    add(table, [write(2, 1, 20, v="c")], 20)
+    stream.extend(table)
+    refresh(settings, table)
+    assert replayed(table) == view_rows(views.virtual(table))
+    assert kinds(table, 2) == {(1, 1): "DELETE"}
+    assert kinds(table, 3) == {(2, 1): "UPDATE"}
+
+
+STEPS = ["write", "drop", "return", "events", "view", "fold", "compact", "tombstones"]
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=14))
+@example(["fold", "write", "events", "fold", "drop", "compact", "events"])
+@example(["fold", "write", "events", "fold", "drop", "compact"])
+@example(["fold", "drop", "tombstones", "events"])
 @examples(60)
 def test_a_column_that_goes_and_comes_back(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     """However that falls between the batches, events and view have no value from before the drop."""
@@ -201,6 +239,12 @@ def test_a_column_that_goes_and_comes_back(tmp_path_factory: pytest.TempPathFact
                 stream.extend(table)
             case "view":
                 refresh(settings, table)
+            case "compact":
+                with patch.object(state, "levels_to_fold", partial(state.levels_to_fold, fan=2)):
+                    state.compact(table)
+            case "tombstones":
+                with patch.object(state, "may_drop", return_value=True):
+                    state.drop_tombstones(table, number)
             case _:
                 state.fold(table)
     wanted = list(views.virtual(table))

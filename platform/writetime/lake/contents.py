@@ -131,13 +131,18 @@ def _merged(
 
 
 class StateFiles:
-    """The files of a version of the state, by bucket. As the bucket `ALL`, it has the files of all buckets together."""
+    """The files of a version of the state, by bucket. As the bucket `ALL`, it has the files of all buckets together.
 
-    def __init__(self, table: LakeTable, state: TableVersion) -> None:
+    They are the state as it is, or as it would be if nothing written or expired after `since` (microseconds) had been
+    dropped: what was dropped is merged with the levels again.
+    """
+
+    def __init__(self, table: LakeTable, state: TableVersion, since: int | None = None) -> None:
         self._table = table
-        self._horizon = horizon_of(state)
-        self._levels = _and_all(levels_of(state), table.buckets)
-        self._dropped = _and_all(dropped_of(state), table.buckets)
+        is_as_it_is = since is None or horizon_of(state) < since
+        self._horizon = horizon_of(state) if is_as_it_is else 0
+        self._levels = _and_all(levels_of(state) if is_as_it_is else state.files, table.buckets)
+        self._dropped = _and_all(dropped_of(state) if is_as_it_is else [], table.buckets)
 
     def waiting(self, bucket: int, files: Iterable[DataFile]) -> Waiting:
         """Return files of `changes` that are to be merged with a bucket."""

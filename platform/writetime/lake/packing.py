@@ -15,7 +15,8 @@ from writetime.lake.buckets import ALL
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, sort, without_empty, write_rows
-from writetime.lake.state import PACKED, folded_version, is_merged, levels_to_fold
+from writetime.lake.retention import used_changes
+from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
@@ -25,6 +26,8 @@ FAN = 16
 
 # Larger files stay as they are, so that a task holds at most 16 times this much (bytes of Parquet).
 _LARGEST = 16 << 20
+# Files of batches that wait to be used before they are packed all the same.
+_MOST_NEW = 4 * FAN
 _chosen = partial(levels_to_fold, fan=FAN)
 
 
@@ -50,35 +53,45 @@ def pack_batches(table: LakeTable, changes: TableVersion) -> int:
     """Pack the files of all buckets, which are those of small batches; return how many were packed. It costs time in
     proportion to the batches, and runs between them.
 
+    Files that the state, the row events or the view do not have yet stay as they are: these would read the packed file
+    as new, with all that they have already. Where such files are many, packing them costs less all the same.
+
     Raises:
         Conflict: another process replaced one of these files.
     """
-    return _pack(table, changes, {ALL: changes.by_folder.get(ALL, [])}, map)
+    files = changes.by_folder.get(ALL, [])
+    used = used_changes(table)
+    known = set() if used is None else {file.path for file in used.files}
+    old = [file for file in files if file.path in known]
+    if used is None or len(files) - len(old) > _MOST_NEW:
+        return _pack(table, changes, {ALL: files}, changes.version, map)
+    return _pack(table, changes, {ALL: old}, used.version, map)
 
 
 def pack_folded(table: LakeTable, run: Runner = map) -> int:
-    """Pack the files of each bucket that the state has folded in, so that no fold reads them again; return how many
-    were packed.
+    """Pack the files of each bucket that the state, the row events and the view have, so that none of them reads these
+    again; return how many were packed.
 
     Raises:
         Conflict: another process replaced one of these files.
     """
-    folded = folded_version(table.state.load())
-    if folded is None:
+    used = used_changes(table)
+    if used is None:
         return 0
     changes = table.changes.load()
-    known = {file.path for file in table.changes.load(folded).files}
+    known = {file.path for file in used.files}
     found = {b: [f for f in files if f.path in known] for b, files in changes.by_folder.items() if b != ALL}
-    return _pack(table, changes, found, run)
+    return _pack(table, changes, found, used.version, run)
 
 
-def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], run: Runner) -> int:
+def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], version: int, run: Runner) -> int:
+    """Pack files that a version of `changes` has."""
     small = {b: [f for f in files if f.size <= _LARGEST and not is_merged(f)] for b, files in found.items()}
     chosen = {b: some for b, files in small.items() if (some := _chosen(files))}
     if not chosen:
         return 0
     schema = table.schema(changes)
-    prefix = f"{PACKED}{changes.version}-"
+    prefix = f"{PACKED}{version}-"
     tasks = [_Pack(b, table.buckets, files, table.changes.storage, schema, prefix) for b, files in chosen.items()]
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for files in chosen.values() for file in files]

@@ -7,12 +7,14 @@ from functools import partial
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
 from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
@@ -50,20 +52,20 @@ class _Trim:
 def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     """Merge the changes that came to the lake, and were written, up to a time (microseconds).
 
-    From then on the changes show no earlier time. Only changes that the state has folded in are merged, where there are
-    as many files of one size as `levels_to_fold` asks for. Returns how many files were merged.
+    From then on the changes show no earlier time. Only changes that are in the state, the row events and the view are
+    merged, where there are as many files of one size as `levels_to_fold` asks for. Returns how many files were merged.
     """
-    folded = folded_version(table.state.load())
-    if folded is None:
+    used = used_changes(table)
+    if used is None:
         return 0
     changes = table.changes.load()
     schema = table.schema(changes)
-    known = {f.path for f in table.changes.load(folded).files}
+    known = {f.path for f in used.files}
     tasks = []
     for bucket, files in changes.by_folder.items():
         if old := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]):
             source = Source(table.changes.storage, tuple(old))
-            tasks.append(_Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{folded}-"))
+            tasks.append(_Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{used.version}-"))
     if not tasks:
         return 0
     raise_history(table, instant)
@@ -71,6 +73,24 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     removed = [file for task in tasks for file in task.source.files]
     table.changes.rewrite(changes, removed, written, data_change=False)
     return len(removed)
+
+
+def used_changes(table: LakeTable) -> TableVersion | None:
+    """Return the version of `changes` that the state, the row events and the view all have already; None before the
+    first fold.
+
+    Files that it has may be merged under a name with its number: nothing reads them again as new changes. Row events
+    or a view that are too far behind to go on do not count.
+    """
+    folded = folded_version(table.state.load())
+    if folded is None:
+        return None
+    try:
+        return table.changes.load(_needed_changes(table))
+    except Transient:
+        raise
+    except WritetimeError:
+        return table.changes.load(folded)
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.buckets import ALL, are_few
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, levels_of
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
@@ -132,7 +132,7 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
     buckets, where those of all buckets count as one. For `staged` see `fold`.
     """
     state = table.state.load()
-    schema = table.schema()
+    schema = _schema_of(table, state)
     levels, dropped = (
         {bucket: some for bucket, files in by_folder(of_kind).items() if (some := levels_to_fold(files))}
         for of_kind in (levels_of(state), dropped_of(state))
@@ -156,10 +156,11 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
         Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
     """
     state = table.state.load()
-    folded, schema = folded_version(state), table.schema()
+    folded = folded_version(state)
     if folded is None or horizon <= horizon_of(state):
         return 0
 
+    schema = _schema_of(table, state)
     storage = table.state.storage
     every = levels_of(state)
     levels = by_bucket(every, table.buckets)
@@ -178,6 +179,21 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     also = {FOLDED: folded, HORIZON: horizon}
     table.state.rewrite(state, list(removed.values()), merged, data_change=False, also=also)
     return len(chosen)
+
+
+def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema:
+    """Return the schema that the state was folded with.
+
+    A later one may have dropped a column. The next batch of row events needs its cells for the images before, so levels
+    lose them only when the changes up to the drop are folded in.
+    """
+    try:
+        return table.schema(table.changes.load(folded_version(state)))
+    except Transient:
+        raise
+    except WritetimeError:
+        # The log is kept for `lake.vacuum_hours`. A batch that begins earlier begins anew.
+        return table.schema()
 
 
 def count_tombstones(table: LakeTable, state: TableVersion) -> int:

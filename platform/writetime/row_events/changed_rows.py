@@ -2,7 +2,7 @@
 
 The stream of row events and the view follow the changes of a table: a batch leads from one version of `changes`, as of
 one time, to the next. It reads only the rows that the new changes touch and those where data expires, from a version of
-`state` that holds no more than that version of `changes`.
+`state` that holds no more than that version of `changes`, and what that has dropped since that time.
 """
 
 from collections import Counter
@@ -18,7 +18,6 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
-from writetime.lake.horizon import horizon_of
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, distinct, files_since, folded_version, pending
 from writetime.lake.table import LakeTable
@@ -187,17 +186,17 @@ def next_rows(
         TooLate: see the class.
     """
     try:
-        # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
-        # since.
-        if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
+        # Not a state that holds more.
+        if (folded_version(state) or 0) > last.changes:
             state = table.state.load(last.state)
         known = table.changes.load(last.changes)
     except WritetimeError as e:
         raise TooLate(str(e)) from None
-    if (folded_version(state) or 0) > last.changes or horizon_of(state) > last.batch.as_of:
+    if (folded_version(state) or 0) > last.changes:
         # The state was lost and made again, so its versions are others.
         raise TooLate(f"version {last.state} of the state is not the one of the last batch")
-    of_state = StateFiles(table, state)
+    # With the cells that lived at the last batch, expired since, and were dropped.
+    of_state = StateFiles(table, state, last.batch.as_of)
     waiting = pending(table, known, state)
     new = by_bucket(files_since(table, changes, last.changes), table.buckets)
     schema_before, schema = table.schema(known), table.schema(changes)
