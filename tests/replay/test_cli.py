@@ -39,3 +39,17 @@ def test_commands(replay_settings: Settings, queue: str, tmp_path: Path, monkeyp
     assert run("check", queue).stdout == "3 batches, 4 items, 0 faults\n"
     assert "is neither the number of a batch nor a time" in run("seek", queue, "p", "soon").output
     assert "name it as module:function" in run("work", queue, "p", "--handler", "nothing").output
+
+
+def test_a_handler_that_ends_the_program_is_a_failure(
+    replay_settings: Settings, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(replay_settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"e{queue}.py").write_text("def handle(batch):\n    raise SystemExit(0)\n")
+    assert run("publish", queue, given=b"one\n").exit_code == 0
+    result = run("work", queue, "p", "--handler", f"e{queue}:handle", "--until-idle")
+    assert result.exit_code == 1
+    assert f"handler e{queue}:handle has called sys.exit(0)" in result.output
+    assert json.loads(run("lag", queue).stdout)["batches"] == 1

@@ -102,3 +102,11 @@ def test_a_wrong_handler_is_named(path: str) -> None:
     result = CliRunner().invoke(main, ["work", "--queue", "q", "--handler", path])
     assert result.exit_code == 1
     assert f"handler {path}" in result.output
+
+
+def test_a_handler_whose_module_ends_the_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script_without_guard.py").write_text("def handle(item): pass\nraise SystemExit(0)\n")
+    result = CliRunner().invoke(main, ["work", "--queue", "q", "--handler", "script_without_guard:handle"])
+    assert result.exit_code == 1
+    assert "handler script_without_guard:handle: its module calls sys.exit" in result.output

@@ -46,7 +46,15 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with Subscriber(config.load(), queue, processor) as subscriber:
-        click.echo(f"{subscriber.run(handler, stop, until_idle=until_idle)} batches")
+        try:
+            count = subscriber.run(handler, stop, until_idle=until_idle)
+        except SystemExit as e:
+            # Its status might be that of a success.
+            raise WritetimeError(
+                f"handler {path} has called sys.exit({e.code!r}): its batch is not done, and the next start repeats "
+                "it; let the handler return, or raise an error"
+            ) from None
+        click.echo(f"{count} batches")
 
 
 @replay_group.command()

@@ -20,6 +20,10 @@ def load_handler(path: str) -> Callable[[Any], Any]:
         sys.path.insert(0, os.getcwd())
     try:
         handler = getattr(importlib.import_module(module), name)
+    except SystemExit:
+        raise WritetimeError(
+            f"handler {path}: its module calls sys.exit when it is imported; do that only if __name__ is '__main__'"
+        ) from None
     except (ImportError, AttributeError, ValueError) as e:
         raise WritetimeError(f"handler {path}: {e}; name it as module:function") from None
     if not callable(handler):

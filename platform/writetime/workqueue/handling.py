@@ -29,30 +29,51 @@ async def handle(
         # Any client that may write to the table can have inserted it.
         return Status.DEAD, f"the payload cannot be read as JSON: {e}"
     item = Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
+    if not inspect.iscoroutinefunction(handler):
+        return await asyncio.get_running_loop().run_in_executor(threads, _run, handler, item)
     try:
-        if inspect.iscoroutinefunction(handler):
-            result = await handler(item)
-        else:
-            result = await asyncio.get_running_loop().run_in_executor(threads, handler, item)
-        return Status.COMPLETED, None if result is None else _result(result)
-    except GiveUp as e:
-        return Status.DEAD, str(e).encode(errors="backslashreplace").decode() or "given up by the handler"
+        return Status.COMPLETED, _result(await handler(item))
     except asyncio.CancelledError as e:
         lane = asyncio.current_task()
         if lane is None or lane.cancelling():
             raise
-        return Status.RETRY, f"{type(e).__name__}: {e}"
-    except Exception as e:
-        return Status.RETRY, reason_of(e)
+        return _failure(e)
+    except (GeneratorExit, KeyboardInterrupt):
+        # The loop has ended; or this is Ctrl-C, as signals interrupt the loop's thread.
+        raise
+    except BaseException as e:
+        # Also SystemExit, as argparse raises it.
+        return _failure(e)
 
 
-def _result(value: Any) -> str:
-    """Return a result as JSON.
+def _run(handler: Handler, item: Item) -> tuple[Status, str | None]:
+    """Run an ordinary function in a thread, like `handle`.
+
+    No exception leaves the thread: asyncio would end the worker with the status of a `SystemExit`, and would wait
+    forever for the answer of a function that raises `StopIteration` (before Python 3.12).
+    """
+    try:
+        return Status.COMPLETED, _result(handler(item))
+    except BaseException as e:
+        return _failure(e)
+
+
+def _failure(error: BaseException) -> tuple[Status, str]:
+    """Return the outcome of an attempt that raised."""
+    if isinstance(error, GiveUp):
+        return Status.DEAD, str(error).encode(errors="backslashreplace").decode() or "given up by the handler"
+    return Status.RETRY, reason_of(error)
+
+
+def _result(value: Any) -> str | None:
+    """Return a result as JSON, None if there is none.
 
     Raises:
         TypeError: it cannot be JSON.
         ValueError: the database cannot hold it: it has invalid Unicode, or is too large.
     """
+    if value is None:
+        return None
     text = as_json(value)
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
         raise ValueError(f"the handler's result has {size} bytes of JSON, more than {MAX_RESULT_BYTES}")

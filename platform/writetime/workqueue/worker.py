@@ -3,7 +3,8 @@
 A handler takes an `Item`. Its return value, as JSON, is stored with the item's completion in one fenced write: exactly
 once, even if workers fail. Its other effects happen at least once: the item's id is its idempotency key. A handler may
 be an ordinary function, which runs in one of the worker's threads, or a coroutine function, which runs on the worker's
-event loop. An exception is a failed attempt; `GiveUp` makes the item a dead letter at once.
+event loop. An exception is a failed attempt, and so is `sys.exit`; `GiveUp` makes the item a dead letter at once.
+asyncio ends the worker if a coroutine function starts a task that calls `sys.exit`.
 """
 
 import asyncio
@@ -46,6 +47,8 @@ class Worker:
 
     def run(self, stop: threading.Event | None = None, *, until_idle: bool = False) -> Counter[str]:
         """Process items until `stop` is set, or until there is nothing to do; then end gracefully.
+
+        Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that.
 
         Returns:
             How many attempts were completed, failed (`retry`), made an item `dead`, or were refused by the fence.
