@@ -41,7 +41,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue import audit, completed, spark_workers
-from writetime.workqueue.inspect import inspect, queues, worker_faults
+from writetime.workqueue.inspect import looking, queues, worker_faults
 from writetime.workqueue.items import Place
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.failures import apart, by_kind
@@ -70,8 +70,8 @@ _AGAIN_SECONDS = 3600.0
 @by_kind()
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe the depth of the queues, the age of their oldest item, and their dead items."""
-    settings = database.settings
-    found, faults = apart(queues(settings), lambda name: inspect(settings, name))
+    with looking(database.settings) as look:
+        found, faults = apart(look.queues(), look.state)
     states = list(found.values())
     return ObserveResult(
         asset_key=EVENT_QUEUE,
@@ -363,9 +363,11 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
     with faults and the reasons.
     """
     own = database.settings.workqueue
-    found, faults = apart(queues(database.settings), lambda name: inspect(database.settings, name))
-    states = found.values()
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
+    with looking(database.settings) as look:
+        # Items that are not due for long are never stuck, but they count for the depth.
+        found, faults = apart(look.queues(), lambda name: look.unfinished(name, ahead=name in bounds))
+    states = found.values()
     return (
         {s.queue: round(s.oldest_seconds, 1) for s in states if s.oldest_seconds > own.stuck_seconds},
         {s.queue: s.depth for s in states if s.queue in bounds and s.depth > bounds[s.queue]},

@@ -1,10 +1,13 @@
 """The assets of the work queue on a real database: observed, drained on Spark, copied to the lake, checked."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
+from cassandra.cluster import Cluster, Session
 from dagster import (
     AssetCheckEvaluation,
     AssetCheckResult,
@@ -22,7 +25,9 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit, completed
 from writetime.workqueue.audit import InLake
+from writetime.workqueue.inspect import Look
 from writetime.workqueue.items import Place
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.spark_workers import drain
 from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
@@ -178,13 +183,13 @@ def test_a_fault_of_a_worker_fails_the_check(settings: Settings, tmp_path: Path)
     assert check.description == "queue jobs, shard 3: injected"
 
 
-def failing_for_broken(function: Callable[[Settings, str], _T]) -> Callable[[Settings, str], _T]:
+def failing_for_broken(function: Callable[..., _T]) -> Callable[..., _T]:
     """The function, but for the queue `broken`."""
 
-    def call(own: Settings, queue: str) -> _T:
+    def call(own: Any, queue: str, *rest: Any) -> _T:
         if queue == "broken":
             raise LookupError("injected")
-        return function(own, queue)
+        return function(own, queue, *rest)
 
     return call
 
@@ -194,7 +199,7 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setattr(workqueue, "inspect", failing_for_broken(workqueue.inspect))
+    monkeypatch.setattr(Look, "_count", failing_for_broken(Look._count))
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("broken", "sound"):
             enqueuer.enqueue(queue, 1)
@@ -203,6 +208,36 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     assert observed["depth_by_queue"].value == {"sound": 1}
     assert not check.passed
     assert check.description == "queue broken cannot be read: LookupError: injected"
+
+
+@pytest.mark.usefixtures("queue_tables")
+def test_a_look_at_many_queues_with_delayed_items_is_cheap(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"deep": {"shards": 1, "max_depth": 29}}')
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        for queue in ("deep", "one", "two"):
+            enqueuer.enqueue_many(queue, [NewItem(n, delay_seconds=n * 86_400) for n in range(30)])
+    connections: list[Cluster] = []
+    places: list[Place] = []
+
+    def connect(self: Cluster) -> Session:
+        connections.append(self)
+        return connect_once(self)
+
+    async def item_ids(self: Tables, place: Place, *bounds: UUID) -> list[UUID]:
+        places.append(place)
+        return await read_ids(self, place, *bounds)
+
+    connect_once, read_ids = Cluster.connect, Tables.item_ids
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr(Tables, "item_ids", item_ids)
+    old, deep, faults = workqueue._stuck(RESOURCES["database"])
+    # Only the depth of a queue that has a limit needs the items that are not due for long.
+    assert (old, deep, faults) == ({}, {"deep": 30}, {})
+    assert len(connections) == 1
+    assert sorted(Counter(place.queue for place in places).items()) == [("deep", 30), ("one", 1), ("two", 1)]
 
 
 @pytest.mark.usefixtures("queue_tables")

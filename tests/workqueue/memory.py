@@ -15,6 +15,7 @@ from writetime.core.config import Settings
 from writetime.workqueue.enqueue import AsyncEnqueuer
 from writetime.workqueue.items import Entry, Place, Status
 from writetime.workqueue.queue_tables import (
+    END_OF_TIME,
     PAGE_ROWS,
     BucketRow,
     Change,
@@ -142,11 +143,10 @@ class MemoryTables(Tables):
         rows = self._db.items.get(place, {})
         return sorted((i, e) for i, e in rows.items() if after < i < before) if rows else []
 
-    async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
         def act() -> list[BucketRow]:
-            return [
-                BucketRow(b, s, c) for (q, b, s), c in sorted(self._db.registry.items()) if b >= since and q == queue
-            ]
+            found = [BucketRow(b, s, c) for (q, b, s), c in sorted(self._db.registry.items()) if q == queue]
+            return [row for row in found if since <= row.bucket <= until]
 
         return await self._ask(act)
 

@@ -18,7 +18,7 @@ from writetime.core.printing import printable
 from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
-from writetime.workqueue.inspect import inspect, queues
+from writetime.workqueue.inspect import looking
 from writetime.workqueue.items import instant
 from writetime.workqueue.worker import Worker
 from writetime.workqueue.worker_metrics import WorkerMetrics
@@ -60,17 +60,18 @@ def queue_group() -> None:
 def inspect_command(queue: str | None, letters: bool) -> None:
     """Show the state of one queue, or of all, as JSON lines."""
     settings = config.load()
-    for name in queues(settings) if queue is None else [queue]:
-        if not letters:
-            state = inspect(settings, name)
-            click.echo(json.dumps({"depth": state.depth, **asdict(state)}))
-            continue
-        for letter in dead_items.dead_letters(settings, name):
-            redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
-            click.echo(
-                f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
-                f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
-            )
+    with looking(settings) as look:
+        for name in look.queues() if queue is None else [queue]:
+            if not letters:
+                state = look.state(name)
+                click.echo(json.dumps({"depth": state.depth, **asdict(state)}))
+                continue
+            for letter in dead_items.dead_letters(settings, name):
+                redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
+                click.echo(
+                    f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
+                    f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
+                )
 
 
 @queue_group.command(name="enqueue")

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,30 +15,26 @@ from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.dead_items import count_letters
 from writetime.workqueue.items import Place, Status, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, Tables
+
+# Buckets that are read at once. The ids of their items are in memory together.
+_BUCKETS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class QueueState:
-    """The state of one queue. Ages are in seconds, by the database's clock.
+class Unfinished:
+    """The unfinished items of one queue. Ages are in seconds, by the database's clock.
 
     `received` items were not claimed yet, `delayed` of them are not due; `retry` wait for another attempt.
     """
 
     queue: str
-    shards: int
     received: int
     delayed: int
     processing: int
     retry: int
-    dead_letters: int
-    redriven: int
     oldest_seconds: float
     most_attempts: int
-    open_buckets: int
-    closed_buckets: int
-    owners: dict[int, str]
-    workers: list[str]
 
     @property
     def depth(self) -> int:
@@ -45,66 +42,135 @@ class QueueState:
         return self.received + self.processing + self.retry
 
 
-def inspect(settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue. It reads the ids of all unfinished items and dead letters, and no other ones.
+@dataclass(frozen=True)
+class QueueState(Unfinished):
+    """The state of one queue."""
+
+    shards: int
+    dead_letters: int
+    redriven: int
+    open_buckets: int
+    closed_buckets: int
+    owners: dict[int, str]
+    workers: list[str]
+
+
+class Look:
+    """Reads the states of queues over one connection."""
+
+    def __init__(self, tables: Tables, settings: Settings) -> None:
+        self._tables = tables
+        self._settings = settings
+        self._clock = DatabaseClock(tables)
+
+    def queues(self) -> list[str]:
+        """Return the names of all queues that were ever used."""
+        return asyncio.run(self._tables.queues())
+
+    def state(self, queue: str) -> QueueState:
+        """Return the state of a queue. It reads the ids of all unfinished items and dead letters, and no other ones."""
+        return asyncio.run(self._state(queue))
+
+    def unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
+        """Return the unfinished items of a queue; without `ahead`, only those in buckets that have begun.
+
+        Items that are delayed for long are in buckets that have not begun: these may be thousands.
+        """
+        return asyncio.run(self._unfinished(queue, ahead=ahead))
+
+    async def _unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
+        begun = await self._begun()
+        return await self._count(queue, await self._tables.buckets(queue, 0, END_OF_TIME if ahead else begun), begun)
+
+    async def _state(self, queue: str) -> QueueState:
+        tables, own = self._tables, self._settings.workqueue
+        shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
+        begun = await self._begun()
+        rows = await tables.buckets(queue)
+        unfinished = await self._count(queue, rows, begun)
+        dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
+        owned = await tables.shards(queue)
+        return QueueState(
+            **vars(unfinished),
+            shards=shards,
+            dead_letters=dead,
+            redriven=redriven,
+            open_buckets=sum(row.closed is None for row in rows),
+            closed_buckets=sum(row.closed is not None for row in rows),
+            owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
+            workers=await tables.workers(queue),
+        )
+
+    async def _begun(self) -> int:
+        """Return until when buckets begin that a worker may have opened, in milliseconds."""
+        await self._clock.look()
+        return self._clock.now() + round(self._settings.workqueue.clock_tolerance_seconds * 1000)
+
+    async def _count(self, queue: str, rows: Sequence[BucketRow], begun: int) -> Unfinished:
+        """Count the unfinished items in the open ones of these buckets."""
+        now = self._clock.now()
+        counts: Counter[str] = Counter()
+        oldest, most_attempts = now, 0
+        turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
+
+        async def read(row: BucketRow) -> None:
+            nonlocal oldest, most_attempts
+            place = Place(queue, row.shard, row.bucket)
+            floor, states = NO_ID, {}
+            async with turn:
+                if opened := row.bucket <= begun:
+                    floor = (await self._tables.statics(place)).floor or NO_ID
+                ids = await self._tables.item_ids(place, floor, LAST_ID)
+                if opened:
+                    states = {s.item_id: s for s in await self._tables.states(place, floor)}
+            for item_id in ids:
+                state = states.get(item_id)
+                if state is not None and state.status.final:
+                    continue
+                late = time_of(item_id) <= now
+                counts["received" if state is None else state.status.lower()] += 1
+                counts["delayed"] += state is None and not late
+                if late:
+                    oldest = min(oldest, time_of(item_id))
+                most_attempts = max(most_attempts, 0 if state is None else state.attempts)
+
+        await asyncio.gather(*(read(row) for row in rows if row.closed is None))
+        return Unfinished(
+            queue=queue,
+            received=counts["received"],
+            delayed=counts["delayed"],
+            processing=counts[Status.PROCESSING.lower()],
+            retry=counts[Status.RETRY.lower()],
+            oldest_seconds=(now - oldest) / 1000,
+            most_attempts=most_attempts,
+        )
+
+
+@contextmanager
+def looking(settings: Settings) -> Iterator[Look]:
+    """Connect, and look at queues.
 
     Raises:
         DatabaseUnreachable: no contact point answers.
     """
     with connect(settings) as session:
-        return asyncio.run(read_state(Tables(session, settings), settings, queue))
+        yield Look(Tables(session, settings), settings)
+
+
+def inspect(settings: Settings, queue: str) -> QueueState:
+    """Return the state of a queue, as `Look.state` does.
+
+    Raises:
+        DatabaseUnreachable: no contact point answers.
+    """
+    with looking(settings) as look:
+        return look.state(queue)
 
 
 def queues(settings: Settings) -> list[str]:
     """Return the names of all queues that were ever used."""
-    with connect(settings) as session:
-        return asyncio.run(Tables(session, settings).queues())
-
-
-async def read_state(tables: Tables, settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue."""
-    own = settings.workqueue
-    shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
-    clock = DatabaseClock(tables)
-    await clock.look()
-    now = clock.now()
-    counts: Counter[str] = Counter()
-    oldest = now
-    most_attempts = 0
-    rows = await tables.buckets(queue)
-    for row in (row for row in rows if row.closed is None):
-        place = Place(queue, row.shard, row.bucket)
-        floor = (await tables.statics(place)).floor or NO_ID
-        ids = await tables.item_ids(place, floor, LAST_ID)
-        states = {s.item_id: s for s in await tables.states(place, floor)}
-        for item_id in ids:
-            state = states.get(item_id)
-            if state is not None and state.status.final:
-                continue
-            late = time_of(item_id) <= now
-            counts["received" if state is None else state.status.lower()] += 1
-            counts["delayed"] += state is None and not late
-            if late:
-                oldest = min(oldest, time_of(item_id))
-            most_attempts = max(most_attempts, 0 if state is None else state.attempts)
-    dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
-    owned = await tables.shards(queue)
-    return QueueState(
-        queue=queue,
-        shards=shards,
-        received=counts["received"],
-        delayed=counts["delayed"],
-        processing=counts[Status.PROCESSING.lower()],
-        retry=counts[Status.RETRY.lower()],
-        dead_letters=dead,
-        redriven=redriven,
-        oldest_seconds=(now - oldest) / 1000,
-        most_attempts=most_attempts,
-        open_buckets=sum(row.closed is None for row in rows),
-        closed_buckets=sum(row.closed is not None for row in rows),
-        owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
-        workers=await tables.workers(queue),
-    )
+    with looking(settings) as look:
+        return look.queues()
 
 
 def worker_faults(settings: Settings) -> list[Any]:

@@ -37,6 +37,8 @@ _FAULT_SECONDS = 3600
 _ITEM = (
     "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, after"
 )
+# The latest `timestamp`.
+END_OF_TIME = 2**63 - 1
 # Cassandra accepts no smaller write time.
 _FIRST_WRITE_TIME = -(2**63) + 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
@@ -167,7 +169,7 @@ class Tables:
         self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
         self._buckets = self._prepare(
             "SELECT timestampAsBlob(bucket) AS bucket, shard, timestampAsBlob(closed) AS closed FROM {}.queue_buckets "
-            "WHERE queue = ? AND bucket >= ?"
+            "WHERE queue = ? AND bucket >= ? AND bucket <= ?"
         )
         self._mark_bucket = self._prepare(
             "UPDATE {}.queue_buckets SET closed = ? WHERE queue = ? AND bucket = ? AND shard = ? IF closed = ?"
@@ -304,9 +306,9 @@ class Tables:
 
     # -- buckets
 
-    async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
-        """Return the buckets of all shards from a time on, oldest first."""
-        rows = self._pages(self._buckets, (queue, since))
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
+        """Return the buckets of all shards that begin between two times (milliseconds), oldest first."""
+        rows = self._pages(self._buckets, (queue, since, until))
         return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
     async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:

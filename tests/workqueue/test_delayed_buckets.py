@@ -1,0 +1,93 @@
+"""Buckets of delayed items, which may be thousands, cost nothing before their time; on tables in memory."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+from tests.workqueue.conftest import with_queue
+from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer
+from writetime.core.config import Settings
+from writetime.workqueue.enqueue import NewItem
+from writetime.workqueue.inspect import Look
+from writetime.workqueue.items import Place
+from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, StateRow, Statics
+
+QUEUE = "q"
+BUCKET_SECONDS = 10
+LATER = 150
+
+
+def settings() -> Settings:
+    return with_queue(
+        Settings(),
+        QUEUE,
+        {"shards": 2},
+        bucket_seconds=BUCKET_SECONDS,
+        clock_tolerance_seconds=1.0,
+        keep_closed_hours=0.01,
+    )
+
+
+class Counting(MemoryTables):
+    """Tables that count their reads, and how many of them run at once."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        super().__init__(database)
+        self.reads: Counter[str] = Counter()
+        self.listed: list[int] = []
+        self.most_at_once = 0
+        self._at_once = 0
+
+    async def statics(self, place: Place) -> Statics:
+        self.reads["statics"] += 1
+        return await super().statics(place)
+
+    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+        self.reads["states"] += 1
+        return await super().states(place, after)
+
+    async def item_ids(self, place: Place, after: UUID, before: UUID) -> list[UUID]:
+        self.reads["item_ids"] += 1
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return await super().item_ids(place, after, before)
+        finally:
+            self._at_once -= 1
+
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
+        rows = await super().buckets(queue, since, until)
+        self.listed.append(len(rows))
+        return rows
+
+    # What a look reads besides.
+
+    async def letters(self, queue: str, shard: int) -> list[Any]:
+        return []
+
+
+async def fill(database: MemoryDatabase) -> None:
+    enqueuer = memory_enqueuer(MemoryTables(database), settings())
+    items = [NewItem("now") for _ in range(20)]
+    items += [NewItem("later", delay_seconds=(n + 3) * BUCKET_SECONDS) for n in range(LATER)]
+    await enqueuer.enqueue(QUEUE, items)
+
+
+def test_a_look_reads_the_buckets_that_have_begun_some_at_once() -> None:
+    database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
+    asyncio.run(fill(database))
+    begun = len({place for place, items in database.items.items() if any(not e.delayed for e in items.values())})
+    tables = Counting(database)
+    found = Look(tables, settings()).unfinished(QUEUE, ahead=False)
+    assert (found.depth, found.received, found.delayed) == (20, 20, 0)
+    assert 0 < found.oldest_seconds < 60
+    assert tables.reads == {"statics": begun, "states": begun, "item_ids": begun}
+    assert tables.listed == [begun]
+    # All of them: one statement for each bucket that has not begun.
+    tables = Counting(database)
+    state = Look(tables, settings()).state(QUEUE)
+    assert (state.depth, state.delayed, state.open_buckets) == (20 + LATER, LATER, begun + LATER)
+    assert tables.reads == {"statics": begun, "states": begun, "item_ids": begun + LATER}
+    assert 1 < tables.most_at_once <= 8
