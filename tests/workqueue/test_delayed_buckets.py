@@ -7,12 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from tests.workqueue.conftest import with_queue
-from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer
+from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
 from writetime.core.config import Settings
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.inspect import Look
-from writetime.workqueue.items import Place
+from writetime.workqueue.items import Item, Place
 from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, StateRow, Statics
+from writetime.workqueue.running import Running
 
 QUEUE = "q"
 BUCKET_SECONDS = 10
@@ -91,3 +92,31 @@ def test_a_look_reads_the_buckets_that_have_begun_some_at_once() -> None:
     assert (state.depth, state.delayed, state.open_buckets) == (20 + LATER, LATER, begun + LATER)
     assert tables.reads == {"statics": begun, "states": begun, "item_ids": begun + LATER}
     assert 1 < tables.most_at_once <= 8
+
+
+def test_a_worker_lists_no_buckets_that_begin_much_later_and_is_never_late() -> None:
+    database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
+    tables = Counting(database)
+    late: dict[UUID, float] = {}
+
+    async def handle(item: Item) -> None:
+        if item.payload == "later":
+            due = (item.item_id.int >> 80) / 1000
+            late[item.item_id] = database.start / 1000 + asyncio.get_running_loop().time() - due
+
+    async def work() -> None:
+        await fill(database)
+        ended = asyncio.Event()
+        serving = asyncio.create_task(
+            Running(tables, settings().workqueue, {QUEUE: handle}, "w").serve(ended, until_idle=False)
+        )
+        while len(late) < LATER:
+            await asyncio.sleep(1)
+        ended.set()
+        await serving
+
+    run_virtually(work())
+    assert len(tables.listed) > LATER
+    # The next ones, and those of the last two minutes, which are not dropped yet.
+    assert max(tables.listed) < 30
+    assert max(map(abs, late.values())) < 1

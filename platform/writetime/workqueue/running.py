@@ -227,8 +227,12 @@ class Running:
             self._ended.set()
 
     async def _registry(self, queue: str) -> None:
-        """Pass the existing buckets to the runners of a queue."""
-        bucket_millis = self._contexts[queue].bucket_seconds * 1000
+        """Pass the existing buckets to the runners of a queue, some time before they begin.
+
+        Delayed items may have thousands of later ones. Leaving these out changes no order: what is passed is earlier.
+        """
+        around = _REGISTRY_BUCKETS * self._contexts[queue].bucket_seconds * 1000
+        ahead = around + round(self._settings.clock_tolerance_seconds * 1000)
         told: set[Hold] = set()
         complete = self._monotonic()
         while True:
@@ -238,10 +242,10 @@ class Running:
                 await self._clock.look()
                 runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
                 # All buckets for a new shard and now and then; else the new ones.
-                began = self._monotonic()
+                began, now = self._monotonic(), self._clock.now()
                 whole = runners.keys() - told or began - complete > self._settings.rescan_seconds
-                since = 0 if whole else self._clock.now() - _REGISTRY_BUCKETS * bucket_millis
-                rows = await self._tables.buckets(queue, since) if runners else []
+                since = 0 if whole else now - around
+                rows = await self._tables.buckets(queue, since, now + ahead) if runners else []
                 complete = began if whole else complete
                 for hold, runner in runners.items():
                     try:
