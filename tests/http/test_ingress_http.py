@@ -10,12 +10,14 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import psutil
 import pytest
 from pydantic import SecretStr
@@ -453,6 +455,34 @@ def test_unfinished_bodies_of_all_connections_have_a_limit(alone: Settings) -> N
         assert (answer := fourth.answer()) is not None
         assert answer.status == 400
         assert ingress.metrics()["writetime_ingress_refused_total/429"] == 1
+
+
+@pytest.mark.parametrize("path", ["/events", "/queues/jobs/items"])
+def test_bodies_of_calls_without_an_answer_count_with_those_that_arrive(path: str) -> None:
+    """The broker and the database are silent."""
+    body = {"payload": "x" * 5_000}
+    content = orjson.dumps(body if "queues" in path else {**EVENT, **body})
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
+        settings = changed(Settings(), NO_BROKER, ack_timeout_seconds=2.0, max_event_bytes=6_000, max_batch_bytes=1_024)
+        workqueue = settings.workqueue.model_copy(update={"max_payload_bytes": 6_000})
+        settings = settings.model_copy(update={"workqueue": workqueue})
+        settings = cut_off_from(changed(settings, max_unfinished_bytes=11_000), silent.getsockname()[1])
+        with running(settings) as ingress:
+
+            def unfinished(size: int) -> None:
+                until(lambda: ingress.metrics()["writetime_ingress_unfinished_bytes"] == size)
+
+            waiting = [pool.submit(ingress.client.post, path, content=content) for _ in range(2)]
+            unfinished(2 * len(content))
+            refused = ingress.client.post(path, content=content)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "not answered yet" in refused.json()["reason"]
+            with Caller(ingress.port) as caller:
+                caller.send(POST + b"content-length: 5000\r\n\r\n" + b" " * 2_000)
+                assert (answer := caller.answer()) is not None
+                assert answer.status == 429
+            assert [call.result().status_code for call in waiting] == [503, 503]
+            unfinished(0)
 
 
 @pytest.mark.parametrize("path", ["/events", "/queues/jobs/items"])

@@ -338,7 +338,10 @@ class Ingest(_Section):
     max_connections: int = Field(default=1_000, ge=1, description="Connections beyond this number are answered 503.")
     request_seconds: float = Field(default=60.0, gt=0, description="If headers and body of a call take longer: 408.")
     max_unfinished_bytes: int = Field(
-        default=268_435_456, ge=1, description="If unfinished bodies of all connections have more bytes: 429."
+        default=268_435_456,
+        ge=1,
+        description="If the bodies of all calls that are arriving or not answered yet have more bytes: 429. A call "
+        "takes a few times the memory of its body.",
     )
     topic: str = "user-events"
     dead_letter_topic: str = "user-events.dead"

@@ -32,7 +32,7 @@ from writetime.http.ingress_metrics import IngressMetrics
 from writetime.http.outbox import BrokerUnreachableError, Outbox, check
 from writetime.http.protocol import RETRY_AFTER_SECONDS, Gate
 from writetime.http.tokens import Tokens
-from writetime.http.work_items import ItemsEndpoint
+from writetime.http.work_items import ItemsEndpoint, max_item_bytes
 from writetime.ingest.event import Event, InvalidEvent, accept
 
 MAX_KEY_CHARACTERS = 255
@@ -52,7 +52,9 @@ class Ingress:
         self._metrics = IngressMetrics()
         self._tokens = Tokens(settings.ingest.tokens)
         self._outbox: Outbox
-        self._items = ItemsEndpoint(settings, self._max_batch_events, self._metrics.registry)
+        largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, max_item_bytes(settings))
+        self.gate = Gate(settings, largest, self._metrics)
+        self._items = ItemsEndpoint(settings, self._max_batch_events, self.gate, self._metrics.registry)
         self._rest = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -66,8 +68,6 @@ class Ingress:
         )
         # A redirect would contain the host that the caller has sent.
         self._rest.router.redirect_slashes = False
-        largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, self._items.max_body_bytes)
-        self.gate = Gate(settings, largest, self._metrics)
         self.draining = False
         # Why the ingress cannot go on; and what ends its server.
         self.fault: str | None = None
@@ -108,7 +108,11 @@ class Ingress:
             key = _idempotency_key(scope["headers"])
             body = await bodies.read(receive, self._limits.max_event_bytes, self._limits.max_batch_bytes)
             self._metrics.body_bytes.inc(len(body))
-            status, answer = 202, await self._queue(body, key)
+            self.gate.admit(len(body))
+            try:
+                status, answer = 202, await self._queue(body, key)
+            finally:
+                self.gate.release(len(body))
         except Refused as e:
             status, answer = e.status, e.body
             if status in (429, 503):

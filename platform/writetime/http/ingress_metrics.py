@@ -26,7 +26,9 @@ class IngressMetrics:
             registry=self.registry,
         )
         self.unfinished_bytes = Gauge(
-            "writetime_ingress_unfinished_bytes", "Bytes of bodies that are still arriving.", registry=self.registry
+            "writetime_ingress_unfinished_bytes",
+            "Bytes of bodies that are arriving, or whose calls are not answered yet.",
+            registry=self.registry,
         )
         self.body_bytes = Counter(
             "writetime_ingress_body_bytes", "Bytes of the bodies of POST /events.", registry=self.registry

@@ -18,6 +18,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from writetime.core.config import Settings
+from writetime.http.bodies import Refused
 from writetime.http.ingress_metrics import IngressMetrics
 
 MAX_HEADERS = 100
@@ -33,7 +34,9 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Gate:
-    """Shared by the connections of one ingress: limits, metrics, and the bytes of unfinished bodies."""
+    """Shared by the connections of one ingress: limits, metrics, and the bytes of bodies of unfinished calls, which are
+    arriving or not answered yet.
+    """
 
     def __init__(self, settings: Settings, largest_body: int, metrics: IngressMetrics) -> None:
         """Set the limits; one body of `largest_body` bytes always has room."""
@@ -42,6 +45,20 @@ class Gate:
         self.unfinished_bytes = 0
         self.refused = metrics.refused
         metrics.unfinished_bytes.set_function(lambda: self.unfinished_bytes)
+
+    def admit(self, size: int) -> None:
+        """Count the bytes of a body that has arrived, until `release`.
+
+        Raises:
+            Refused: too many bytes are not answered.
+        """
+        if self.unfinished_bytes + size > self.max_unfinished_bytes:
+            raise Refused(429, "too many bytes of calls are not answered yet; repeat the call later")
+        self.unfinished_bytes += size
+
+    def release(self, size: int) -> None:
+        """Forget the bytes of a body whose call is answered."""
+        self.unfinished_bytes -= size
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection; uvicorn passes the options."""
@@ -121,7 +138,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._silent_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(*_TOO_LARGE)
         elif gate.unfinished_bytes > gate.max_unfinished_bytes and self._counted_bytes:
-            self._refuse(429, "too many bytes of bodies are arriving at once; repeat the call later")
+            self._refuse(429, "too many bytes of calls are arriving or not answered yet; repeat the call later")
         elif in_head and self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             # uvicorn refuses it only at the end of the headers.
             self._refuse(503, "there are more than ingest.max_connections connections")

@@ -17,6 +17,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.http import bodies
 from writetime.http.bodies import Disconnected, Refused
+from writetime.http.protocol import Gate
 from writetime.workqueue.enqueue import (
     AsyncEnqueuer,
     EnqueueUnknown,
@@ -34,13 +35,18 @@ _RETRY_AFTER = {"Retry-After": "1"}
 _OVERHEAD_BYTES = 4096
 
 
+def max_item_bytes(settings: Settings) -> int:
+    """Return the most bytes of a body with a single item."""
+    return settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
+
+
 class ItemsEndpoint:
     """Accepts work items. It connects to the database at the first one, and retries until the database answers."""
 
-    def __init__(self, settings: Settings, max_batch: int, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, max_batch: int, gate: Gate, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._limits = settings.ingest
-        self.max_body_bytes = settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
+        self._gate = gate
         self._max_batch = max_batch
         self._requests = Counter(
             "writetime_ingress_queue_requests", "Calls of /queues by status.", ["status"], registry=registry
@@ -62,8 +68,12 @@ class ItemsEndpoint:
     async def _post(self, request: Request) -> Response:
         headers: dict[str, str] = {}
         try:
-            body = await bodies.read(request.receive, self.max_body_bytes, self._limits.max_batch_bytes)
-            status, answer = 202, await self._enqueue(request.path_params["queue"], body)
+            body = await bodies.read(request.receive, max_item_bytes(self._settings), self._limits.max_batch_bytes)
+            self._gate.admit(len(body))
+            try:
+                status, answer = 202, await self._enqueue(request.path_params["queue"], body)
+            finally:
+                self._gate.release(len(body))
         except Refused as e:
             status, answer = e.status, e.body
             headers = _RETRY_AFTER if status in (429, 503) else {}
