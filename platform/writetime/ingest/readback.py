@@ -1,17 +1,20 @@
 """Reads the stored rows of receipts back from the database: a receipt is our claim, a row is the database's."""
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import groupby, islice
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
+from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.clients.database import connect, timestamp_as_written
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
 
 ROW_SCHEMA = pa.schema(
     [
@@ -22,46 +25,71 @@ ROW_SCHEMA = pa.schema(
         pa.field("origin", pa.string()),
     ]
 )
-_PARTITIONS_PER_TASK_CALL = 500
+# ScyllaDB takes no more in one statement (max_clustering_key_restrictions_per_query).
+ROWS_PER_STATEMENT = 100
+_STATEMENTS_AT_ONCE = 100
 
 
 def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
-    """Return the rows of `user_events` in the partitions and time ranges of the receipts' stored events.
+    """Return the rows of `user_events` that the receipts' stored events have.
+
+    Each row is read by its whole key: between two events of a user there may be any number of rows.
 
     Raises (when computed):
         WritetimeError: a read failed.
     """
     by_day = settings.ingest.bucket == "day"
-    day = F.to_date("event_timestamp") if by_day else F.lit(None).cast("date")
-    partitions = (
-        receipts.where("outcome = 'stored'")
-        .groupBy("user_id", day.alias("day"))
-        .agg(F.min("event_timestamp").alias("first"), F.max("event_timestamp").alias("last"))
-    )
-    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
-    day_clause = " AND day = ?" if by_day else ""
+    key = ["user_id", "event_timestamp", "event_id"]
+    # In mode `upsert`, an event may be stored twice, also from two Kafka partitions.
+    stored = receipts.where("outcome = 'stored'").select(*key).repartition("user_id").sortWithinPartitions(*key)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with connect(settings) as session:
-            select = session.prepare(
-                "SELECT user_id, event_timestamp, event_id, event_type, origin "
-                f"FROM {table} "
-                f"WHERE user_id = ?{day_clause} AND event_timestamp >= ? AND event_timestamp <= ?"
-            )
-            for batch in batches:
-                keys = [
-                    (r["user_id"], *((r["day"],) if by_day else ()), r["first"], r["last"]) for r in batch.to_pylist()
-                ]
-                for i in range(0, len(keys), _PARTITIONS_PER_TASK_CALL):
-                    chunk = keys[i : i + _PARTITIONS_PER_TASK_CALL]
-                    for key, answer in zip(chunk, execute_concurrent_with_args(session, select, chunk), strict=True):
-                        if not answer.success:
-                            raise WritetimeError(
-                                f"{table}, user {key[0]!r} cannot be read back: {answer.result_or_exc}"
-                            )
-                        yield _to_arrow(answer.result_or_exc)
+            wanted = rows_wanted((row for batch in batches for row in batch.to_pylist()), by_day=by_day)
+            yield from _read(session, settings, wanted, by_day=by_day)
 
-    return partitions.mapInArrow(read, from_arrow_schema(ROW_SCHEMA))
+    return stored.mapInArrow(read, from_arrow_schema(ROW_SCHEMA))
+
+
+def rows_wanted(
+    stored: Iterable[dict[str, Any]], *, by_day: bool
+) -> Iterator[tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]]:
+    """Yield partition keys of the table, each with clustering keys, as many as a statement may read.
+
+    `stored` are events in the order of user, timestamp and id; an event that comes twice is wanted once.
+    """
+
+    def partition(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (row["user_id"], *((row["event_timestamp"].date(),) if by_day else ()))
+
+    for place, rows in groupby(stored, partition):
+        events = (event for event, _ in groupby((row["event_timestamp"], row["event_id"]) for row in rows))
+        while some := [(at, UUID(event_id)) for at, event_id in islice(events, ROWS_PER_STATEMENT)]:
+            yield place, some
+
+
+def _read(
+    session: Session,
+    settings: Settings,
+    wanted: Iterator[tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]],
+    *,
+    by_day: bool,
+) -> Iterator[pa.RecordBatch]:
+    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
+    select = session.prepare(
+        f"SELECT user_id, event_timestamp, event_id, event_type, origin FROM {table} "
+        f"WHERE user_id = ?{' AND day = ?' if by_day else ''} AND (event_timestamp, event_id) IN ?"
+    )
+    while some := [(*place, events) for place, events in islice(wanted, _STATEMENTS_AT_ONCE)]:
+        rows: list[Any] = []
+        answers = execute_concurrent_with_args(session, select, some, raise_on_first_error=False)
+        for values, (success, answer) in zip(some, answers, strict=True):
+            if not success:
+                raise WritetimeError(
+                    f"{table}, user {values[0]!r} cannot be read back, run it again: {reason_of(answer)}"
+                )
+            rows.extend(answer)
+        yield _to_arrow(rows)
 
 
 def _to_arrow(rows: Iterable[Any]) -> pa.RecordBatch:
