@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
@@ -15,6 +15,7 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, commit_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.ingest import drain, pipeline, sink, writer
 from writetime.ingest.writer import EventWriter
 
@@ -119,6 +120,37 @@ def test_messages_lost_to_retention_stop_the_sink_until_someone_decides(settings
         drain.plan(settings)
     commit_offsets(settings, topic, group, {0: 5})
     assert len(run_once(settings)) == 5
+
+
+@pytest.mark.parametrize("program", ["sink", "drain"])
+def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    values = [an_event(n, f'"{"x" * 1_000}"', user=f"u{n}").value() for n in range(100)]
+    monkeypatch.setattr(pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
+    for module in (sink, drain):
+        monkeypatch.setattr(module, "_FETCH_MESSAGES", 2)
+    most: list[int] = []
+    take = pipeline.EventPipeline.take
+
+    def counting(self: pipeline.EventPipeline, message: Message) -> None:
+        take(self, message)
+        most.append(self.unfinished)
+
+    monkeypatch.setattr(pipeline.EventPipeline, "take", counting)
+    produce(settings, values)
+    if program == "drain":
+        assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 100
+    else:
+        stop = threading.Event()
+        thread = threading.Thread(target=sink.run, args=(settings, stop))
+        thread.start()
+        try:
+            assert wait_until(lambda: len(rows(settings)) == 100, 90, 0.1)
+        finally:
+            stop.set()
+            thread.join()
+    assert 2 < max(most) <= 12
 
 
 def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:

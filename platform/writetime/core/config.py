@@ -359,7 +359,7 @@ class Ingest(_Section):
     batch_rows: int = Field(default=32, ge=1, le=100, description="The most rows of one partition in one batch.")
     max_in_flight: int = Field(default=100, ge=1, description="The most writes in flight (the bulkhead).")
     max_buffered_events: int = Field(
-        default=10_000, ge=1, description="Reading pauses at this number of unfinished events."
+        default=10_000, ge=1, description="Reading pauses at this number of unfinished events, and at 256 MiB of them."
     )
     idempotency_window_seconds: int = Field(
         default=7 * 86_400, ge=60, description="How long an Idempotency-Key is remembered."

@@ -141,7 +141,9 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
             watch = _StallWatch()
             progress = pipeline.progress[offsets.partition]
             while progress.floor < offsets.end:
-                _read(topic, consumer, pipeline, offsets, settings.ingest.max_buffered_events - pipeline.unfinished)
+                if pipeline.fill < 1:
+                    room = settings.ingest.max_buffered_events - pipeline.unfinished
+                    _read(topic, consumer, pipeline, offsets, room)
                 pipeline.step(_STEP_SECONDS)
                 watch.check(topic, pipeline, offsets)
                 if len(receipts) >= _RECEIPTS_PER_BATCH:
@@ -170,7 +172,7 @@ class _StallWatch:
 
 def _read(topic: str, consumer: Consumer, pipeline: EventPipeline, offsets: OffsetRange, room: int) -> None:
     progress = pipeline.progress[offsets.partition]
-    if room <= 0 or progress.next_offset >= offsets.end:
+    if progress.next_offset >= offsets.end:
         return
     for message in consumer.consume(min(_FETCH_MESSAGES, room), 0 if pipeline.unfinished else _IDLE_SECONDS):
         error = message.error()

@@ -23,6 +23,9 @@ from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
 
 log = logging.getLogger(__name__)
 
+# Of unfinished messages. Each of them is in memory twice: as it came, and as an event.
+MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -51,12 +54,19 @@ class EventPipeline:
         # messages that the writer does not have yet.
         self.faults = 0
         self._messages: dict[tuple[int, int], Message] = {}
+        self._bytes = 0
+        self._max_messages = settings.ingest.max_buffered_events
         self._condemned: dict[tuple[int, int], Receipt] = {}
 
     @property
     def unfinished(self) -> int:
         """The number of messages that were taken and are not done."""
         return len(self._messages)
+
+    @property
+    def fill(self) -> float:
+        """The share of the messages, or of the bytes, that may be unfinished; from 1 on, reading must pause."""
+        return max(len(self._messages) / self._max_messages, self._bytes / MAX_UNFINISHED_BYTES)
 
     def oldest_age_seconds(self, now: float) -> float:
         """Return the age of the oldest unfinished message (by its Kafka timestamp), 0 if there is none."""
@@ -73,9 +83,9 @@ class EventPipeline:
         self.writer.discard(revoked)
         for partition in revoked:
             self.progress.pop(partition, None)
-        for places in (self._messages, self._condemned):
-            for place in [p for p in places if p[0] in revoked]:
-                del places[place]
+        for place in [p for p in self._messages if p[0] in revoked]:
+            self._forget(place)
+            self._condemned.pop(place, None)
 
     def take(self, message: Message) -> None:
         """Take one delivered message; those that an earlier run has done are skipped."""
@@ -83,6 +93,7 @@ class EventPipeline:
         if not self.progress[partition].deliver(offset):
             return
         self._messages[partition, offset] = message
+        self._bytes += len(message)
         place = f"{message.topic()}/{partition}@{offset}"
         reason = ""
         for tries_left in reversed(range(TRIES)):
@@ -128,9 +139,12 @@ class EventPipeline:
         self.dead_letters.send(self._messages[place], receipt.reason)
 
     def _finish(self, receipt: Receipt) -> None:
-        del self._messages[receipt.partition, receipt.offset]
+        self._forget((receipt.partition, receipt.offset))
         self.progress[receipt.partition].finish(receipt.offset)
         self._on_receipt(receipt)
+
+    def _forget(self, place: tuple[int, int]) -> None:
+        self._bytes -= len(self._messages.pop(place))
 
 
 def _receipt(write: Write, outcome: Outcome) -> Receipt:

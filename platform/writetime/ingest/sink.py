@@ -114,7 +114,7 @@ class _Service:
         # One unfinished message holds its partition's floor; the done messages beyond it must not pile up without a
         # limit.
         remembered = sum(progress.open_count for progress in self._pipeline.progress.values())
-        fill = max(unfinished / limit, remembered / MAX_REMEMBERED_OFFSETS)
+        fill = max(self._pipeline.fill, remembered / MAX_REMEMBERED_OFFSETS)
         if self._paused != (fill >= (0.5 if self._paused else 1)):
             self._paused = not self._paused
             assignment = self._consumer.assignment()
