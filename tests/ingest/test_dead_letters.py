@@ -6,8 +6,10 @@ from kafka import KafkaProducer
 
 from tests.ingest.sinking import an_event, dead_letters, produce, rows, run_once
 from writetime.cli.main import main
+from writetime.clients.kafka import end_offsets
 from writetime.core.config import Settings
-from writetime.ingest import deadletters, writer
+from writetime.ingest import dead_letter_rows, deadletters, writer
+from writetime.ingest.drain import OffsetRange
 from writetime.ingest.event import InvalidEvent
 
 
@@ -62,6 +64,28 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
     assert len(letters) == 3
     assert {letter.value for letter in letters} == {b"poison"}
     assert sorted(letter.headers for letter in letters) == [[], [("redriven", b"1")], [("redriven", b"2")]]
+
+
+def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(deadletters._REDRIVE, "queue.buffering.max.kbytes", 50)
+    produce(settings, [b"x" * 5_000] * 60)
+    assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
+    assert deadletters.redrive(settings) == 60
+    assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
+
+
+def test_large_letters_become_rows_in_small_batches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter_rows, "_BYTES_PER_BATCH", 12_000)
+    produce(settings, [b"x" * 5_000] * 7)
+    run_once(settings)
+    topic = settings.ingest.dead_letter_topic
+    ends = end_offsets(settings, topic)
+    ranges = [OffsetRange(partition, 0, end) for partition, end in ends.items() if end]
+    batches = [batch for r in ranges for batch in dead_letter_rows._read_range(settings, r, 1)]
+    assert sum(batch.num_rows for batch in batches) == 7
+    assert max(batch.num_rows for batch in batches) <= 3
 
 
 def test_the_status_without_a_topic_or_kafka(settings: Settings) -> None:

@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
     ]
 )
 _ROWS_PER_BATCH = 1_000
+_BYTES_PER_BATCH = 16 * 1024 * 1024
 
 
 def starts(settings: Settings, rows: DataFrame) -> dict[int, int]:
@@ -78,6 +79,7 @@ def _topic_id(settings: Settings) -> int:
 
 def _read_range(settings: Settings, offsets: OffsetRange, topic_id: int) -> Iterator[pa.RecordBatch]:
     rows: list[dict[str, object]] = []
+    size = 0
     for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):
         rows.append(
             {
@@ -91,7 +93,9 @@ def _read_range(settings: Settings, offsets: OffsetRange, topic_id: int) -> Iter
                 "dead_at": letter.dead_at,
             }
         )
-        if len(rows) >= _ROWS_PER_BATCH:
+        size += len(letter.key or b"") + len(letter.value or b"")
+        if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
             yield pa.RecordBatch.from_pylist(rows, SCHEMA)
             rows.clear()
+            size = 0
     yield pa.RecordBatch.from_pylist(rows, SCHEMA)

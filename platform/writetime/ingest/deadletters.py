@@ -39,8 +39,6 @@ BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 # The client's own limit; the topic's `max.message.bytes` is the one that counts.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# The most messages of a redrive in flight, so that neither the client's queue nor the memory fills up.
-_MAX_QUEUED = 500
 _PRODUCER = {
     "acks": "all",
     "enable.idempotence": True,
@@ -50,6 +48,8 @@ _PRODUCER = {
     "message.timeout.ms": 10_000,
     "message.max.bytes": MAX_MESSAGE_BYTES,
 }
+# A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout.
+_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500, "queue.buffering.max.kbytes": 128 * 1024}
 
 
 class DeadLetters:
@@ -153,23 +153,26 @@ def redrive(settings: Settings) -> int:
         if error is not None:
             errors.append(error.str())
 
-    producer = Producer(client_config(settings, **_PRODUCER))
+    producer = Producer(client_config(settings, **_REDRIVE))
     count = 0
     for letter in read(settings, starts, ends):
         # The sender of the original may have set this header to any value.
         rounds = next(
             (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
         )
-        headers = [(name, value) for name, value in letter.headers if name != REDRIVEN_HEADER]
-        while len(producer) > _MAX_QUEUED:
-            producer.poll(0.1)
-        producer.produce(
-            settings.ingest.topic,
-            key=letter.key,
-            value=letter.value,
-            headers=[*headers, (REDRIVEN_HEADER, str(rounds + 1).encode())],
-            on_delivery=delivered,
-        )
+        headers: list[tuple[str, str | bytes | None]] = [
+            *((name, value) for name, value in letter.headers if name != REDRIVEN_HEADER),
+            (REDRIVEN_HEADER, str(rounds + 1).encode()),
+        ]
+        while True:
+            try:
+                producer.produce(
+                    settings.ingest.topic, key=letter.key, value=letter.value, headers=headers, on_delivery=delivered
+                )
+                break
+            except BufferError:
+                # The client's queue is full.
+                producer.poll(0.1)
         count += 1
     producer.flush()
     if errors:
