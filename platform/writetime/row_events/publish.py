@@ -13,10 +13,10 @@ id of the topic, so that a topic that was lost is noticed, too.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from writetime.clients.kafka import (
     committed,
     end_offsets,
     ensure_topics,
+    max_message_bytes,
     messages_between,
     partitions_of,
     topic_ids,
@@ -48,13 +49,20 @@ from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import GENERATION, has_other_table
 from writetime.schema.table import TableSchema
-from writetime.wire.publishing import Sender, ensure_schemas_topic
+from writetime.wire.publishing import Sender, command_to_set, ensure_schemas_topic
 from writetime.wire.topic_names import row_events_topic
 
 PUBLISHED = "row_events/published"
-# Approximate number of events per transaction: it ends at the end of a part of at most this size.
+# A message is at most this large (bytes, not compressed): twice the largest change, as an UPDATE has two images.
+MAX_MESSAGE_BYTES = 128 << 20
+# Bytes of a message beside its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
+_ENVELOPE_BYTES = 1024
+# Approximate number of events, and of their bytes, per transaction: it ends at the end of a part.
 TRANSACTION_EVENTS = 50_000
+_TRANSACTION_BYTES = 128 << 20
+# The most events of a part, and the most bytes of several in Arrow.
 _PART_EVENTS = 10_000
+_PART_BYTES = 32 << 20
 # How often a publisher that goes on records its position in the lake, for the case that the broker forgets the group.
 _RECORD_SECONDS = 60.0
 # The errors of a producer after another one with its transactional id has started.
@@ -107,8 +115,9 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
 
     Raises:
         Fenced: another publisher of the table has started since.
-        WritetimeError: the broker refuses a request; the topic is not the one that was published to before, and it is
-            not given what it gets; or the topic has events of a batch that the stream does not have.
+        WritetimeError: the broker refuses a request; an event is larger than the topic takes; the topic is not the one
+            that was published to before, and it is not given what it gets; or the topic has events of a batch that the
+            stream does not have.
     """
     with EventPublisher(settings, table.name, for_new_topic) as publisher:
         return publisher.publish(table)
@@ -154,15 +163,19 @@ class EventPublisher(Sender):
         self._topic = row_events_topic(table)
         self._group = f"writetime-{self._topic}"
         self._what = f"row events cannot be published to {self._topic}"
-        ensure_topics(settings, {self._topic: {}}, settings.row_events.partitions)
+        options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
+        ensure_topics(settings, {self._topic: options}, settings.row_events.partitions)
         if settings.row_events.format == "avro":
             ensure_schemas_topic(settings)
-        super().__init__(settings, self._what, **{"transactional.id": self._group})
+        own: dict[str, Any] = {"transactional.id": self._group, "message.max.bytes": MAX_MESSAGE_BYTES}
+        super().__init__(settings, self._what, **own)
         # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         self._partitions = len(partitions_of(settings, self._topic))
         # The record of the lake of what this topic has.
         self._record_name = f"{PUBLISHED}/{topic_ids(settings, [self._topic])[self._topic]}"
+        # Not known yet: the first event asks for it.
+        self._max_bytes = 0
         self._for_new_topic = for_new_topic
         own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         consumer = Consumer(client_config(settings, **own))
@@ -184,7 +197,7 @@ class EventPublisher(Sender):
         self._header = b""
         self._json: JsonMessages | None = None
         self._is_open = False
-        self._open = 0
+        self._open = self._open_bytes = 0
 
     @property
     def has_more(self) -> bool:
@@ -204,7 +217,8 @@ class EventPublisher(Sender):
 
         Raises:
             Fenced: another publisher of the table has started since. This one is of no use then.
-            WritetimeError: the broker refuses a request. This one is of no use then.
+            WritetimeError: the broker refuses a request, or an event is larger than the topic takes. This one is of no
+                use then.
         """
         if has_other_table(table):
             # The next batch takes their place.
@@ -311,6 +325,7 @@ class EventPublisher(Sender):
     def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
         """Send events, after which the position in the stream is `reached`."""
         keys, values = self._encoded(events, schema)
+        self._check_sizes(events, schema, keys, values)
         if not self._is_open:
             self.do(self._producer.begin_transaction)
             self._is_open = True
@@ -321,10 +336,42 @@ class EventPublisher(Sender):
             if is_deleted:
                 self.produce(self._topic, None, key, partition)
         self._open += events.num_rows
+        self._open_bytes += sum(map(len, values))
         mark = events["as_of"].cast(pa.int64())[-1].as_py() if reached.sequence else self._base
         self._published = Published(reached, events["generation"][-1].as_py(), mark)
-        if self._open >= TRANSACTION_EVENTS:
+        if self._open >= TRANSACTION_EVENTS or self._open_bytes >= _TRANSACTION_BYTES:
             self._commit()
+
+    def _check_sizes(
+        self, events: pa.RecordBatch, schema: TableSchema, keys: Sequence[bytes], values: Sequence[bytes]
+    ) -> None:
+        """Check whether the topic takes the messages of events.
+
+        Raises:
+            WritetimeError: one is too large.
+        """
+        if max(map(len, keys)) + max(map(len, values)) + _ENVELOPE_BYTES <= self._max_bytes:
+            return
+        # The limit may have been raised since.
+        limit = max_message_bytes(self._settings, self._topic)
+        self._max_bytes = min(limit, MAX_MESSAGE_BYTES)
+        sizes = [len(key) + len(value) + _ENVELOPE_BYTES for key, value in zip(keys, values, strict=True)]
+        largest = int(np.argmax(sizes))
+        if sizes[largest] <= self._max_bytes:
+            return
+        row = JsonMessages(schema, flat=True, with_schema=False).keys(events.slice(largest, 1))[0]
+        if limit < MAX_MESSAGE_BYTES:
+            remedy = command_to_set(self._settings, self._topic, "max.message.bytes", str(MAX_MESSAGE_BYTES))
+            remedy = f"raise its max.message.bytes, such as with {remedy}"
+        else:
+            remedy = (
+                "make the row smaller or delete it, and when the lake has that, run `writetime rebuild "
+                f"{schema.full_name} row_events`"
+            )
+        raise WritetimeError(
+            f"{schema.full_name}: the event of the row {row} is a message of {sizes[largest]:,} bytes, and "
+            f"{self._topic} takes {self._max_bytes:,}: {remedy}"
+        )
 
     def _encoded(self, events: pa.RecordBatch, schema: TableSchema) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and the values of messages."""
@@ -362,7 +409,7 @@ class EventPublisher(Sender):
         place = self._published.offset(self._topic)
         self.do(self._producer.send_offsets_to_transaction, [place], self._member, TIMEOUT_SECONDS)
         self.do(self._producer.commit_transaction)
-        self._is_open, self._open = False, 0
+        self._is_open, self._open, self._open_bytes = False, 0, 0
 
 
 def _parts(
@@ -380,15 +427,35 @@ def _parts(
         if number < start.sequence:
             continue
         with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
-            for several in opened.iter_batches(_PART_EVENTS):
-                for own, part in _by_batch(several) if number else [(0, several)]:
-                    before = done if own == sequence else 0
-                    sequence, done = own, before + part.num_rows
-                    if Reached(sequence, done) <= start:
-                        continue
-                    skipped = max(start.events - before, 0) if sequence == start.sequence else 0
-                    table = conform(pa.Table.from_batches([part.slice(skipped)]), wanted, file.path)
-                    yield Reached(sequence, done), table.combine_chunks().to_batches()[0]
+            for own, part in _parts_of(opened, own_batches=bool(number)):
+                before = done if own == sequence else 0
+                sequence, done = own, before + part.num_rows
+                if Reached(sequence, done) <= start:
+                    continue
+                skipped = max(start.events - before, 0) if sequence == start.sequence else 0
+                table = conform(pa.Table.from_batches([part.slice(skipped)]), wanted, file.path)
+                yield Reached(sequence, done), table.combine_chunks().to_batches()[0]
+
+
+def _parts_of(file: pq.ParquetFile, *, own_batches: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the events of a file in parts of one batch each, with its number; or of any batches, as those of 0."""
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    size = max(sum(group.total_byte_size for group in groups), 1)
+    rows = max(min(_PART_EVENTS, _PART_BYTES * file.metadata.num_rows // size), 1)
+    for several in file.iter_batches(rows):
+        for number, part in _by_batch(several) if own_batches else [(0, several)]:
+            for small in _bounded(part):
+                yield number, small
+
+
+def _bounded(events: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield events in parts of at most `_PART_BYTES`, or of one event."""
+    if events.nbytes <= _PART_BYTES or events.num_rows == 1:
+        yield events
+        return
+    half = events.num_rows // 2
+    yield from _bounded(events.slice(0, half))
+    yield from _bounded(events.slice(half))
 
 
 def _has_batch(table: LakeTable, stream: TableVersion, published: Published) -> bool:

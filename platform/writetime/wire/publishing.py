@@ -214,8 +214,15 @@ def loss_of(settings: Settings, topic: str) -> str | None:
         return None
     return (
         f"topic {topic} has {_POLICY}={policy}, so Kafka deletes messages that are still needed: set it to {_COMPACT}, "
-        f"such as with `kafka-configs.sh --bootstrap-server {settings.kafka.bootstrap_servers} --alter --entity-type "
-        f"topics --entity-name {topic} --add-config {_POLICY}={_COMPACT}`"
+        f"such as with {command_to_set(settings, topic, _POLICY, _COMPACT)}"
+    )
+
+
+def command_to_set(settings: Settings, topic: str, option: str, value: str) -> str:
+    """Return the shell command that sets an option of a topic, in backquotes."""
+    return (
+        f"`kafka-configs.sh --bootstrap-server {settings.kafka.bootstrap_servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {option}={value}`"
     )
 
 
