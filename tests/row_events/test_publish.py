@@ -77,6 +77,29 @@ def test_a_failed_publisher_hides_no_schema(settings: Settings) -> None:
     assert_schemas_are_readable(settings)
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_row_that_avro_cannot_have(settings: Settings, before: int) -> None:
+    """Its DELETE cannot be published either. A stream that begins again after it has no event of the row."""
+    made = parse_table(f"CREATE TABLE shop.odd_{before} (id int, n int, v text, PRIMARY KEY (id, n))")
+    table = create_table(settings, made)
+    add(table, [write(1, 1, 5, v="a")], 1, made)
+    stream.extend(table)
+    if before:
+        assert publish.publish(settings, table) == 1
+    odd = {**write(2, 1, 6, v="a"), "n": None}
+    gone = {**write(2, 1, 7), "n": None, "marker": None, "tombstone": {"write_time": 7, "deletion_time": 1}}
+    for number, row in enumerate((odd, gone), 2):
+        add(table, [row], number, made)
+        assert stream.extend(table) == 1
+        wanted = rf"delete that row, and .* `writetime rebuild {table.name} row_events`"
+        with pytest.raises(WritetimeError, match=wanted):
+            publish.publish(settings, table)
+    assert stream.extend(table, rebuild=True) == 1
+    assert publish.publish(settings, table) == 1
+    found = [e["after"] for e in decoded(settings, row_events_topic(table.name))]
+    assert found == [{"id": 1, "n": 1, "v": "a"}] * (1 + before)
+
+
 def test_events_from_before_the_last_static_column_was_dropped(settings: Settings) -> None:
     """A partition with static cells and no row has an event without clustering columns."""
     made = parse_table("CREATE TABLE shop.statics (id int, n int, s int STATIC, v text, PRIMARY KEY (id, n))")

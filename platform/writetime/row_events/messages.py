@@ -81,7 +81,8 @@ def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
         elif values.null_count > rows.null_count:
             raise WritetimeError(
                 f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), or a map "
-                "with such a key, which its row event cannot hold: delete that row"
+                "with such a key, which its row event cannot hold: delete that row, and when the lake has the "
+                f"deletion, run `writetime rebuild {schema.full_name} row_events`"
             )
         fields.append(encoded)
     if rows.null_count:
