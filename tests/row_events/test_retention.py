@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +16,9 @@ from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
-from writetime.lake import buckets, views
+from writetime.lake import buckets, merging, views
 from writetime.lake.table import LakeTable
-from writetime.row_events import stream
+from writetime.row_events import stream, trimming
 from writetime.row_events.batches import merged_to
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import PUBLISHED, Reached, _parts
@@ -44,7 +45,8 @@ def test_the_stream_is_the_view(
             assert position is not None
             published(table, chooser.randint(0, position.batch.sequence))
             if chooser.random() < 0.6:
-                merge_events(table, views.time_now())
+                with patch.object(merging, "PORTION_BYTES", chooser.choice([1, 10_000, 1 << 20])):
+                    merge_events(table, views.time_now())
     stream.extend(table, 110 * SECOND)
     assert replayed(table) == view_rows(views.virtual(table))
 
@@ -65,6 +67,26 @@ def test_files_of_one_bucket_and_of_all_are_merged_in_the_order_of_the_stream(
     monkeypatch.setattr(buckets, "FEW_ROWS", 0)
     assert merge_events(table, views.time_now()) == 40
     assert set(replayed_values(table)) == {"4"}
+
+
+def test_the_base_is_made_once_for_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost does not depend on files times rows."""
+    table = new_table(tmp_path, buckets=1)
+    for number in range(1, 9):
+        add(table, [write(i, 1, number, v=str(number)) for i in range(10)], number)
+        stream.extend(table)
+    published(table, 8)
+    merged: list[int] = []
+    last_of_each = trimming._last_of_each
+
+    def counted(events: pa.Table) -> pa.Table:
+        merged.append(len(events))
+        return last_of_each(events)
+
+    monkeypatch.setattr(trimming, "_last_of_each", counted)
+    assert merge_events(table, views.time_now()) == 70
+    assert merged == [80]
+    assert set(replayed_values(table)) == {"8"}
 
 
 def positions(table: LakeTable, start: Reached) -> list[Reached]:

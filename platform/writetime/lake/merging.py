@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,8 @@ from writetime.schema.table import TableSchema
 # Files are merged in portions of this size (bytes of Parquet), so that memory depends on the result and not on the
 # input.
 PORTION_BYTES = 64 << 20
+
+T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -80,22 +82,23 @@ def merge_files(
     result.
     """
     state = merge([], schema) if start is None else start
-    for portion in _portions(sources):
+    found = ((source, file) for source in sources for file in source.files)
+    for portion in portions(found, lambda each: each[1].size):
         files = ((source.storage, file.path, source.tokens_of(file)) for source, file in portion)
         tables = read_changes(files, change_schema(schema))
         state = merge([state, *(map(select, tables) if select else tables)], schema)
     return state
 
 
-def _portions(sources: Iterable[Source]) -> Iterator[list[tuple[Source, DataFile]]]:
-    portion: list[tuple[Source, DataFile]] = []
+def portions(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items together, in their order, up to `PORTION_BYTES`, or one larger item alone."""
+    portion: list[T] = []
     size = 0
-    for source in sources:
-        for file in source.files:
-            if portion and size + file.size > PORTION_BYTES:
-                yield portion
-                portion, size = [], 0
-            portion.append((source, file))
-            size += file.size
+    for item in items:
+        if portion and size + size_of(item) > PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(item)
+        size += size_of(item)
     if portion:
         yield portion

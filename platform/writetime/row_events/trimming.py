@@ -14,7 +14,7 @@ import pyarrow as pa
 from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner
+from writetime.lake.merging import Runner, portions
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.state import together
 from writetime.lake.table import LakeTable
@@ -79,8 +79,9 @@ class _Merge:
 
     def run(self) -> list[WrittenFile]:
         base = self.schema.empty_table()
-        for file in self.files:
-            base = _last_of_each(pa.concat_tables([base, self._events(file)]))
+        # Each time costs as much as the base has rows.
+        for portion in portions(self.files, lambda file: file.size):
+            base = _last_of_each(pa.concat_tables([base, *map(self._events, portion)]))
         base = base.filter(pc.not_equal(base["kind"], KINDS[DELETE]))
         created = {"kind": pa.repeat(KINDS[CREATE], len(base)), "before": pa.nulls(len(base), base["before"].type)}
         for name, values in created.items():
