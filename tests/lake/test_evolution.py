@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid1, uuid4
@@ -20,7 +22,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
-from writetime.schema.types import Native, Udt
+from writetime.schema.types import Native, Udt, parse_cql
 
 TEXT, INT = Native("text"), Native("int")
 
@@ -122,6 +124,37 @@ def test_joining_is_a_join() -> None:
     back = replace(SCHEMA, dropped=(DroppedColumn("w", INT, False, 10),))
     assert join_schemas(without("w", 10), back) == back
     assert join_schemas(with_columns(Column("u", long)), with_columns(Column("u", short))).regular[0].type == long
+
+
+@pytest.mark.parametrize(
+    ("types", "wanted"),
+    [
+        # Of two types that are allowed without a drop, the wider one; else the one that was added after the later drop.
+        ((("ascii", 0), ("text", 0)), "text"),
+        ((("timeuuid", 0), ("uuid", 0), ("uuid", 20)), "uuid"),
+        ((("ascii", 0), ("text", 20)), "text"),
+        ((("uuid", 0), ("timeuuid", 20)), "timeuuid"),
+        ((("text", 0), ("ascii", 20), ("text", 30), ("inet", 40)), "inet"),
+        ((("set<uuid>", 0), ("set<timeuuid>", 20)), "set<timeuuid>"),
+        ((("frozen<tuple<uuid, ascii>>", 5), ("frozen<tuple<timeuuid, text>>", 5)), "frozen<tuple<uuid, text>>"),
+    ],
+)
+def test_the_type_of_a_column_does_not_depend_on_the_order(types: tuple[tuple[str, int], ...], wanted: str) -> None:
+    """And it stays, however often each schema is seen again. Each also has a column that the others do not have."""
+    schemas = []
+    for number, (cql_type, at) in enumerate(types):
+        dropped = (DroppedColumn("t", INT, False, at),) if at else ()
+        columns = Column("t", parse_cql(cql_type)), Column(f"new_{number}", INT)
+        schemas.append(with_columns(*columns, dropped=dropped))
+    joined = []
+    for order in permutations(schemas):
+        joined.append(reduce(join_schemas, order))
+        for schema in order:
+            assert join_schemas(joined[-1], schema) == joined[-1]
+            # As a lake that had it alone.
+            assert reduce(join_schemas, order, schema) == joined[-1]
+    assert all({c.name: c.type for c in each.regular}["t"] == parse_cql(wanted) for each in joined)
+    assert all(each == joined[0] for each in joined)
 
 
 def test_columns_come_and_go(tmp_path: Path) -> None:
@@ -235,8 +268,6 @@ def test_a_type_with_another_arrow_form_is_refused(tmp_path: Path) -> None:
         other = parse_table(f"CREATE TABLE shop.items (id int, n int, v text, w {cql_type}, PRIMARY KEY (id, n))")
         with pytest.raises(SchemaError, match="column w was int and is"):
             table.follow(other)
-    same = parse_table("CREATE TABLE shop.items (id int, n int, v ascii, w int, PRIMARY KEY (id, n))")
-    assert table.follow(same).regular[0].type == Native("ascii")
     short, renamed = (with_columns(Column("u", Udt("shop", "u", ((name, INT),)))) for name in "ab")
     with pytest.raises(SchemaError, match=r"column u: field a of the type u was renamed to b"):
         join_schemas(short, renamed)

@@ -7,15 +7,21 @@ A renamed key column keeps the name that it had when the lake got the table. Its
 because a place never changes; the order in which schemas arrive does not show which name is newer.
 
 A dropped column stays in the Delta tables, with its values. If it comes back, its old cells are still there, and the
-merge leaves out those that the drop made void (`TableSchema.dropped`). A type may change to one that Arrow holds in the
-same way (`ascii` and `text`, `timeuuid` and `uuid`); any other change of a type is rejected.
+merge leaves out those that the drop made void (`TableSchema.dropped`).
+
+A type may change to one that Arrow holds in the same way (`ascii` and `text`, `timeuuid` and `uuid`); any other change
+of a type is rejected. The type counts that the schema with the later drop of the column has. Without a later drop, the
+database allows only a wider type, so the wider one counts; if none is wider, the lake keeps its own.
 """
 
 from dataclasses import replace
 
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
-from writetime.schema.types import Collection, CqlType, Tuple, Udt, Vector, is_complex
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
+
+# Natives that Arrow holds in the same way; the second one of a pair has all values of the first.
+_WIDER = {(Native("ascii"), Native("text")), (Native("timeuuid"), Native("uuid"))}
 
 
 def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
@@ -86,8 +92,9 @@ def _columns(current: TableSchema, seen: TableSchema, kind: str) -> tuple[Column
     columns = []
     for name in dict.fromkeys([*ours, *theirs]):
         if name in ours and name in theirs:
-            joined = _join_types(ours[name].type, theirs[name].type, f"{current.full_name}: column {name}")
-            columns.append(replace(ours[name], type=joined))
+            what = f"{current.full_name}: column {name}"
+            later = _dropped_later(name, seen, current) - _dropped_later(name, current, seen)
+            columns.append(replace(ours[name], type=_join_types(ours[name].type, theirs[name].type, later, what)))
         elif name in ours and not _dropped_later(name, seen, current):
             columns.append(ours[name])
         elif name in theirs and not _dropped_later(name, current, seen):
@@ -96,7 +103,7 @@ def _columns(current: TableSchema, seen: TableSchema, kind: str) -> tuple[Column
 
 
 def _dropped_later(name: str, one: TableSchema, other: TableSchema) -> bool:
-    """Return whether `one`, where the column does not live, knows a drop of it that `other` does not."""
+    """Return whether `one` knows a later drop of a column than `other`, or `other` none."""
     return _last_drop(name, one) > _last_drop(name, other)
 
 
@@ -104,7 +111,8 @@ def _last_drop(name: str, schema: TableSchema) -> int:
     return max((d.dropped_at for d in schema.dropped if d.name == name), default=-(1 << 63))
 
 
-def _join_types(one: CqlType, other: CqlType, what: str) -> CqlType:
+def _join_types(one: CqlType, other: CqlType, later: int, what: str) -> CqlType:
+    """Return the type of a column with two types; `later` is 1 if `other` is the later one, -1 if `one` is, else 0."""
     match one, other:
         case Udt(), Udt() if one.name == other.name:
             longer = other if len(other.fields) > len(one.fields) else one
@@ -115,21 +123,22 @@ def _join_types(one: CqlType, other: CqlType, what: str) -> CqlType:
                         f"{what}: field {name} of the type {one.name} was renamed to {other_name}, and Delta's nested "
                         "fields keep their names: bring the table in under another lake.path"
                     )
-                fields[i] = (name, _join_types(t, other_t, f"{what}.{name}"))
+                fields[i] = (name, _join_types(t, other_t, later, f"{what}.{name}"))
             return replace(longer, fields=tuple(fields))
         case Collection(), Collection() if (one.kind, one.frozen) == (other.kind, other.frozen):
-            return replace(one, arguments=_join_all(one.arguments, other.arguments, what))
+            return replace(one, arguments=_join_all(one.arguments, other.arguments, later, what))
         case Tuple(), Tuple() if len(one.arguments) == len(other.arguments):
-            return replace(one, arguments=_join_all(one.arguments, other.arguments, what))
+            return replace(one, arguments=_join_all(one.arguments, other.arguments, later, what))
         case Vector(), Vector() if one.dimension == other.dimension:
-            return replace(one, element=_join_types(one.element, other.element, what))
+            return replace(one, element=_join_types(one.element, other.element, later, what))
     if one == other or (arrow_type(one) == arrow_type(other) and is_complex(one) == is_complex(other)):
-        return other
+        is_other = later > 0 or (later == 0 and (one, other) in _WIDER)
+        return other if is_other else one
     raise SchemaError(
         f"{what} was {one} and is {other}, which the lake holds as {arrow_type(one)} and {arrow_type(other)}: bring "
         "the table in under another lake.path, or give the column another name"
     )
 
 
-def _join_all(ones: tuple[CqlType, ...], others: tuple[CqlType, ...], what: str) -> tuple[CqlType, ...]:
-    return tuple(_join_types(a, b, what) for a, b in zip(ones, others, strict=True))
+def _join_all(ones: tuple[CqlType, ...], others: tuple[CqlType, ...], later: int, what: str) -> tuple[CqlType, ...]:
+    return tuple(_join_types(a, b, later, what) for a, b in zip(ones, others, strict=True))
