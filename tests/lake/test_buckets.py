@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from deltalake import DeltaTable
 from tests.support.made import SCHEMA, new_table, settings_at
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, buckets_of_share, check_buckets, token_range
+from writetime.lake.parquet import split_by_bucket
 from writetime.lake.table import create_table, open_table
 from writetime.lake.versions import BUCKETS
 
@@ -31,6 +33,22 @@ def test_shares(buckets: int) -> None:
     shares = [buckets_of_share(share, 16, buckets) for share in range(16)]
     assert [bucket for share in shares for bucket in share] == list(range(buckets))
     assert {len(share) for share in shares} <= {0, 1, buckets // 16}
+
+
+@pytest.mark.parametrize("buckets", [1, 4, 1024])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_rows_are_split_by_bucket(buckets: int, *, ordered: bool) -> None:
+    some = random.Random(buckets)
+    tokens = [some.randint(-(1 << 63), (1 << 63) - 1) for _ in range(2000)]
+    if ordered:
+        tokens.sort()
+    cells = [{"value": i if i % 7 else None} if i % 3 else None for i in range(2000)]
+    table = pa.table({"token": pa.array(tokens, pa.int64()), "number": range(2000), "cell": cells})
+    table = pa.concat_tables([table.slice(0, 900), table.slice(900, 700), table.slice(1600)])
+    wanted: dict[int, list[dict[str, Any]]] = {}
+    for bucket, row in zip(buckets_of(table["token"], buckets).tolist(), table.to_pylist(), strict=True):
+        wanted.setdefault(bucket, []).append(row)
+    assert {bucket: part.to_pylist() for bucket, part in split_by_bucket(table, buckets)} == wanted
 
 
 @pytest.mark.parametrize("buckets", [0, 3, -4, 1 << 17])

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,22 @@ def test_expiry_is_an_event(tmp_path: Path) -> None:
     # An instant that is earlier than the last one does not bring rows back.
     assert stream.extend(table, 1000 * SECOND) == 0
     assert stream.extend(table, 3000 * SECOND) == 1
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_much_expires_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a batch with few changes is computed one bucket at a time; some buckets have changes, some only expire."""
+    monkeypatch.setattr(buckets, "FEW_ROWS", 2)
+    table = new_table(tmp_path, buckets=16)
+    add(table, [expiring(i, 1, 2000, v="a") for i in range(100)], 1)
+    assert stream.extend(table, 1999 * SECOND) == 100
+    state.fold(table)
+    later = [write(i, 1, 6, v="b") for i in range(0, 100, 10)] + [write(i, 2, 6, v="c") for i in range(7)]
+    add(table, later, 2)
+    assert stream.extend(table, 2000 * SECOND) == 107
+    counts = Counter(kinds(table, 2).values())
+    assert counts == {"DELETE": 90, "UPDATE": 10, "CREATE": 7}
+    assert len({file.bucket for file in table.row_events.load().files}) == 16
     assert replayed(table) == view_rows(views.virtual(table))
 
 

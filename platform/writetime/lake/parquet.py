@@ -246,14 +246,18 @@ def list_offsets(lists: pa.Array) -> pa.Array:
 
 
 def split_by_bucket(table: pa.Table, buckets: int) -> Iterable[tuple[int, pa.Table]]:
-    """Split rows by the bucket of their token."""
+    """Split rows by the bucket of their token; the rows of each are in their order, and are copies."""
     numbers = buckets_of(table["token"], buckets)
-    present = np.unique(numbers)
+    present, counts = np.unique(numbers, return_counts=True)
     if len(present) == 1:
         yield int(present[0]), table
         return
-    for bucket in present:
-        yield int(bucket), table.filter(pa.array(numbers == bucket))
+    # Rows are looked at once, and not once per bucket.
+    rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+    # Of several chunks, each part would take all.
+    table = table.combine_chunks()
+    for bucket, own in zip(present.tolist(), rows, strict=True):
+        yield bucket, table.take(pa.array(own))
 
 
 def sort(tables: Sequence[pa.Table]) -> pa.Table:
