@@ -24,6 +24,7 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
 from writetime.row_events.changed_rows import position_of
+from writetime.schema.cql import parse_table
 from writetime.view.refreshing import refresh
 
 
@@ -104,6 +105,28 @@ def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.
         pass
     assert state.fold(table) == 0
     assert stream.extend(table) == 0
+
+
+def test_packing_a_wide_table_reads_only_what_its_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the nulls of the other columns would take most of the memory."""
+    names = [f"c{i}" for i in range(30)]
+    columns = ", ".join(f"{name} int" for name in names)
+    schema = parse_table(f"CREATE TABLE shop.wide (id int, n int, {columns}, PRIMARY KEY (id, n))")
+    table = new_table(tmp_path, schema)
+    for number in range(16):
+        add(table, [write(i, 1, number, **{names[number % 2]: number}) for i in range(4)], number, schema)
+    rows = view_rows(views.virtual(table))
+    seen: list[str] = []
+    packed = packing.without_empty
+
+    def noted(rows: pa.Table) -> pa.Table:
+        seen.extend(rows.column_names)
+        return packed(rows)
+
+    monkeypatch.setattr(packing, "without_empty", noted)
+    assert pack(table) == 16
+    assert [name for name in seen if name in names] == ["c0", "c1"]
+    assert view_rows(views.virtual(table)) == rows
 
 
 @given(st.lists(st.sampled_from(["add", "fold", "pack", "packed", "compact", "trim", "extend"]), max_size=40))

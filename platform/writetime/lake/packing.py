@@ -14,7 +14,7 @@ from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, sort, without_empty, write_rows
+from writetime.lake.parquet import READ_SOON, WrittenFile, read_files, sort, without_empty, write_rows
 from writetime.lake.retention import used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
@@ -44,7 +44,7 @@ class _Pack:
 
     def run(self) -> list[WrittenFile]:
         fields = change_schema(self.schema)
-        rows = sort([read_file(self.storage, file.path, fields) for file in self.files])
+        rows = sort(read_files(self.storage, [file.path for file in self.files], fields))
         packed = without_empty(rows)
         return write_rows(self.storage, packed, self.bucket, self.buckets, self.prefix, layout=READ_SOON)
 

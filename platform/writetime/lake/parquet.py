@@ -174,9 +174,23 @@ def _without_empty(array: pa.Array) -> pa.Array:
 
 def read_file(storage: Storage, path: str, schema: pa.Schema) -> pa.Table:
     """Read a file's columns of this schema; columns that the file does not have are null."""
+    return conform(_read(storage, path, schema.names), schema, f"{storage.address}/{path}")
+
+
+def read_files(storage: Storage, paths: Sequence[str], schema: pa.Schema) -> list[pa.Table]:
+    """Read the columns of this schema that any of these files has, and the sort columns; columns that a file does not
+    have are null.
+    """
+    found = [_read(storage, path, schema.names) for path in paths]
+    names = {*SORTED_BY}.union(*(table.column_names for table in found))
+    fields = pa.schema([field for field in schema if field.name in names])
+    return [conform(table, fields, f"{storage.address}/{path}") for table, path in zip(found, paths, strict=True)]
+
+
+def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
+    """Read those of these columns that a file has."""
     with pq.ParquetFile(path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as file:
-        present = [name for name in schema.names if name in file.schema_arrow.names]
-        return conform(file.read(present), schema, f"{storage.address}/{path}")
+        return file.read([name for name in names if name in file.schema_arrow.names])
 
 
 def count_values(storage: Storage, path: str, column: str) -> int:

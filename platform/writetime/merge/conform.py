@@ -6,6 +6,8 @@ renamed (they keep their places). Old databases changed `text` or `ascii` to `bl
 (CASSANDRA-12443).
 """
 
+import functools
+
 import pyarrow as pa
 
 from writetime.changes.model import change_schema, field_name
@@ -31,10 +33,12 @@ def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
     required = [*_OWN, *(field_name(c) for c in schema.partition_key + schema.clustering)]
     if missing := [name for name in required if name not in table.schema.names]:
         raise SchemaError(f"changes of {schema.full_name} lack the field {missing[0]}; read them with all fields")
+    # All missing fields of a type share their nulls.
+    nulls = functools.cache(functools.partial(pa.nulls, len(table)))
     columns = []
     for field in full:
         if field.name not in table.schema.names:
-            columns.append(pa.nulls(len(table), field.type))
+            columns.append(nulls(field.type))
             continue
         column = table[field.name]
         if field.name in REPEATING and pa.types.is_dictionary(column.type):

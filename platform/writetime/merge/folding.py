@@ -1,6 +1,8 @@
 """Folds the changes of a table into its state."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from writetime.merge.forms import with_newest_forms
 from writetime.merge.order import Order, order_changes
 from writetime.merge.precedence import NEVER, marker_times
 from writetime.merge.tombstones import Tombstones, find_tombstones
-from writetime.schema.table import TableSchema
+from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 
 
@@ -34,10 +36,7 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     parts = [part for part in parts if len(part)]
     if not parts:
         return full.empty_table()
-    if any(part.schema != parts[0].schema for part in parts):
-        parts = [part.cast(full) for part in parts]
-    # One chunk each, once for all readers.
-    changes = pa.concat_tables(parts).combine_chunks()
+    schema, changes = _joined(parts, schema)
     for column in schema.static + schema.regular:
         if column.type == Native("counter"):
             name = field_name(column)
@@ -59,8 +58,27 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     if len(groups) < len(some):
         fields = {name: array.take(pa.array(groups)) for name, array in fields.items()}
     fields |= _keys(changes, schema, order, tombstones, groups)
-    arrays = [fields[f.name] if f.name in fields else pa.nulls(len(groups), f.type) for f in full]
+    # All missing fields of a type share their nulls.
+    nulls = functools.cache(functools.partial(pa.nulls, len(groups)))
+    arrays = [fields[f.name] if f.name in fields else nulls(f.type) for f in full]
     return pa.Table.from_arrays(arrays, schema=full)
+
+
+def _joined(parts: Sequence[pa.Table], schema: TableSchema) -> tuple[TableSchema, pa.Table]:
+    """Return the changes of all parts in one chunk each, once for all readers, and the schema that they have: without
+    origins, and without the columns that no part has. In a wide table, nulls would take most of the memory.
+    """
+
+    def written(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(c for c in columns if any(part[field_name(c)].null_count < len(part) for part in parts))
+
+    schema = replace(schema, static=written(schema.static), regular=written(schema.regular))
+    fields = change_schema(schema)
+    fields = fields.remove(fields.get_field_index("origin"))
+    parts = [part.select(fields.names) for part in parts]
+    if any(part.schema != parts[0].schema for part in parts):
+        parts = [part.cast(fields) for part in parts]
+    return schema, pa.concat_tables(parts).combine_chunks()
 
 
 def _markers(markers: pa.StructArray, group: np.ndarray, tombstones: Tombstones) -> tuple[pa.StructArray, np.ndarray]:
