@@ -7,6 +7,7 @@ The process of a run reports it when it gives the resources back. This is before
 (`writetime_dagster.assets.runs`) react to this event, so they see which runs are reported, and report the others.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from dagster import (
 )
 
 from writetime.core import alerts, config
+from writetime.core.errors import reason_of
+
+log = logging.getLogger(__name__)
 
 # Tags of a run that is reported: the path of the report, and the status that it gives.
 REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
@@ -117,18 +121,31 @@ def _status(instance: DagsterInstance, run: DagsterRun) -> DagsterRunStatus:
 def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     """Write the report of a run, send an alert if something is wrong, and tag the run. Return the report's path.
 
-    The tags come last: if the process is killed before, the alert may come twice, and it is never lost.
+    A report that cannot be written keeps no alert back. The tags come last: if the process is killed before, the alert
+    may come twice, and it is never lost.
     """
     settings = config.load()
-    path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report(instance, run))
+    path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").absolute()
+    fault = _write(path, report(instance, run))
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
     if found or run.status is not DagsterRunStatus.SUCCESS:
         title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
-        alerts.send(settings, title, found)
+        alerts.send(settings, title, [*found, *fault])
     instance.add_run_tags(run.run_id, {REPORT: str(path), REPORTED_STATUS: run.status.value})
     return path
+
+
+def _write(path: Path, text: str) -> list[str]:
+    """Write a report. If that fails, log why, and return it as a line for an alert."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Messages of other programs may have characters that UTF-8 cannot encode.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as e:
+        fault = f"the report could not be written: {reason_of(e)}; make the folder `alerts.reports` writable"
+        log.error("%s", fault)
+        return [fault]
+    return []
 
 
 def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:

@@ -94,7 +94,7 @@ def report_of(instance: DagsterInstance, run: DagsterRun) -> str:
     assert run_reports.ended(instance, run) == Path(run.tags[run_reports.REPORT])
     [tagged] = instance.get_runs(RunsFilter(tags={run_reports.REPORT: run.tags[run_reports.REPORT]}))
     assert tagged.run_id == run.run_id
-    return Path(run.tags[run_reports.REPORT]).read_text()
+    return Path(run.tags[run_reports.REPORT]).read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -148,6 +148,36 @@ def test_a_webhook_that_does_not_answer_does_no_harm(
     assert "alerts.webhook does not take the alert" in caplog.text
     # Its URL is a secret.
     assert "hooks/" not in caplog.text
+
+
+def test_a_report_that_cannot_be_written_keeps_no_alert_back(
+    instance: DagsterInstance, posted: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither that of a run's own process nor that of a sensor."""
+    (tmp_path / "reports").touch()
+    run = run_of(instance, broken)
+    assert "the report could not be written: FileExistsError: " in caplog.text
+    killed = instance.create_run_for_job(
+        Definitions([asset(name="fine")(lambda: None)]).get_implicit_global_asset_job_def()
+    )
+    instance.report_run_failed(killed, "the process was killed")
+    run_reports.ended(instance, ended(instance, killed.run_id))
+    for alert, of, line in zip(posted, (run, killed), ("shop.orders is broken", "the process was killed"), strict=True):
+        assert alert["title"] == f"run {of.run_id} of job {of.job_name}: failure"
+        said, fault = alert["lines"]
+        assert line in said
+        assert fault.startswith("the report could not be written: FileExistsError: ")
+    assert run_reports.REPORT in ended(instance, run.run_id).tags
+
+
+def test_a_report_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    """Also if a message has characters that UTF-8 cannot encode."""
+    path = tmp_path / "report.md"
+    script = f"from {run_reports.__name__} import _write, Path; print(_write(Path({str(path)!r}), '\\u00fc\\udc80'))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | ascii_only, capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
+    assert path.read_text(encoding="utf-8") == "ü\\udc80"
 
 
 def test_nothing_wrong_is_no_alert(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
