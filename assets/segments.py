@@ -111,7 +111,7 @@ publish_segments_job = define_asset_job(
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
     description="Capture: starts the job `publish_segments` when the folders of `capture.segments` have unpublished "
-    "segments, by their listing.",
+    "segments, by their listing, or one of the folders cannot be listed, which the run then reports.",
 )
 def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Compare the folders with the checkpoint."""
@@ -123,10 +123,11 @@ def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunR
     if not settings.capture.segments:
         return SkipReason("capture.segments names no folder")
     try:
-        new = unpublished(settings.capture.segments, checkpoint_of(settings))
+        new, unlisted = unpublished(settings.capture.segments, checkpoint_of(settings))
     except (WritetimeError, OSError) as e:
-        return SkipReason(f"the folders cannot be listed: {e}")
-    if not new:
+        return SkipReason(f"the checkpoint cannot be read: {e}")
+    # A run publishes what the other folders have, and reports the fault.
+    if not new and not unlisted:
         return SkipReason("all segments are published")
     return RunRequest(tags={"writetime/segments": str(len(new))})
 

@@ -39,6 +39,13 @@ def published(captured: Captured) -> Counter[str]:
     return Counter(map(repr, captured.changes("t").drop_columns(["origin"]).to_pylist()))
 
 
+def new_ones(paths: list[str], checkpoint: Path) -> list[str]:
+    """The unpublished segments of folders that can all be listed."""
+    found, unlisted = unpublished(paths, checkpoint)
+    assert unlisted == {}
+    return found
+
+
 def index_of(path: Path) -> Path:
     """The `_cdc.idx` of a segment."""
     return path.with_name(f"{path.stem}_cdc.idx")
@@ -191,9 +198,9 @@ def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tm
     shutil.move(index_of(torn), tmp_path)
     index_of(mislabelled).write_text("no offset")
     # Only a run will show the state of the one whose index has nothing.
-    assert set(unpublished([copies], checkpoint)) == {str(path) for path in (broken, torn, *sound)}
+    assert set(new_ones([copies], checkpoint)) == {str(path) for path in (broken, torn, *sound)}
     report = publish_segments(captured.settings, [copies], checkpoint)
-    assert unpublished([copies], checkpoint) == []
+    assert new_ones([copies], checkpoint) == []
     assert set(report.faults) == {str(path) for path in (broken, torn, mislabelled)}
     assert all(Path(path).stem in reason for path, reason in report.faults.items())
     assert report.segments == len(sound) + 2
@@ -201,9 +208,9 @@ def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tm
     assert set(publish_segments(captured.settings, [copies], checkpoint).faults) == set(report.faults)
     for path, content in contents.items():
         path.write_bytes(content)
-    assert set(unpublished([copies], checkpoint)) == {str(path) for path in (broken, torn, mislabelled)}
+    assert set(new_ones([copies], checkpoint)) == {str(path) for path in (broken, torn, mislabelled)}
     assert publish_segments(captured.settings, [copies], checkpoint).faults == {}
-    assert unpublished([copies], checkpoint) == []
+    assert new_ones([copies], checkpoint) == []
     captured.assert_same("t")
     assert_reported_if_it_vanishes(captured, mislabelled)
 
@@ -332,7 +339,7 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
         kept = archives._read_checkpoint(tmp_path / "checkpoint")
         assert {key for key, found in kept.items() if found.is_done} == set(map(str, sound))
         assert str(bad) not in kept
-        assert unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint") == [str(bad)]
+        assert new_ones([str(tmp_path / "copies")], tmp_path / "checkpoint") == [str(bad)]
         broken.error = None
         wait_for(lambda: archives._read_checkpoint(tmp_path / "checkpoint").get(str(bad)))
     assert caplog.text.count(f"{bad} cannot be read: {type(error).__name__}") == 1
@@ -441,7 +448,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
     with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
         wait_for((tmp_path / "checkpoint/segments.json").exists)
     assert reports[0].errors == {"disk": 3}
-    assert unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint") == []
+    assert new_ones([str(tmp_path / "copies")], tmp_path / "checkpoint") == []
     # The changes were acknowledged, so they are not published again.
     assert set(published(captured).values()) == {1}
     captured.assert_same("t")
@@ -468,7 +475,7 @@ def test_a_refused_topic_ends_the_attempts(
     with pytest.raises(WritetimeError, match=f"Kafka refuses {SCHEMAS_TOPIC}"):
         publish()
     assert len(refused) == 1
-    assert set(unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint")) == set(map(str, copies))
+    assert set(new_ones([str(tmp_path / "copies")], tmp_path / "checkpoint")) == set(map(str, copies))
     refused.clear()
     topic = changes_topic(f"{captured.keyspace}.t")
     assert set(publish().faults.values()) == {f"Kafka refuses {topic}"}
@@ -520,7 +527,7 @@ def test_an_unknown_error_of_a_task_loses_nothing(
     paths = [str(tmp_path / "copies")]
     with pytest.raises(WritetimeError, match="RuntimeError: a bug"):
         publish_segments(captured.settings, paths, tmp_path / "checkpoint", tasks=2)
-    assert set(unpublished(paths, tmp_path / "checkpoint")) == set(map(str, copies[1::2]))
+    assert set(new_ones(paths, tmp_path / "checkpoint")) == set(map(str, copies[1::2]))
     report = publish_segments(captured.settings, paths, tmp_path / "checkpoint", tasks=2)
     assert (report.segments, report.faults) == (len(copies[1::2]), {})
     captured.assert_same("t")

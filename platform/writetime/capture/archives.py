@@ -383,19 +383,18 @@ def checkpoint_of(settings: Settings) -> Path:
     return settings.capture.state_dir / "segments"
 
 
-def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:
-    """Return the segments with data that a checkpoint does not have. Segments are listed and not read, except for their
-    `_cdc.idx`. A segment with a fault counts once its file has changed.
+def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict[str, Exception]]:
+    """Return the segments with data that a checkpoint does not have, and the folders that are missing or cannot be
+    listed, with the reasons. Segments are listed and not read, except for their `_cdc.idx`. A segment with a fault
+    counts once its file has changed.
 
     Raises:
-        WritetimeError: a folder is missing.
-        OSError: a folder cannot be listed.
+        WritetimeError: the checkpoint cannot be read.
+        OSError: as above.
     """
     kept = _read_checkpoint(checkpoint)
     sight = _look(_addresses(paths), kept)
-    for error in sight.unlisted.values():
-        raise error
-    return [look.key for look in sight.looks if _begin(look, kept.get(look.key)) is not None]
+    return [look.key for look in sight.looks if _begin(look, kept.get(look.key)) is not None], sight.unlisted
 
 
 def publish_segments(
