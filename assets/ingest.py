@@ -95,14 +95,18 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=USER_EVENTS_TOPIC,
-    description="No message waits for longer than half of the topic's retention. Kafka deletes it at the end of that.",
+    description="No message waits for longer than half of the topic's retention. Kafka deletes it at the end of that. "
+    "No message was deleted before it was stored, and the topic has not lost its end.",
 )
 @by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
-    """Count the messages that have waited so long that Kafka will soon delete them."""
+    """Count the messages that have waited so long that Kafka will soon delete them; fail if messages were lost."""
     settings = kafka.settings
-    stored = committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
-    return from_waiting(lambda: waiting_too_long(settings, settings.ingest.topic, stored))
+    topic, group = settings.ingest.topic, settings.ingest.group
+    if lost := kafka.progress(topic, group).faults:
+        return AssetCheckResult(passed=False, description="; ".join(lost), metadata={"faults": len(lost)})
+    stored = committed_offsets(settings, topic, group)
+    return from_waiting(lambda: waiting_too_long(settings, topic, stored))
 
 
 @asset(
@@ -320,11 +324,13 @@ dead_letters_job = define_asset_job(
     job=ingest_job,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Ingest: starts the job `ingest` when the topic has messages that are not stored. Does nothing while a "
-    "run of it is under way, or while a `writetime sink` stores them.",
+    description="Ingest: starts the job `ingest` when the topic has messages that are not stored, or has lost some. "
+    "Does nothing while a run of it is under way, or while a `writetime sink` stores them.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Request a run while there is lag, also after a run that took only a part, and a while after one that failed."""
+    """Request a run while there is lag or messages were lost, also after a run that took only a part, and a while
+    after one that failed.
+    """
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
     if failed_lately(context.instance, ingest_job.name):
@@ -332,7 +338,8 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
     settings = kafka.settings.ingest
     try:
         progress = kafka.progress(settings.topic, settings.group)
-        if progress.total_lag == 0:
+        # A run reports messages that were lost.
+        if progress.total_lag == 0 and not progress.faults:
             return SkipReason(f"{settings.topic} has no messages to store")
         if kafka.group_is_live(settings.group):
             return SkipReason(f"a `writetime sink` is storing the {progress.total_lag} messages of {settings.topic}")

@@ -8,10 +8,13 @@ from writetime_dagster.resources.base import WritetimeResource
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """The end offsets of a topic's partitions, and the messages that a consumer group has not read."""
+    """The end offsets of a topic's partitions, the messages that a consumer group has not read, and why the group
+    cannot continue in some partitions: messages were lost.
+    """
 
     ends: dict[int, int]
     lag: dict[int, int]
+    faults: list[str]
 
     @property
     def total_lag(self) -> int:
@@ -25,11 +28,13 @@ class KafkaResource(WritetimeResource):
     def progress(self, topic: str, group: str) -> TopicProgress:
         """Return the topic's current end offsets and the group's lag; nothing is consumed."""
         settings = self.settings
-        ends = kafka.end_offsets(settings, topic)
-        first = kafka.beginning_offsets(settings, topic)
         committed = kafka.committed_offsets(settings, topic, group)
-        lag = {p: end - max(first[p], committed[p] or 0) for p, end in ends.items()}
-        return TopicProgress(ends, lag)
+        first = kafka.beginning_offsets(settings, topic, list(committed))
+        # Last: no offset that was committed before is behind them.
+        ends = kafka.end_offsets(settings, topic, list(committed))
+        lag = {p: max(end - max(first[p], committed[p] or 0), 0) for p, end in ends.items()}
+        faults = [kafka.offset_fault(topic, p, committed[p], first[p], end) for p, end in ends.items()]
+        return TopicProgress(ends, lag, [fault for fault in faults if fault])
 
     def group_is_live(self, group: str) -> bool:
         """Return whether a consumer group has members."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from dagster import (
     AssetCheckResult,
@@ -262,6 +262,32 @@ def test_sensor_asks_for_a_run_while_there_is_lag(
     again = tick()
     assert isinstance(again, RunRequest), "a failed run must not be the last"
     assert again.run_key is None
+
+
+@pytest.mark.parametrize(("first", "committed"), [(5, 2), (0, 7)], ids=["by retention", "by the broker"])
+def test_lost_messages_fail_the_check_and_a_run(
+    settings: Settings, instance: DagsterInstance, first: int, committed: int
+) -> None:
+    """Although no message waits: retention has deleted all, or the topic ends before the group's offset."""
+    topic, group = settings.ingest.topic, settings.ingest.group
+    producer = Producer(kafka.client_config(settings, acks="all"))
+    for value in event_values(5):
+        producer.produce(topic, value=value, partition=0)
+    assert producer.flush(20) == 0
+    if first:
+        admin = AdminClient(kafka.client_config(settings))
+        [deleted] = admin.delete_records([TopicPartition(topic, 0, first)]).values()
+        deleted.result(15)
+    kafka.commit_offsets(settings, topic, group, {0: committed})
+    assert KafkaResource().progress(topic, group).total_lag == 0
+    check = ingest.lag_is_far_from_retention(kafka=KafkaResource())
+    assert isinstance(check, AssetCheckResult)
+    assert (check.passed, check.severity) == (False, AssetCheckSeverity.ERROR)
+    with pytest.raises(WritetimeError) as refused:
+        drain.plan(settings)
+    assert check.description == str(refused.value)
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+        assert isinstance(ingest.user_events_lag(context), RunRequest)
 
 
 def test_upsert_passes_its_checks_with_an_event_twice(

@@ -153,6 +153,21 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
     assert 2 < max(most) <= 12
 
 
+def test_messages_that_the_broker_has_lost_stop_the_sink_until_someone_decides(settings: Settings) -> None:
+    """Else messages that come later, at the offsets of the lost ones, would count as stored."""
+    topic, group = settings.ingest.topic, settings.ingest.group
+    produce(settings, [an_event(n).value() for n in range(4)])
+    assert len(run_once(settings)) == 4
+    commit_offsets(settings, topic, group, {0: 6})
+    for start in (lambda: sink.run(settings, threading.Event()), lambda: drain.plan(settings)):
+        with pytest.raises(WritetimeError, match=f"{topic}/0: it ends at 4, but was read up to 6 before.* to 0 with"):
+            start()
+    commit_offsets(settings, topic, group, {0: 0})
+    produce(settings, [an_event(9).value()])
+    assert [row["outcome"] for row in run_once(settings)] == ["stored"] * 5
+    assert [event_id.int for event_id, _ in rows(settings)] == [0, 1, 2, 3, 9]
+
+
 def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
     """Return outcome and reason of every write, by offset."""
     done: dict[int, tuple[str, str]] = {}

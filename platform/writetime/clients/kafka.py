@@ -301,6 +301,29 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
             )
 
 
+def offset_fault(topic: str, partition: int, committed: int | None, first: int, end: int) -> str | None:
+    """Return why a group cannot continue at the offset that it has committed for a partition, and the remedy; None if
+    it can, or if it has committed nothing.
+
+    Args:
+        topic: the topic.
+        partition: the partition.
+        committed: the offset; None or negative if there is none.
+        first: the first offset that the partition has.
+        end: its end offset, read after the committed one.
+    """
+    if committed is None or committed < 0 or first <= committed <= end:
+        return None
+    lost = (
+        f"offsets {committed} to {first - 1} were deleted by retention before they were read; these messages are lost. "
+        "To continue without them,"
+        if committed < first
+        else f"it ends at {end}, but was read up to {committed} before: the broker has lost messages, and "
+        "new ones get offsets that count as read. To read all again, which changes nothing that is stored,"
+    )
+    return f"{topic}/{partition}: {lost} set the group's offset to {first} with kafka-consumer-groups --reset-offsets"
+
+
 @contextmanager
 def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
     """A consumer that reads and sets a group's offsets, and no messages.

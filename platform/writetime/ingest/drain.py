@@ -64,7 +64,8 @@ def plan(settings: Settings) -> list[OffsetRange]:
     partitions.
 
     Raises:
-        WritetimeError: the topic is missing, retention has deleted unread messages, or a `writetime sink` is running.
+        WritetimeError: the topic is missing, retention has deleted unread messages, the broker has lost messages that
+            were read, or a `writetime sink` is running.
     """
     ingest = settings.ingest
     if group_is_live(settings, ingest.group):
@@ -72,13 +73,13 @@ def plan(settings: Settings) -> list[OffsetRange]:
             f"group {ingest.group} has live members: a `writetime sink` is storing these events already; stop it, or "
             "leave the work to it"
         )
-    first = beginning_offsets(settings, ingest.topic)
     committed = committed_offsets(settings, ingest.topic, ingest.group)
-    ends = end_offsets(settings, ingest.topic)
+    first = beginning_offsets(settings, ingest.topic, list(committed))
+    ends = end_offsets(settings, ingest.topic, list(committed))
     share = max(1, ingest.max_events_per_run // len(ends))
     ranges = []
     for partition, end in ends.items():
-        start = start_offset(ingest.topic, partition, committed[partition], first[partition])
+        start = start_offset(ingest.topic, partition, committed[partition], first[partition], end)
         if start < end:
             ranges.append(OffsetRange(partition, start, min(end, start + share)))
     return ranges

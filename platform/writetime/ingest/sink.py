@@ -14,7 +14,7 @@ from cassandra.cluster import Session
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from writetime.clients.database import connect
-from writetime.clients.kafka import beginning_offsets, client_config, committed
+from writetime.clients.kafka import beginning_offsets, client_config, committed, end_offsets, offset_fault
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.pipeline import EventPipeline, Receipt
@@ -35,7 +35,8 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     outcome.
 
     Raises:
-        WritetimeError: no database, no such topic or table, or messages were lost to retention before they were read.
+        WritetimeError: no database, no such topic or table, or messages were lost: to retention before they were read,
+            or by the broker.
     """
     with connect(settings) as session:
         return _Service(settings, session).run(stop)
@@ -147,10 +148,10 @@ class _Service:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            first, committed = self._offsets(consumer, partitions)
+            first, ends, committed = self._offsets(consumer, partitions)
             starts = []
             for tp in committed:
-                start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition])
+                start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition], ends[tp.partition])
                 self._pipeline.assign(tp.partition, start, tp.metadata or "")
                 self._committed[tp.partition] = (start, tp.metadata or "")
                 starts.append(TopicPartition(self._topic, tp.partition, start))
@@ -164,12 +165,13 @@ class _Service:
 
     def _offsets(
         self, consumer: Consumer, partitions: list[TopicPartition]
-    ) -> tuple[dict[int, int], list[TopicPartition]]:
-        """Return the first and the committed offsets; wait for a broker that does not answer."""
+    ) -> tuple[dict[int, int], dict[int, int], list[TopicPartition]]:
+        """Return the first, the end and the committed offsets; wait for a broker that does not answer."""
         while True:
             try:
                 reached = committed(self._settings, consumer, self._settings.ingest.group, partitions)
-                return beginning_offsets(self._settings, self._topic), reached
+                first = beginning_offsets(self._settings, self._topic)
+                return first, end_offsets(self._settings, self._topic), reached
             except Transient as e:
                 if self._stop.is_set():
                     raise
@@ -224,18 +226,12 @@ class _Service:
         self._metrics.count(receipt)
 
 
-def start_offset(topic: str, partition: int, committed: int | None, first: int) -> int:
+def start_offset(topic: str, partition: int, committed: int | None, first: int, end: int) -> int:
     """Return where to begin: at the committed offset, or at the first message if nothing was committed.
 
     Raises:
-        WritetimeError: retention has deleted messages that were never read.
+        WritetimeError: retention has deleted messages that were never read, or the broker has lost some that were.
     """
-    if committed is None or committed < 0:
-        return first
-    if committed < first:
-        raise WritetimeError(
-            f"{topic}/{partition}: offsets {committed} to {first - 1} were deleted by retention before they were read; "
-            f"these messages are lost. To continue without them, set the group's offset to {first} with "
-            "kafka-consumer-groups --reset-offsets"
-        )
-    return committed
+    if fault := offset_fault(topic, partition, committed, first, end):
+        raise WritetimeError(fault)
+    return first if committed is None or committed < 0 else committed
