@@ -41,7 +41,7 @@ from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
-from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
+from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings, from_waiting
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns
@@ -329,12 +329,13 @@ dead_letters_job = define_asset_job(
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Request a run while there is lag or messages were lost, also after a run that took only a part, and a while
-    after one that failed.
+    after one that failed to store events. An asset of dead letters that failed lately is left out.
     """
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
-    if failed_lately(context.instance, ingest_job.name):
-        return SkipReason("the last run of the job `ingest` failed; it is retried 15 minutes after its end")
+    failed = assets_that_failed_lately(context.instance, ingest_job.name)
+    if USER_EVENTS in failed:
+        return SkipReason("storing events failed in a run of the job `ingest`; it is retried 15 minutes after its end")
     settings = kafka.settings.ingest
     try:
         progress = kafka.progress(settings.topic, settings.group)
@@ -345,7 +346,9 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
             return SkipReason(f"a `writetime sink` is storing the {progress.total_lag} messages of {settings.topic}")
     except WritetimeError as e:
         return SkipReason(f"the lag cannot be read: {e}")
-    return RunRequest(tags={"writetime/lag": str(progress.total_lag)})
+    # A fault of the dead letters' table holds no events up.
+    keys = [USER_EVENTS] if DEAD_LETTERS in failed else None
+    return RunRequest(asset_selection=keys, tags={"writetime/lag": str(progress.total_lag)})
 
 
 dead_letters_schedule = on_schedule(

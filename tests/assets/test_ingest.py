@@ -13,14 +13,19 @@ from confluent_kafka.admin import AdminClient
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetExecutionContext,
+    AssetKey,
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
+    Definitions,
     ExecuteInProcessResult,
     ObserveResult,
     RunRequest,
     SkipReason,
+    asset,
     build_sensor_context,
+    define_asset_job,
     materialize,
 )
 from pyspark.sql import SparkSession
@@ -237,12 +242,46 @@ def test_a_retention_that_cannot_be_read_proves_nothing(settings: Settings, monk
     assert f"nothing is proven: the retention of topic {settings.ingest.topic} cannot be read" in str(check.description)
 
 
+def answer_of_the_sensor(instance: DagsterInstance) -> object:
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+        return ingest.user_events_lag(context)
+
+
+def run_that_fails(instance: DagsterInstance, broken: AssetKey) -> None:
+    """A run of a job `ingest` in which one asset fails."""
+
+    def fail(context: AssetExecutionContext) -> None:
+        if context.asset_key == broken:
+            raise RuntimeError("a fault")
+
+    assets = [
+        asset(key=ingest.USER_EVENTS)(fail),
+        asset(key=ingest.DEAD_LETTERS, deps=[ingest.USER_EVENTS])(fail),
+    ]
+    job = Definitions(assets, jobs=[define_asset_job("ingest")]).resolve_job_def("ingest")
+    assert not job.execute_in_process(instance=instance, raise_on_error=False).success
+
+
+def test_a_fault_of_the_dead_letters_holds_no_events_up(
+    settings: Settings, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their table is left out for a while."""
+    produce(settings, *event_values(5))
+    run_that_fails(instance, ingest.DEAD_LETTERS)
+    asked = answer_of_the_sensor(instance)
+    assert isinstance(asked, RunRequest)
+    assert asked.asset_selection == [ingest.USER_EVENTS]
+    monkeypatch.setattr(automation, "PAUSE_SECONDS", 0.0)
+    asked = answer_of_the_sensor(instance)
+    assert isinstance(asked, RunRequest)
+    assert asked.asset_selection is None
+
+
 def test_sensor_asks_for_a_run_while_there_is_lag(
     settings: Settings, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tick() -> object:
-        with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
-            return ingest.user_events_lag(context)
+        return answer_of_the_sensor(instance)
 
     quiet = tick()
     assert isinstance(quiet, SkipReason)
@@ -255,6 +294,7 @@ def test_sensor_asks_for_a_run_while_there_is_lag(
     assert isinstance(skipped, SkipReason)
     assert "under way" in str(skipped.skip_message)
     instance.report_run_failed(under_way)
+    run_that_fails(instance, ingest.USER_EVENTS)
     skipped = tick()
     assert isinstance(skipped, SkipReason)
     assert "failed" in str(skipped.skip_message)
@@ -286,8 +326,7 @@ def test_lost_messages_fail_the_check_and_a_run(
     with pytest.raises(WritetimeError) as refused:
         drain.plan(settings)
     assert check.description == str(refused.value)
-    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
-        assert isinstance(ingest.user_events_lag(context), RunRequest)
+    assert isinstance(answer_of_the_sensor(instance), RunRequest)
 
 
 def test_upsert_passes_its_checks_with_an_event_twice(
