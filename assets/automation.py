@@ -50,18 +50,24 @@ _ROUNDS = {
         "Prove views against the database, and that queues have lost nothing. Reads all rows, items and batches.",
     ),
 }
-_UNFINISHED = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
+_NOT_BEGUN = [DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING]
+_UNFINISHED = [*_NOT_BEGUN, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
 
-def is_under_way(instance: DagsterInstance, job_name: str) -> bool:
-    """Return whether a run of a job is queued or running."""
-    return bool(instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED), limit=1))
+def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0) -> bool:
+    """Return whether a run of a job is queued or running that was requested after a time (seconds since 1970)."""
+    after = datetime.fromtimestamp(since, UTC)
+    return bool(instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED, created_after=after), limit=1))
+
+
+def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
+    """Return the assets that the queued and running runs of a job work at: those whose steps have begun and have not
+    succeeded, such as one that waits for its next attempt. Of a run that has not begun, these are all.
+    """
+    found: set[AssetKey] = set()
+    for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED)):
+        found |= _not_done(instance, run.run_id, begun=run.status not in _NOT_BEGUN)
+    return found
 
 
 def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
@@ -85,7 +91,7 @@ def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[A
     for run in instance.get_run_records(recent):
         ended = run.end_time or 0.0
         if ended > since:
-            for key in _not_done(instance, run.dagster_run.run_id):
+            for key in _not_done(instance, run.dagster_run.run_id, begun=False):
                 failed[key] = max(failed.get(key, 0.0), ended)
     for record in instance.get_asset_records(list(failed)) if failed else []:
         last = record.asset_entry.last_materialization
@@ -94,13 +100,19 @@ def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[A
     return set(failed)
 
 
-def _not_done(instance: DagsterInstance, run_id: str) -> set[AssetKey]:
-    """Return the assets of a run whose steps have not succeeded."""
-    kinds = {DagsterEventType.ASSET_MATERIALIZATION_PLANNED, DagsterEventType.STEP_SUCCESS}
+def _not_done(instance: DagsterInstance, run_id: str, *, begun: bool) -> set[AssetKey]:
+    """Return the assets of a run whose steps have not succeeded, or only those whose steps have begun."""
+    kinds = {
+        DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+        DagsterEventType.STEP_START,
+        DagsterEventType.STEP_SUCCESS,
+    }
     records = instance.get_records_for_run(run_id, of_type=kinds).records
     events = [record.event_log_entry.get_dagster_event() for record in records]
+    planned = {event.asset_key: event.step_key for event in events if event.asset_key}
+    started = {event.step_key for event in events if event.is_step_start}
     done = {event.step_key for event in events if event.is_step_success}
-    return {event.asset_key for event in events if event.asset_key and event.step_key not in done}
+    return {key for key, step in planned.items() if step not in done and (step in started or not begun)}
 
 
 def with_rounds(definitions: Definitions) -> Definitions:

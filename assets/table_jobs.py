@@ -48,7 +48,12 @@ from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.topic_names import changes_topic
-from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
+from writetime_dagster.assets.automation import (
+    assets_that_failed_lately,
+    assets_under_way,
+    is_under_way,
+    on_schedule,
+)
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
@@ -61,6 +66,8 @@ LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
 # The time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
 _LAKE_SECONDS = 20.0
+# How long a tick leaves all tables to a run that was requested before: most runs take less, and each starts Spark.
+_PATIENCE_SECONDS = 120.0
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
@@ -220,19 +227,22 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         default_status=DefaultSensorStatus.STOPPED,
         description="Tables: starts the job `land` for the tables whose topics have changes that are not in the "
         "lake, and sometimes for the others, so that the lake records that there are none. It starts nothing for "
-        "tables that `writetime follow` follows.",
+        "tables that `writetime follow` follows, and nothing within two minutes after an unfinished run.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-        if is_under_way(context.instance, land.name):
+        if is_under_way(context.instance, land.name, time.time() - _PATIENCE_SECONDS):
             return SkipReason("a run of the job `land` is under way")
         settings = kafka.settings
         failed = assets_that_failed_lately(context.instance, land.name)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
+        # A run that takes long, as for a table with a backlog, holds up no other table.
+        under_way = assets_under_way(context.instance, land.name)
+        busy = {table.name for table in tables if key_of(table.name, "changes") in under_way}
         try:
             topic = shared_watermarks(settings)
             sources = topic.read()
             wanted = {changes_topic(table.name): table.name for table in tables}
-            for name in paused | followed(topic.reports):
+            for name in paused | busy | followed(topic.reports):
                 wanted.pop(changes_topic(name), None)
             found = ends_of_topics(settings, lambda name: name in wanted)
             ids = topic_ids(settings, sorted(found.ends))
@@ -269,6 +279,8 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         if paused:
             names = ", ".join(sorted(paused))
             reasons.append(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
+        if busy:
+            reasons.append(f"runs of the job `land` are landing {', '.join(sorted(busy))}")
         return SkipReason("; ".join(reasons))
 
     return captured_changes

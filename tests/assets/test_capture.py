@@ -10,9 +10,14 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetMaterialization,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
     Definitions,
     ExecuteInProcessResult,
+    JobDefinition,
     ObserveResult,
     RunRequest,
     SensorDefinition,
@@ -20,6 +25,7 @@ from dagster import (
     materialize,
 )
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.events import StepSuccessData
 from pyspark.sql import SparkSession
 
 from tests.support.lake_answers import view_rows
@@ -67,6 +73,13 @@ def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
 def land(instance: DagsterInstance, *tables: str) -> tuple[list[str], bool]:
     """Run what the sensor asks for; return the tables, and whether the run succeeded."""
     [request] = tick(instance, *tables).run_requests or []
+    selection = list(request.asset_selection or [])
+    result = land_job(*tables).execute_in_process(instance=instance, asset_selection=selection, raise_on_error=False)
+    return [name for name in tables if key_of(name, "changes") in selection], result.success
+
+
+def land_job(*tables: str) -> JobDefinition:
+    """The job of some tables."""
     of = [assets_of(FollowedTable(name)) for name in tables]
     whole = Definitions.merge(
         Definitions(
@@ -76,11 +89,7 @@ def land(instance: DagsterInstance, *tables: str) -> tuple[list[str], bool]:
         ),
         definitions(list(map(FollowedTable, tables))),
     )
-    selection = list(request.asset_selection or [])
-    result = whole.resolve_job_def("land").execute_in_process(
-        instance=instance, asset_selection=selection, raise_on_error=False
-    )
-    return [name for name in tables if key_of(name, "changes") in selection], result.success
+    return whole.resolve_job_def("land")
 
 
 def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
@@ -172,6 +181,30 @@ def test_a_table_that_cannot_land_slows_no_other(
 
 def requested(tick: SensorExecutionData) -> list[AssetKey]:
     return [key for request in tick.run_requests or [] for key in request.asset_selection or []]
+
+
+def test_a_table_that_takes_long_holds_no_other_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its run has taken long, the others get another run; most runs are not worth that."""
+    slow, sound = published(settings, "a", "b")
+    of_slow = land_job(slow, sound).get_subset(asset_selection={key_of(slow, "changes")})
+    with DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(of_slow, status=DagsterRunStatus.STARTED)
+        step_of(instance, run, DagsterEventType.STEP_START)
+        assert "is under way" in (tick(instance, slow, sound).skip_message or "")
+        monkeypatch.setattr(table_jobs, "_PATIENCE_SECONDS", 0.0)
+        assert requested(tick(instance, slow, sound)) == [key_of(sound, "changes")]
+        assert f"are landing {slow}" in (tick(instance, slow).skip_message or "")
+        step_of(instance, run, DagsterEventType.STEP_SUCCESS)
+        assert requested(tick(instance, slow, sound)) == [key_of(slow, "changes"), key_of(sound, "changes")]
+
+
+def step_of(instance: DagsterInstance, run: DagsterRun, kind: DagsterEventType) -> None:
+    """Report an event of the only step of a run."""
+    [planned] = instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+    data = StepSuccessData(1.0) if kind is DagsterEventType.STEP_SUCCESS else None
+    instance.report_dagster_event(
+        DagsterEvent(kind.value, run.job_name, step_key=planned.step_key, event_specific_data=data), run.run_id
+    )
 
 
 def test_a_table_whose_topic_has_no_leader_holds_no_other_up(
