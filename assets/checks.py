@@ -28,16 +28,22 @@ def from_findings(
     )
 
 
-def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
-    """Return one check that passes when all timestamps fit into a view. It shows, per column, the number of rows that
-    do not.
+def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole: bool) -> AssetCheckResult:
+    """Return one check that passes when the timestamps of all rows that a refresh wrote fit into a view. It shows, per
+    column, the number of rows that do not. `whole` is whether it wrote all rows of the view.
     """
+    of = f"of all {written:,} rows" if whole else f"of the {written:,} rows that this refresh wrote"
     return AssetCheckResult(
         check_name=check_name,
         passed=not unfit,
         severity=AssetCheckSeverity.WARN,
-        description="; ".join(f"`{column}`: {rows:,} rows do not fit" for column, rows in unfit.items()) or None,
-        metadata={"rows_by_column": MetadataValue.json(dict(unfit)), "columns": len(unfit)},
+        description="; ".join(f"`{column}`: {rows:,} {of} do not fit" for column, rows in unfit.items()) or None,
+        metadata={
+            "rows_by_column": MetadataValue.json(dict(unfit)),
+            "columns": len(unfit),
+            "rows_checked": written,
+            "all_rows_checked": whole,
+        },
     )
 
 

@@ -83,8 +83,9 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
             AssetCheckSpec(
                 "timestamps_fit",
                 asset=key,
-                description="Timestamps outside the years -290308 to 294247 are null in the view. Shows the number of "
-                "rows per column. Changes and state hold them.",
+                description="Timestamps outside the years -290308 to 294247 are null in the view. Shows, per column, "
+                "the number of such rows among those that this refresh wrote. A later refresh passes although they "
+                "stay; a run with the option `whole` counts all. Changes and state hold the timestamps.",
             ),
         ],
         description=f"The rows that SELECT * returns of {table.name}, as a Delta table that any engine reads."
@@ -124,7 +125,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
             done = yield from staged.during(
                 lambda: refresh(lake.settings, in_lake, in_spark(session), check, unfit, whole=config.whole)
             )
-            yield from_unfit("timestamps_fit", unfit)
+            yield from_unfit("timestamps_fit", unfit, done.written, whole=done.whole)
             files = in_lake.view.load().files
             yield MaterializeResult(
                 metadata={

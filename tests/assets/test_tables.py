@@ -302,7 +302,13 @@ def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Setting
     found = checks["timestamps_fit"]
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
     assert found.metadata["rows_by_column"].value == {"at": 2, "v": 2}
+    assert found.description == "`at`: 2 of all 3 rows do not fit; `v`: 2 of all 3 rows do not fit"
     assert Counter(row["at"] for row in view_rows(compacted(table))) == {None: 2, 0: 1}
+    # The next refresh says which rows it has checked.
+    result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
+    [later] = [check for check in result.get_asset_check_evaluations() if check.check_name == "timestamps_fit"]
+    numbers_of = {name: later.metadata[name].value for name in ("rows_checked", "all_rows_checked")}
+    assert (later.passed, numbers_of) == (True, {"rows_checked": 0, "all_rows_checked": False})
 
 
 def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(settings: Settings) -> None:
