@@ -33,9 +33,12 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from dagster_shared.record import copy as changed
 
 from writetime.core.config import Settings
+from writetime_dagster.resources.run_reports import ALERT_AGAIN
 
 PAUSE_SECONDS = 900.0
 """How long a sensor waits after a failed run."""
+# How often a round that finds the same faults as the one before sends an alert of them.
+_ALERT_AGAIN_SECONDS = 3600
 # Jobs of the stages that look and change nothing. A round is one run that does the same for all stages: a schedule, a
 # process and a log instead of five.
 _ROUNDS = {
@@ -124,6 +127,7 @@ def with_rounds(definitions: Definitions) -> Definitions:
                 name,
                 reduce(operator.or_, [jobs[part].selection for part in parts if part in jobs]),
                 description=description,
+                run_tags={ALERT_AGAIN: str(_ALERT_AGAIN_SECONDS)},
                 executor_def=in_process_executor,
             ),
             cron,

@@ -7,7 +7,10 @@ The process of a run reports it when it gives the resources back. This is before
 (`writetime_dagster.assets.runs`) react to this event, so they see which runs are reported, and report the others.
 """
 
+import hashlib
+import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,6 +26,7 @@ from dagster import (
     EventLogEntry,
     InitResourceContext,
     MetadataValue,
+    RunsFilter,
     TimestampMetadataValue,
 )
 
@@ -33,6 +37,10 @@ log = logging.getLogger(__name__)
 
 # Tags of a run that is reported: the path of the report, and the status that it gives.
 REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
+# Tag of the runs of some jobs: the seconds after which an alert is sent again although the run before found the same.
+# Tags of such a run that is reported: a digest of what was wrong, and when an alert of that was sent.
+ALERT_AGAIN = "writetime/alert_again_seconds"
+_WRONG, _ALERTED_AT = "writetime/wrong", "writetime/alerted_at"
 _EVENTS = {
     DagsterEventType.ASSET_MATERIALIZATION,
     DagsterEventType.ASSET_OBSERVATION,
@@ -40,6 +48,7 @@ _EVENTS = {
     DagsterEventType.STEP_FAILURE,
     DagsterEventType.RUN_FAILURE,
 }
+_NUMBER = re.compile(r"\d[\d.,:]*")
 _ENDS_OF_STEPS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_SKIPPED, DagsterEventType.STEP_FAILURE}
 
 
@@ -128,11 +137,35 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").absolute()
     fault = _write(path, report(instance, run))
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
-    if found or run.status is not DagsterRunStatus.SUCCESS:
+    wrong = _digest(run.status, found)
+    alerted_at = _alerted_before(instance, run, wrong)
+    if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
         title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
         alerts.send(settings, title, [*found, *fault])
-    instance.add_run_tags(run.run_id, {REPORT: str(path), REPORTED_STATUS: run.status.value})
+    tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
+    if ALERT_AGAIN in run.tags:
+        tags |= {_WRONG: wrong, _ALERTED_AT: str(alerted_at or time.time())}
+    instance.add_run_tags(run.run_id, tags)
     return path
+
+
+def _digest(status: DagsterRunStatus, complaints: Sequence[str]) -> str:
+    """Return a digest of what is wrong in a run. Numbers do not count: an age or a lag changes from run to run."""
+    said = {_NUMBER.sub("#", complaint) for complaint in complaints}
+    return hashlib.sha256(json.dumps([status.value, sorted(said)]).encode()).hexdigest()[:16]
+
+
+def _alerted_before(instance: DagsterInstance, run: DagsterRun, wrong: str) -> float | None:
+    """Return when an alert was sent of the same as is wrong in this run (seconds since 1970), if the run before found
+    the same and the alert is not due again.
+    """
+    if (again := run.tags.get(ALERT_AGAIN)) is None:
+        return None
+    before = instance.get_runs(RunsFilter(job_name=run.job_name), cursor=run.run_id, limit=1)
+    if not before or before[0].tags.get(_WRONG) != wrong:
+        return None
+    alerted_at = float(before[0].tags[_ALERTED_AT])
+    return alerted_at if time.time() - alerted_at < float(again) else None
 
 
 def _write(path: Path, text: str) -> list[str]:

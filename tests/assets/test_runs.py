@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dagster import (
     AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetSelection,
     DagsterEventType,
     DagsterExecutionInterruptedError,
     DagsterInstance,
@@ -25,7 +27,9 @@ from dagster import (
     OpDefinition,
     RunsFilter,
     asset,
+    asset_check,
     build_run_status_sensor_context,
+    define_asset_job,
     materialize,
 )
 
@@ -35,6 +39,7 @@ from writetime.core.config import load
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
 from writetime_dagster.assets import runs
+from writetime_dagster.assets.automation import with_rounds
 from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.resources import DatabaseResource, KafkaResource, run_reports
@@ -221,6 +226,38 @@ def test_a_run_whose_process_dies_is_reported_by_a_sensor(
             )
         assert report_of(instance, ended(instance, run.run_id)).startswith("# __ASSET_JOB: failure")
     assert [alert["lines"] for alert in posted] == [["run: the process was killed"]] * 2
+
+
+def test_a_lasting_fault_of_a_round_is_an_alert_once_an_hour(
+    instance: DagsterInstance, posted: list[dict[str, Any]]
+) -> None:
+    """Another fault is one at once. An age that grows is not another fault."""
+    found: list[str] = []
+
+    @asset_check(asset=ORDERS)
+    def no_work_is_stuck(kafka: KafkaResource) -> AssetCheckResult:
+        return AssetCheckResult(passed=not found, severity=AssetCheckSeverity.WARN, description="; ".join(found))
+
+    selected = AssetSelection.checks(no_work_is_stuck)
+    job_of_stage = define_asset_job("queue_health", selected)
+    stage = Definitions([orders], jobs=[job_of_stage], asset_checks=[no_work_is_stuck], resources=RESOURCES)
+    job = with_rounds(stage).resolve_job_def("observe")
+
+    def alerts(*now: str) -> int:
+        """The number of alerts of a run that finds this."""
+        found[:], before = now, len(posted)
+        job.execute_in_process(instance=instance)
+        return len(posted) - before
+
+    assert [alerts("mails: an item has waited for 301.5 s"), alerts("mails: an item has waited for 1,601 s")] == [1, 0]
+    assert [alerts("mails: an item has waited for 2 s", "texts: down"), alerts()] == [1, 0]
+    assert [alerts("texts: down"), alerts("texts: down")] == [1, 0]
+    [last] = instance.get_runs(limit=1)
+    instance.add_run_tags(last.run_id, {run_reports._ALERTED_AT: str(time.time() - 3601)})
+    assert [alerts("texts: down"), alerts("texts: down")] == [1, 0]
+    # Of other jobs, each run counts.
+    assert len([run_of(instance, orders) for _ in range(2)]) == 2
+    assert len(posted) == 6
 
 
 def test_every_way_to_start_a_run(
