@@ -32,9 +32,10 @@ from writetime.lake.views import time_now
 from writetime.landing.landed_offsets import landed_offsets, not_landed
 from writetime.landing.landing import is_published
 from writetime.wire.topic_names import changes_topic
-from writetime.wire.watermarks import WatermarkTopic, statuses
+from writetime.wire.watermarks import statuses
 from writetime_dagster.assets.checks import from_waiting
 from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.resources import KafkaResource
 
@@ -147,7 +148,8 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         if not is_published(settings, table.name):
             return ObserveResult(asset_key=key, metadata={"topic": name, "messages": 0})
         firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
-        marks = [m.tables[table.name] for m in WatermarkTopic(settings).read().values() if table.name in m.tables]
+        sources = shared_watermarks(settings).read()
+        marks = [found.tables[table.name] for found in sources.of(table.name).values()]
         until = min((mark.until for mark in marks), default=0)
         behind = {"watermark_age_seconds": round((time_now() - until) / 1e6, 3)} if until else {}
         return ObserveResult(

@@ -32,6 +32,7 @@ from writetime.landing.landing import Landing, is_published
 from writetime.landing.reports import stopped
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
@@ -131,7 +132,7 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
         with by_kind():
             settings, warn = kafka.settings, AssetCheckSeverity.WARN
             waiting, freshness, fresh = 0, {}, False
-            reasons = stopped(settings, LakeTable(table_storage(settings, table.name), 0))
+            reasons = stopped(settings, LakeTable(table_storage(settings, table.name), 0), shared_watermarks)
             fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
             if not fix:
                 waiting = not_landed(settings, table.name)

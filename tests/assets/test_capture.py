@@ -45,8 +45,8 @@ from writetime.lake.views import time_now
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
-from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
-from writetime_dagster.assets import automation, capture, changes, table_jobs
+from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, ensure_watermarks_topic
+from writetime_dagster.assets import automation, capture, changes, followed, table_jobs
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import definitions
 from writetime_dagster.assets.tables import assets_of
@@ -242,6 +242,25 @@ def test_a_tick_asks_kafka_as_often_for_many_tables(settings: Settings, monkeypa
         of_one, asked = asked, 0
         assert len(requested(tick(instance, *names))) == 3
     assert asked == of_one
+
+
+def test_a_run_reads_the_watermarks_once_for_all_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = published(settings, "a", "b")
+    opened, begin = 0, WatermarkTopic.__init__
+
+    def count(topic: WatermarkTopic, settings: Settings) -> None:
+        nonlocal opened
+        opened += 1
+        begin(topic, settings)
+
+    monkeypatch.setattr(WatermarkTopic, "__init__", count)
+    monkeypatch.setattr(followed, "_topics", {})
+    for table in map(FollowedTable, names):
+        observed: Any = capture.topic(table)(kafka=KafkaResource())
+        assert observed.metadata["messages"]
+        checks: Any = changes.lag_and_freshness(table)(lake=LakeResource(), kafka=KafkaResource())
+        assert len(list(checks)) == 3
+    assert opened == 1
 
 
 def test_each_table_has_its_turn_although_the_lake_is_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

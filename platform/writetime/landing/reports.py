@@ -7,7 +7,7 @@ read it there, from any machine.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from writetime.clients.kafka import NoTopic, offsets_at
 from writetime.core.config import Settings
@@ -63,17 +63,24 @@ def followed(reports: Mapping[str, LandingReport]) -> set[str]:
     return {table for table, report in reports.items() if report.steps and report.steps_at > since}
 
 
-def stopped(settings: Settings, table: LakeTable) -> list[str]:
+def stopped(
+    settings: Settings, table: LakeTable, opened: Callable[[Settings], WatermarkTopic] = WatermarkTopic
+) -> list[str]:
     """Return why the changes of a captured table do not reach the lake, or not within `capture.stale_seconds`:
     landing's report, messages that wait longer, sources that have stopped. Nothing if they do, or if the table is not
     captured.
+
+    Args:
+        settings: where Kafka is.
+        table: the table.
+        opened: returns the topic of the watermarks, such as one that calls for several tables share.
 
     Raises:
         WritetimeError: the lake cannot be read.
     """
     now = table.changes.find()
     try:
-        topic = WatermarkTopic(settings)
+        topic = opened(settings)
         marks = topic.read()
         return [
             *_of_landing(settings, topic.reports.get(table.name)),
