@@ -79,6 +79,20 @@ def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
     assert replayed(table) == view_rows(views.virtual(table))
 
 
+def test_files_of_buckets_are_packed_while_a_view_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "FEW_ROWS", 0)
+    table = new_table(tmp_path, buckets=2)
+    for number in range(120):
+        add(table, rows_of(number), number)
+        state.fold(table)
+        if number == 0:
+            refresh(settings_at(tmp_path), table)
+        if number % 40 == 39:
+            packing.pack_folded(table)
+    assert len(table.changes.load().files) < 2 * (packing._MOST_NEW + 16)
+    assert len(view_rows(views.virtual(table))) == len({row[:2] for row in kept_rows(table)})
+
+
 @pytest.mark.parametrize("few", [4096, 20])
 def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", few)

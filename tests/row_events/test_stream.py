@@ -20,14 +20,16 @@ from tests.support.lake_answers import unordered, view_rows
 from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, retention, state, views
+from writetime.lake import buckets, packing, retention, state, views
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import changed_rows, stream
+from writetime.row_events.changed_rows import position_of
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
+from writetime.view.placed_rows import NAMES
 from writetime.view.refreshing import refresh
-from writetime.view.upkeep import upkeep
+from writetime.view.upkeep import maintain, upkeep
 
 
 def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
@@ -221,8 +223,47 @@ def test_a_batch_after_a_long_time_without_changes(tmp_path: Path) -> None:
     stream.extend(table)
     refresh(settings, table)
     assert replayed(table) == view_rows(views.virtual(table))
-    assert kinds(table, 2) == {(1, 1): "DELETE"}
-    assert kinds(table, 3) == {(2, 1): "UPDATE"}
+    assert kinds(table, 3) == {(1, 1): "DELETE", (2, 1): "UPDATE"}
+
+
+def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
+    """What expired waits for the step that checks it, and row events that are no longer wanted have no more."""
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    add(table, [write(1, 1, 1) | {"v": {**cell("a", 1), "ttl": 5, "deletion_time": 105}}], 1)
+    state.fold(table)
+    with patch("writetime.view.refreshing.time_now", return_value=100 * SECOND):
+        refresh(settings, table)
+    stream.extend(table, 100 * SECOND)
+    for number in range(2, 5):
+        table.changes.append([], "watermarks", number)
+        before = table.view_files.load(), table.row_events.load().files
+        upkeep(settings, table)
+        assert (table.view_files.load().files, table.row_events.load().files) == (before[0].files, before[1])
+        assert state.folded_version(table.state.load()) == table.changes.load().version
+        for part, names in ((table.row_events, stream.NAMES), (table.view, NAMES)):
+            position = position_of(part.load(), names)
+            assert position is not None
+            assert (position.changes, position.batch.as_of) == (table.changes.load().version, 100 * SECOND)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_upkeep_of_a_table_whose_log_is_gone(tmp_path: Path, rows: int) -> None:
+    """As after a week without maintenance. The next batch finds that it is too late; nothing else stops."""
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    add(table, [write(1, 1, 1, v="a")][:rows], 1)
+    state.fold(table)
+    stream.extend(table)
+    refresh(settings, table)
+    for number in range(2, 50):
+        table.changes.append([], "watermarks", number)
+    table.changes.trim_log(table.changes.load().version, 0, 0)
+    table = open_table(settings, table.name)
+    with pytest.raises(WritetimeError):
+        table.changes.load(2)
+    upkeep(settings, table)
+    assert packing.pack_batches(table, table.changes.load()) == 0
+    maintain(settings, table)
+    assert view_rows(views.virtual(table)) == replayed(table)
 
 
 STEPS = ["write", "drop", "return", "events", "view", "fold", "compact", "tombstones"]

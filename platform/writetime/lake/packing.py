@@ -15,7 +15,7 @@ from writetime.lake.buckets import ALL
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_files, sort, without_empty, write_rows
-from writetime.lake.retention import used_changes
+from writetime.lake.retention import folded_changes, used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
@@ -61,8 +61,7 @@ def pack_batches(table: LakeTable, changes: TableVersion) -> int:
     """
     files = changes.by_folder.get(ALL, [])
     used = used_changes(table)
-    known = set() if used is None else {file.path for file in used.files}
-    old = [file for file in files if file.path in known]
+    old = [] if used is None else _known(files, used)
     if used is None or len(files) - len(old) > _MOST_NEW:
         return _pack(table, changes, {ALL: files}, changes.version, map)
     return _pack(table, changes, {ALL: old}, used.version, map)
@@ -70,18 +69,26 @@ def pack_batches(table: LakeTable, changes: TableVersion) -> int:
 
 def pack_folded(table: LakeTable, run: Runner = map) -> int:
     """Pack the files of each bucket that the state, the row events and the view have, so that none of them reads these
-    again; return how many were packed.
+    again; return how many were packed. Where many wait for row events or view, those that the state has.
 
     Raises:
         Conflict: another process replaced one of these files.
     """
+    changes = table.changes.load()
+    of_buckets = {bucket: files for bucket, files in changes.by_folder.items() if bucket != ALL}
     used = used_changes(table)
+    if used is None or any(len(f) - len(_known(f, used)) > _MOST_NEW for f in of_buckets.values()):
+        used = folded_changes(table)
     if used is None:
         return 0
-    changes = table.changes.load()
-    known = {file.path for file in used.files}
-    found = {b: [f for f in files if f.path in known] for b, files in changes.by_folder.items() if b != ALL}
+    found = {bucket: _known(files, used) for bucket, files in of_buckets.items()}
     return _pack(table, changes, found, used.version, run)
+
+
+def _known(files: Sequence[DataFile], version: TableVersion) -> list[DataFile]:
+    """Return those of these files that a version has."""
+    paths = {file.path for file in version.files}
+    return [file for file in files if file.path in paths]
 
 
 def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], version: int, run: Runner) -> int:

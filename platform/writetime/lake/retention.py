@@ -77,20 +77,28 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 def used_changes(table: LakeTable) -> TableVersion | None:
     """Return the version of `changes` that the state, the row events and the view all have already; None before the
-    first fold.
+    first fold, or if the log of that version is gone.
 
     Files that it has may be merged under a name with its number: nothing reads them again as new changes. Row events
     or a view that are too far behind to go on do not count.
     """
-    folded = folded_version(table.state.load())
-    if folded is None:
+    return _opened(table, _needed_changes(table)) or folded_changes(table)
+
+
+def folded_changes(table: LakeTable) -> TableVersion | None:
+    """Return the version of `changes` that the state has; None before the first fold, or if its log is gone."""
+    return _opened(table, folded_version(table.state.load()))
+
+
+def _opened(table: LakeTable, version: int | None) -> TableVersion | None:
+    if version is None:
         return None
     try:
-        return table.changes.load(_needed_changes(table))
+        return table.changes.load(version)
     except Transient:
         raise
     except WritetimeError:
-        return table.changes.load(folded)
+        return None
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:

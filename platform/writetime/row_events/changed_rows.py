@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
-from writetime.lake.state import contents, distinct, files_since, folded_version, pending
+from writetime.lake.state import contents, distinct, files_since, folded_version, generation_of, pending
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import expiring_places, first_places
 from writetime.lake.versions import TableVersion, by_bucket
@@ -226,6 +226,30 @@ def next_rows(
         )
         for bucket, held in old.items()
     ]
+
+
+def moved_on(table: LakeTable, last: Position) -> Position | None:
+    """Return the position of a batch that follows and has nothing: from the present versions on, as of the same time.
+
+    None if the table has other changes or another schema since, if there is no later version, or if the log of the last
+    one is gone.
+
+    Raises:
+        Transient: the lake cannot be read now.
+    """
+    # The state first: it never holds more than the changes that are read after it.
+    state, changes = table.state.load(), table.changes.load()
+    try:
+        known = table.changes.load(last.changes)
+    except Transient:
+        raise
+    except WritetimeError:
+        return None
+    is_same = generation_of(known) == generation_of(changes) and table.schema(known) == table.schema(changes)
+    if known.version >= changes.version or not is_same or files_since(table, changes, known.version):
+        return None
+    batch = Batch(last.batch.generation, last.batch.sequence + 1, last.batch.as_of)
+    return Position(batch, changes.version, state.version)
 
 
 def reshaped(before: TableSchema, after: TableSchema) -> bool:

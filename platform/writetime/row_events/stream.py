@@ -21,7 +21,16 @@ from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_now
 from writetime.row_events.batches import FIRST, PREFIX
-from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
+from writetime.row_events.changed_rows import (
+    ChangedRows,
+    Names,
+    Position,
+    TooLate,
+    first_rows,
+    moved_on,
+    next_rows,
+    position_of,
+)
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.events import Batch, event_schema
 
@@ -143,6 +152,16 @@ def extend(
         with suppress(Conflict):
             pack_events(table)
     return sum(file.rows for file in written) if new else 0
+
+
+def move_on(table: LakeTable) -> None:
+    """Let the stream continue from the present version of the changes if it lacks none: the log of its own one will be
+    deleted. It gets a batch without events; data that has expired waits for the next one.
+    """
+    rows = table.row_events.find()
+    last = rows and position_of(rows, NAMES)
+    if last and (position := moved_on(table, last)):
+        table.row_events.append([], SEQUENCE, position.batch.sequence, position.numbers(NAMES))
 
 
 def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> bool:

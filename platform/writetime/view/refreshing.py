@@ -28,7 +28,7 @@ from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
-from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
+from writetime.row_events.changed_rows import Position, TooLate, moved_on, next_rows, position_of, reshaped
 from writetime.row_events.events import Batch
 from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
 from writetime.view.view_packing import pack
@@ -141,6 +141,20 @@ def refresh(
         with _logged(table):
             table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
     return Refreshed(rows, written, found.gone, packed, whole)
+
+
+def move_on(table: LakeTable) -> None:
+    """Let the next refresh begin at the present version of the changes if the view lacks none: the log of its own one
+    will be deleted. The view stays as it is, as of the same time.
+
+    Raises:
+        Conflict: another process changed the view meanwhile.
+    """
+    before = table.view_files.load()
+    last = position_of(before.version, NAMES)
+    if last and (position := moved_on(table, last)):
+        info = {AS_OF: str(last.batch.as_of)}
+        table.view_files.commit(before, Change(), position.numbers(NAMES), info, data_change=False)
 
 
 @contextmanager

@@ -6,13 +6,10 @@ from writetime.core.config import Settings
 from writetime.lake import horizon, packing, retention, state
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
 from writetime.row_events import stream
-from writetime.row_events.changed_rows import Names, position_of
 from writetime.row_events.trimming import merge_events
-from writetime.view.placed_rows import NAMES
-from writetime.view.refreshing import refresh
+from writetime.view import refreshing
 
 _DAY = 86_400_000_000
 
@@ -32,18 +29,17 @@ def maintain(
         "files_folded": state.fold(table, run),
         "buckets_compacted": state.compact(table, run),
         # Before the upkeep, which merges only what the view has.
-        "rows": refresh(settings, table, run, unfit=unfit).rows,
+        "rows": refreshing.refresh(settings, table, run, unfit=unfit).rows,
         **upkeep(settings, table, run),
     }
 
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
-    each was done. It publishes no changes: state, view and row events have the same content before and after, except
-    for what has expired.
+    each was done. It publishes nothing: state, view and row events have the same content before and after.
     """
     now = time_now()
-    _go_on(settings, table, run)
+    _move_on(table, run)
     retention.trim_logs(table, settings.lake.vacuum_hours)
     keep_days = settings.row_events.keep_days
     return {
@@ -55,20 +51,14 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     }
 
 
-def _go_on(settings: Settings, table: LakeTable, run: Runner) -> None:
-    """Let row events and view of a table without changes go on from the present version of `changes`: the log of their
-    own one is deleted after `lake.vacuum_hours`.
+def _move_on(table: LakeTable, run: Runner) -> None:
+    """Let state, row events and view of a table without changes continue from the present version of `changes`: the log
+    of their own one is deleted after `lake.vacuum_hours`.
     """
-    changes = table.changes.load()
-
-    def is_idle(part: TableVersion | None, names: Names) -> bool:
-        last = part and position_of(part, names)
-        return bool(last) and last.changes < changes.version and not state.files_since(table, changes, last.changes)
-
-    if is_idle(table.row_events.find(), stream.NAMES):
-        stream.extend(table, run=run)
-    if is_idle(table.view.load(), NAMES):
-        refresh(settings, table, run)
+    if not state.pending(table, table.changes.load(), table.state.load()):
+        state.fold(table, run)
+    stream.move_on(table)
+    refreshing.move_on(table)
 
 
 def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
