@@ -57,10 +57,13 @@ _NOT_BEGUN = [DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunS
 _UNFINISHED = [*_NOT_BEGUN, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
 
-def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0) -> bool:
-    """Return whether a run of a job is queued or running that was requested after a time (seconds since 1970)."""
+def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0, *, runs: int = 1) -> bool:
+    """Return whether so many runs of a job are queued or running that were requested after a time (seconds since
+    1970).
+    """
     after = datetime.fromtimestamp(since, UTC)
-    return bool(instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED, created_after=after), limit=1))
+    found = instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED, created_after=after), limit=runs)
+    return len(found) == runs
 
 
 def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:

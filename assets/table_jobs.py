@@ -68,6 +68,8 @@ BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
 _LAKE_SECONDS = 20.0
 # How long a tick leaves all tables to a run that was requested before: most runs take less, and each starts Spark.
 _PATIENCE_SECONDS = 120.0
+# Runs of one job leave room for those of others (`max_concurrent_runs` in dagster.yaml).
+_MOST_RUNS = 2
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
@@ -227,11 +229,13 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         default_status=DefaultSensorStatus.STOPPED,
         description="Tables: starts the job `land` for the tables whose topics have changes that are not in the "
         "lake, and sometimes for the others, so that the lake records that there are none. It starts nothing for "
-        "tables that `writetime follow` follows, and nothing within two minutes after an unfinished run.",
+        "tables that `writetime follow` follows, nothing within two minutes after an unfinished run, and no third run.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name, time.time() - _PATIENCE_SECONDS):
             return SkipReason("a run of the job `land` is under way")
+        if is_under_way(context.instance, land.name, runs=_MOST_RUNS):
+            return SkipReason(f"{_MOST_RUNS} runs of the job `land` are under way")
         settings = kafka.settings
         failed = assets_that_failed_lately(context.instance, land.name)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}

@@ -36,4 +36,5 @@ def test_assets_of_a_run_are_under_way_from_the_start_of_their_steps_to_their_su
         instance.create_run_for_job(job)
         assert assets_under_way(instance, "job") == {AssetKey(name) for name in "abc"}
         assert is_under_way(instance, "job", time.time() - 60)
+        assert not is_under_way(instance, "job", runs=2)
         assert not is_under_way(instance, "job", time.time() + 60)
