@@ -48,7 +48,8 @@ _EVENTS = {
     DagsterEventType.STEP_FAILURE,
     DagsterEventType.RUN_FAILURE,
 }
-_NUMBER = re.compile(r"\d[\d.,:]*")
+# What changes from run to run: instants, ages and counts; not the numbers in names, and those of partitions and shards.
+_NUMBER = re.compile(r"\d{4}-\d\d-\d\d|(?<![\w/.-])(?<!partition )(?<!shard )\d[\d.,:]*")
 _ENDS_OF_STEPS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_SKIPPED, DagsterEventType.STEP_FAILURE}
 
 
@@ -138,20 +139,20 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     fault = _write(path, report(instance, run))
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
     wrong = _digest(run.status, found)
-    alerted_at = _alerted_before(instance, run, wrong)
+    alerted_at, is_known = _alerted_before(instance, run, wrong), True
     if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
         title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
-        alerts.send(settings, title, [*found, *fault])
+        is_known = alerts.send(settings, title, [*found, *fault])
     tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
-    if ALERT_AGAIN in run.tags:
+    if ALERT_AGAIN in run.tags and is_known:
         tags |= {_WRONG: wrong, _ALERTED_AT: str(alerted_at or time.time())}
     instance.add_run_tags(run.run_id, tags)
     return path
 
 
 def _digest(status: DagsterRunStatus, complaints: Sequence[str]) -> str:
-    """Return a digest of what is wrong in a run. Numbers do not count: an age or a lag changes from run to run."""
-    said = {_NUMBER.sub("#", complaint) for complaint in complaints}
+    """Return a digest of what is wrong in a run. Ages and lags do not count: they change from run to run."""
+    said = [_NUMBER.sub("#", complaint) for complaint in complaints]
     return hashlib.sha256(json.dumps([status.value, sorted(said)]).encode()).hexdigest()[:16]
 
 

@@ -260,6 +260,41 @@ def test_a_lasting_fault_of_a_round_is_an_alert_once_an_hour(
     assert len(posted) == 6
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("shop.orders: the oldest is 301.5 s old", "shop.orders: the oldest is 1,601 s old", True),
+        ("no change since 2026-11-26 21:03:05", "no change since 2026-11-27 08:00:00", True),
+        ("shop.orders_v1: late", "shop.orders_v2: late", False),
+        ("mails1: late", "mails2: late", False),
+        ("partition 3 has no leader", "partition 7 has no leader", False),
+        ("node-1 is down", "node-2 is down", False),
+    ],
+)
+def test_ages_do_not_make_another_fault_and_names_do(one: str, other: str, is_same: bool) -> None:
+    first, second = (run_reports._digest(DagsterRunStatus.SUCCESS, [text]) for text in (one, other))
+    assert (first == second) is is_same
+
+
+def test_an_alert_that_the_webhook_did_not_take_is_sent_by_the_next_round(
+    instance: DagsterInstance, posted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asset_check(asset=ORDERS)
+    def no_work_is_stuck(kafka: KafkaResource) -> AssetCheckResult:
+        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN)
+
+    job_of_stage = define_asset_job("queue_health", AssetSelection.checks(no_work_is_stuck))
+    stage = Definitions([orders], jobs=[job_of_stage], asset_checks=[no_work_is_stuck], resources=RESOURCES)
+    job = with_rounds(stage).resolve_job_def("observe")
+    with monkeypatch.context() as patch:
+        patch.setenv("WRITETIME_ALERTS__WEBHOOK", f"http://127.0.0.1:{free_port()}")
+        job.execute_in_process(instance=instance)
+    assert posted == []
+    for _ in range(2):
+        job.execute_in_process(instance=instance)
+    assert len(posted) == 1
+
+
 def test_every_way_to_start_a_run(
     tmp_path: Path, posted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,20 +13,22 @@ log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
 
 
-def send(settings: Settings, title: str, lines: Sequence[str]) -> None:
-    """Log an alert, and post it as JSON with `text`, `title` and `lines` to `alerts.webhook`, if that is set.
+def send(settings: Settings, title: str, lines: Sequence[str]) -> bool:
+    """Log an alert, and post it as JSON with `text`, `title` and `lines` to `alerts.webhook`, if that is set. Return
+    whether the webhook took it; true without one.
 
     A failed webhook is logged without its URL, which may hold a token.
     """
     text = "\n".join([title, *(f"- {line}" for line in lines)])
     log.error("%s", text)
     if settings.alerts.webhook is None:
-        return
+        return True
     body = json.dumps({"text": text, "title": title, "lines": list(lines)}).encode()
     url, headers = settings.alerts.webhook.get_secret_value(), {"Content-Type": "application/json"}
     try:
         request = urllib.request.Request(url, body, headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
-            pass
+            return True
     except (OSError, ValueError, http.client.HTTPException) as e:
         log.error("alerts.webhook does not take the alert: %s", type(e).__name__)
+        return False
