@@ -20,11 +20,12 @@ export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 setup: $(STAMP)
 
+# Python compiles the modules that are used when they are first imported; pip would compile all, one after the other.
 $(STAMP): requirements.lock pyproject.toml
 	@echo "installing Python packages from requirements.lock (a minute or two the first time) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "Python 3.11 to 3.14 is needed; name one: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
