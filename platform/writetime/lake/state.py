@@ -133,6 +133,9 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
     """
     state = table.state.load()
     schema = _schema_of(table, state)
+    if schema is None:
+        # The next fold makes it known again.
+        return 0
     levels, dropped = (
         {bucket: some for bucket, files in by_folder(of_kind).items() if (some := levels_to_fold(files))}
         for of_kind in (levels_of(state), dropped_of(state))
@@ -156,11 +159,10 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
         Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
     """
     state = table.state.load()
-    folded = folded_version(state)
-    if folded is None or horizon <= horizon_of(state):
+    folded, schema = folded_version(state), _schema_of(table, state)
+    if folded is None or schema is None or horizon <= horizon_of(state):
         return 0
 
-    schema = _schema_of(table, state)
     storage = table.state.storage
     every = levels_of(state)
     levels = by_bucket(every, table.buckets)
@@ -181,8 +183,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     return len(chosen)
 
 
-def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema:
-    """Return the schema that the state was folded with.
+def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema | None:
+    """Return the schema that the state was folded with; None if the log of that version is deleted.
 
     A later one may have dropped a column. The next batch of row events needs its cells for the images before, so levels
     lose them only when the changes up to the drop are folded in.
@@ -192,8 +194,7 @@ def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema:
     except Transient:
         raise
     except WritetimeError:
-        # The log is kept for `lake.vacuum_hours`. A batch that begins earlier begins anew.
-        return table.schema()
+        return None
 
 
 def count_tombstones(table: LakeTable, state: TableVersion) -> int:
