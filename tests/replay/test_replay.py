@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NotEmptyError
 
 from tests.replay.processing import done
 from writetime.clients import database
@@ -35,6 +36,15 @@ def kazoo(replay_settings: Settings) -> Iterator[KazooClient]:
 def node(kazoo: KazooClient, path: str) -> str:
     answer: Any = kazoo.get(path)
     return answer[0].decode()
+
+
+def is_deleted(kazoo: KazooClient, path: str) -> bool:
+    """Delete a node with all below it, unless another client creates one there meanwhile."""
+    try:
+        kazoo.delete(path, recursive=True)
+    except NotEmptyError:
+        return False
+    return True
 
 
 def test_blocks() -> None:
@@ -327,5 +337,5 @@ def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
         found = pool.submit(second)
         while contenders() < 2:
             time.sleep(0.01)
-        kazoo.delete(f"/queues/{queue}", recursive=True)
+        assert wait_until(lambda: is_deleted(kazoo, f"/queues/{queue}"), 30)
         assert found.result(30)
