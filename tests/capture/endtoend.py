@@ -11,6 +11,7 @@ that the database acknowledged is among the lake's changes.
 import argparse
 import json
 import random
+import shutil
 import signal
 import tempfile
 import threading
@@ -357,22 +358,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long things are broken, at least")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="endtoend-") as folder:
-        home = Path(folder)
-        settings = config.load(
-            kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
-            embedded={"home": home, "kafka_controller_port": free_port()},
-        )
-        node, kafka = KilledServer(home / "node", "oa", **NODE), KafkaServer(settings)
-        try:
-            node.start()
-            kafka.start()
-            began = time.monotonic()
-            report = EndToEnd(node, kafka, settings, home, options.seed).run(options.seconds)
-            print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {report}")
-        finally:
-            node.stop()
-            kafka.stop()
+    home = Path(tempfile.mkdtemp(prefix="endtoend-"))
+    settings = config.load(
+        kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        embedded={"home": home, "kafka_controller_port": free_port()},
+    )
+    node, kafka = KilledServer(home / "node", "oa", **NODE), KafkaServer(settings)
+    try:
+        node.start()
+        kafka.start()
+        began = time.monotonic()
+        report = EndToEnd(node, kafka, settings, home, options.seed).run(options.seconds)
+        print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {report}")
+    except BaseException:
+        print(f"what the servers and programs wrote is kept in {home}", flush=True)
+        raise
+    finally:
+        node.stop()
+        kafka.stop()
+    shutil.rmtree(home)
 
 
 if __name__ == "__main__":
