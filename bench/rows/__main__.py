@@ -156,8 +156,9 @@ def compare(what: str, contest: Contest, peers: Sequence[Peer], batches: int) ->
     """Print the costs for one table; return the ratios of the peers, by kind of batches."""
     size, few, count = min(10_000, contest.rows // 10), min(100, contest.rows // 10), batches + _COLD
     kinds = {
-        f"updates of {size:,} rows": ("updates", contest.updates, size),
+        # First, as batches of many rows leave work to those that follow: files of the view with marked rows.
         f"updates of {few:,} rows": ("few", contest.updates, few),
+        f"updates of {size:,} rows": ("updates", contest.updates, size),
         f"deletions of {size:,} rows": ("deletions", contest.deletions, size),
         f"{size:,} rows expire, {size:,} are written with a TTL": ("expiry", contest.expiring, size),
         f"updates of {size:,} rows, 1 % of them late": ("late", contest.late, size),
