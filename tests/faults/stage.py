@@ -8,14 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
 from tests.faults.checker import check
 from tests.faults.ledger import Ledger
 from tests.faults.watch import UNREACHABLE, Watch
 from tests.support.proxy import Proxy
 from tests.support.sinks import SinkProcess
-from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
 from writetime.core.waiting import wait_until
 from writetime.ingest.event import Event
@@ -90,14 +87,6 @@ class Stage:
             return self.watch.lag() == 0
         except UNREACHABLE:
             return False
-
-
-def alter_topic(settings: Settings, topic: str, options: dict[str, str]) -> None:
-    """Change the configuration of a topic."""
-    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in options.items()]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = AdminClient(client_config(settings))
-    admin.incremental_alter_configs([resource])[resource].result(15)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.faults.stage import MODES, Stage, alter_topic
+from tests.faults.stage import MODES, Stage
+from tests.support.topics import alter_topic
 from writetime.clients.kafka import client_config
 from writetime.ingest.topics import ensure_ingest_topics
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.faults.ledger import Fate, Ledger
-from tests.faults.stage import Stage, alter_topic
+from tests.faults.stage import Stage
 from tests.support.metrics import scraped, used
+from tests.support.topics import alter_topic
 from writetime.clients.database import connect
 from writetime.ingest.event import Event, accept
 from writetime.servers.process import free_port

@@ -1,10 +1,13 @@
 """Dead letters: kept completely, listed, and sent again."""
 
+import os
+
 import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
 from tests.ingest.sinking import an_event, dead_letters, produce, rows, run_once
+from tests.support.topics import alter_topic
 from writetime.cli.main import main
 from writetime.clients.kafka import end_offsets
 from writetime.core.config import Settings
@@ -74,6 +77,21 @@ def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
     assert deadletters.redrive(settings) == 60
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
+
+
+def test_a_letter_that_is_too_large_now_is_a_dead_letter_again_and_stops_no_other(settings: Settings) -> None:
+    large = os.urandom(10_000)
+    produce(settings, [large, b"small"])
+    assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 2
+    topic = settings.ingest.topic
+    alter_topic(settings, topic, {"max.message.bytes": "5000"})
+    assert deadletters.redrive(settings) == 2
+    assert [r["outcome"] for r in run_once(settings)] == ["dead"]
+    (refused,) = (letter for letter in dead_letters(settings) if letter.reason.startswith("redriven, but"))
+    assert (refused.value, refused.origin, refused.headers) == (large, f"{topic}/0@0", [])
+    assert refused.reason.endswith("raise its max.message.bytes")
+    alter_topic(settings, topic, {"max.message.bytes": "1000000"})
+    assert deadletters.redrive(settings) == 2
 
 
 def test_large_letters_become_rows_in_small_batches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.support.made import add, new_table, write
 from tests.support.messages import messages
-from writetime.clients.kafka import client_config, ensure_topics
+from tests.support.topics import alter_topic
+from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import LakeTable, create_table
@@ -56,10 +56,7 @@ def test_a_topic_that_takes_only_small_messages(settings: Settings) -> None:
         assert publisher.publish(table) == 1
         add(table, [write(1, 2, 2, v=os.urandom(2 * LARGE))], 2, schema)
         stream.extend(table)
-        larger = ConfigEntry("max.message.bytes", "2000000", incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[larger])
-        admin = AdminClient(client_config(settings))
-        admin.incremental_alter_configs([resource])[resource].result(10)
+        alter_topic(settings, topic, {"max.message.bytes": "2000000"})
         assert publisher.publish(table) == 1
     add(table, [write(1, 2, 3, v=os.urandom(2 * LARGE))], 3, schema)
     stream.extend(table)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
@@ -19,10 +18,11 @@ from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.odd import STREAM, Odd
 from tests.scylla_cdc.writer import Group
 from tests.support.programs import agent
+from tests.support.topics import alter_topic
 from tests.support.waiting import wait_for
 from writetime.capture import cdc_log
 from writetime.capture.agent_metrics import read_status
-from writetime.clients.kafka import client_config, end_offsets, ensure_topics
+from writetime.clients.kafka import end_offsets, ensure_topics
 from writetime.core.config import Settings
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource
@@ -81,12 +81,7 @@ def test_a_fault_that_lasts_repeats_nothing(
         assert reached(settings)[odd.name] <= odd.start + 15 * SECOND
         if "v" not in bad:
             return
-        change = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        larger = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
-        change.add_incremental_config(larger)
-        admin = AdminClient(client_config(settings))
-        for future in admin.incremental_alter_configs([change]).values():
-            future.result(15)
+        alter_topic(settings, topic, {"max.message.bytes": "1000000"})
         wait_until(settings, table, odd.start + 21 * SECOND)
         assert published(settings, odd.name) == before + 6 * ROWS + 1
 

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,8 +48,14 @@ _PRODUCER = {
     "message.timeout.ms": 10_000,
     "message.max.bytes": MAX_MESSAGE_BYTES,
 }
-# A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout.
-_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500, "queue.buffering.max.kbytes": 128 * 1024}
+# A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout. A
+# message that is too large stops no other, as each is a batch of its own.
+_REDRIVE = {
+    **_PRODUCER,
+    "queue.buffering.max.messages": 500,
+    "queue.buffering.max.kbytes": 128 * 1024,
+    "batch.num.messages": 1,
+}
 
 
 class DeadLetters:
@@ -114,16 +120,35 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One dead letter as in its topic; `headers` are those of the original message, `dead_at` is ISO 8601."""
+    """One dead letter as in its topic; `headers` are those of the original message, `added` those of the dead letter,
+    without their prefix.
+    """
 
     partition: int
     offset: int
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
-    reason: str
-    origin: str
-    dead_at: str
+    added: Mapping[str, bytes]
+
+    @property
+    def reason(self) -> str:
+        """Why it is a dead letter."""
+        return self._added("reason") or "unknown"
+
+    @property
+    def origin(self) -> str:
+        """Topic, partition and offset of the original message."""
+        return f"{self._added('topic')}/{self._added('partition')}@{self._added('offset')}"
+
+    @property
+    def dead_at(self) -> str:
+        """The time at which it became a dead letter, in ISO 8601."""
+        return self._added("at") or ""
+
+    def _added(self, name: str) -> str | None:
+        value = self.added.get(name)
+        return None if value is None else value.decode(errors="replace")
 
 
 def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[DeadLetter]:
@@ -140,47 +165,98 @@ def redrive(settings: Settings) -> int:
     """Send every dead letter that was not redriven yet back to its source topic; return how many.
 
     The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
-    again becomes a dead letter again. A crash half way repeats the round; the sink drops the repeats as duplicates.
+    again becomes a dead letter again, also one that is too large for the topic. A crash half way repeats the round; the
+    sink drops the repeats as duplicates.
 
     Raises:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
     """
     topic = settings.ingest.dead_letter_topic
     starts, ends = _not_redriven(settings)
-    errors: list[str] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            errors.append(error.str())
-
-    producer = Producer(client_config(settings, **_REDRIVE))
-    count = 0
+    redriving = _Redriving(settings)
     for letter in read(settings, starts, ends):
+        redriving.send(letter)
+    count = redriving.finish()
+    commit_offsets(settings, topic, _group(topic), ends)
+    return count
+
+
+class _Redriving:
+    """One round of a redrive."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._topic, self._dead_letter_topic = settings.ingest.topic, settings.ingest.dead_letter_topic
+        self._producer = Producer(client_config(settings, **_REDRIVE))
+        self._count = 0
+        self._errors: list[str] = []
+        # Those that the topic refuses whenever they are sent; they become dead letters again.
+        self._refused: list[tuple[DeadLetter, str]] = []
+
+    def send(self, letter: DeadLetter) -> None:
+        """Send a letter; wait while the client's queue is full."""
         # The sender of the original may have set this header to any value.
         rounds = next(
             (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
         )
-        headers: list[tuple[str, str | bytes | None]] = [
+        headers = [
             *((name, value) for name, value in letter.headers if name != REDRIVEN_HEADER),
             (REDRIVEN_HEADER, str(rounds + 1).encode()),
         ]
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                self._refused.append((letter, error.str()))
+            elif error is not None:
+                self._errors.append(f"{self._topic} did not accept them: {error.str()}")
+
+        self._produce(self._topic, letter, headers, delivered)
+        self._count += 1
+        self._bury()
+
+    def finish(self) -> int:
+        """Wait for all acknowledgements; return the number of letters.
+
+        Raises:
+            WritetimeError: some were not acknowledged.
+        """
+        self._producer.flush()
+        self._bury()
+        self._producer.flush()
+        if self._errors:
+            failed = f"{len(self._errors)} of {self._count} dead letters are not redriven"
+            raise WritetimeError(f"{failed}: {self._errors[0]}")
+        return self._count
+
+    def _bury(self) -> None:
+        """Make dead letters again of those that were refused."""
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                self._errors.append(f"{self._dead_letter_topic} did not accept them again: {error.str()}")
+
+        while self._refused:
+            letter, error = self._refused.pop()
+            reason = f"redriven, but {self._topic} does not accept it: {error}; raise its max.message.bytes"
+            added = {**letter.added, "reason": reason.encode()}
+            headers = [*letter.headers, *((HEADER_PREFIX + name, value) for name, value in added.items())]
+            self._produce(self._dead_letter_topic, letter, headers, delivered)
+
+    def _produce(
+        self,
+        topic: str,
+        letter: DeadLetter,
+        headers: list[tuple[str, bytes]],
+        delivered: Callable[[KafkaError | None, Message], None],
+    ) -> None:
         while True:
             try:
-                producer.produce(
-                    settings.ingest.topic, key=letter.key, value=letter.value, headers=headers, on_delivery=delivered
+                self._producer.produce(
+                    topic, key=letter.key, value=letter.value, headers=[*headers], on_delivery=delivered
                 )
                 break
             except BufferError:
                 # The client's queue is full.
-                producer.poll(0.1)
-        count += 1
-    producer.flush()
-    if errors:
-        raise WritetimeError(
-            f"{len(errors)} of {count} dead letters were not accepted by {settings.ingest.topic}: {errors[0]}"
-        )
-    commit_offsets(settings, topic, _group(topic), ends)
-    return count
+                self._producer.poll(0.1)
 
 
 def status_lines(settings: Settings) -> Iterator[str]:
@@ -214,11 +290,6 @@ def _dead_letter(message: Message) -> DeadLetter:
     except UnreadableHeaders:
         # A foreign message: any client that may write to the topic may have sent it.
         headers = []
-    own = {
-        name.removeprefix(HEADER_PREFIX): v.decode(errors="replace")
-        for name, v in headers
-        if name.startswith(HEADER_PREFIX)
-    }
     partition, offset = place_of(message)
     return DeadLetter(
         partition=partition,
@@ -226,9 +297,7 @@ def _dead_letter(message: Message) -> DeadLetter:
         key=message.key(),
         value=message.value(),
         headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
-        reason=own.get("reason", "unknown"),
-        origin=f"{own.get('topic')}/{own.get('partition')}@{own.get('offset')}",
-        dead_at=own.get("at", ""),
+        added={n.removeprefix(HEADER_PREFIX): value for n, value in headers if n.startswith(HEADER_PREFIX)},
     )
 
 
