@@ -2,19 +2,23 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from click.testing import CliRunner
 
 from tests.support.documents import ROOT, Block
+from writetime.cli.main import main
 from writetime.core import config
 from writetime.servers.process import port_answers
 from writetime.wire.watermarks import statuses
@@ -35,7 +39,11 @@ _PATIENCE_SECONDS = 120.0
 
 
 class Folder:
-    """Runs blocks one after the other. What they export is kept, as in a terminal."""
+    """Runs blocks one after the other. What they export is kept, as in a terminal.
+
+    Each command of `writetime` is run as a program once. From then on it runs in this process, unless its line needs a
+    shell: most of the CPU of such a program goes into its imports.
+    """
 
     def __init__(
         self, path: Path, ingress_port: int, given: dict[str, Any], replaced: Mapping[str, str] | None = None
@@ -50,6 +58,7 @@ class Folder:
         }
         self._ingress_port = ingress_port
         self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._were_programs: set[str] = set()
         self._output = ""
         self._last: Block | None = None
         path.mkdir()
@@ -99,7 +108,20 @@ class Folder:
                 self._start(plain, command)
             else:
                 fails = block.said.get("fails") if number == len(commands) else None
-                self._output += self._bash(block, command, fails)
+                self._output += self._once(block, command, fails)
+
+    def _once(self, block: Block, command: str, fails: str | None) -> str:
+        """Run a command that ends by itself; return what it prints."""
+        program, *arguments = words(self._with(command)) or [""]
+        if not arguments or not program.endswith("writetime"):
+            return self._bash(block, command, fails)
+        if arguments[0] not in self._were_programs:
+            self._were_programs.add(arguments[0])
+            return self._bash(block, command, fails)
+        with chdir(self._path):
+            answer = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        _check(f"{block.place}: {command}", answer.exit_code, answer.output, fails)
+        return answer.output
 
     def _bash(self, block: Block, command: str, fails: str | None = None) -> str:
         script = f". {self._variables}\n{self._with(command)}\nexport -p > {self._variables}\n"
@@ -112,12 +134,7 @@ class Folder:
             text=True,
             check=False,
         )
-        told = f"{block.place}: {command}\n{answer.stdout[-4000:]}"
-        if fails is None:
-            assert answer.returncode == 0, told
-        else:
-            assert answer.returncode != 0, told
-            assert _plain(fails) in _plain(answer.stdout), told
+        _check(f"{block.place}: {command}", answer.returncode, answer.stdout, fails)
         return answer.stdout
 
     def _start(self, plain: str, command: str) -> None:
@@ -170,6 +187,7 @@ class Folder:
         while missing := [line for line in block.text.splitlines() if _plain(line) not in _plain(self._output)]:
             assert self._last is not None, f"{block.place}: no commands came before"
             assert time.monotonic() < deadline, f"{block.place}: {missing} is not in\n{self._output}"
+            time.sleep(0.3)
             self._shell(self._last)
 
     def _python(self, block: Block) -> None:
@@ -210,6 +228,15 @@ class Folder:
         return os.environ | own
 
 
+def words(command: str) -> list[str]:
+    """Return the words of a command line; none if a shell has to do more than to start the program."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    found = list(lexer)
+    is_for_shell = not set("$*?~`").isdisjoint(command) or any(set(word) <= set("();<>|&") for word in found)
+    return [] if is_for_shell else found
+
+
 def handles_signals(pid: int) -> bool:
     """Return whether a process of Linux has a handler for SIGTERM; elsewhere always."""
     try:
@@ -217,6 +244,16 @@ def handles_signals(pid: int) -> bool:
     except FileNotFoundError:
         return sys.platform != "linux"
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _check(what: str, status: int, printed: str, fails: str | None) -> None:
+    """Compare how a command ended with what its block says."""
+    told = f"{what}\n{printed[-4000:]}"
+    if fails is None:
+        assert status == 0, told
+    else:
+        assert status != 0, told
+        assert _plain(fails) in _plain(printed), told
 
 
 def _plain(text: str) -> str:
