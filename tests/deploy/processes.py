@@ -1,6 +1,7 @@
 """Services of the compose file as processes that can write to one folder only, without the rights of root."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,11 +9,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from numba.core.caching import UserProvidedCacheLocator
+
 from tests.deploy.files import CONTAINERS, ROOT, compose
 from tests.support.waiting import wait_for
 
 # A machine that is busy starts them slowly.
 PATIENCE_SECONDS = 240.0
+# Whose functions containers compile all the same: the agent writes them into its folder.
+_LEFT_TO_COMPILE = "frames"
+
+
+def keep_compiled(home: Path) -> None:
+    """Put what numba has compiled for the tests where containers look for it, as a second start of theirs finds it."""
+    for code in (ROOT / "platform").rglob("__pycache__/*.nb[ic]"):
+        if not code.name.startswith(_LEFT_TO_COMPILE):
+            own = UserProvidedCacheLocator.get_suitable_cache_subpath(str(code.parents[1] / "any.py"))
+            (home / "numba" / own).mkdir(parents=True, exist_ok=True)
+            shutil.copy(code, home / "numba" / own)
 
 
 def environment(home: Path, **own: str) -> dict[str, str]:

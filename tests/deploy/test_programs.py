@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.files import CONTAINERS, ROOT
-from tests.deploy.processes import PATIENCE_SECONDS, Container, environment, running
+from tests.deploy.processes import PATIENCE_SECONDS, Container, environment, keep_compiled, running
 from tests.support import read_only
 from tests.support.following import shown
 from tests.support.waiting import wait_for
@@ -35,9 +35,11 @@ PORTS = {
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The only folder that containers can write to."""
+def home(tmp_path: Path, is_long: bool) -> Path:
+    """The only folder that containers can write to. At full length they compile all that numba compiles."""
     (tmp_path / "home/tmp").mkdir(parents=True)
+    if not is_long:
+        keep_compiled(tmp_path / "home")
     return tmp_path / "home"
 
 
