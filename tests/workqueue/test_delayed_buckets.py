@@ -17,7 +17,8 @@ from writetime.workqueue.running import Running
 
 QUEUE = "q"
 BUCKET_SECONDS = 10
-LATER = 150
+# Twice as many buckets as a worker may list: with the next ones it lists those of the last two minutes.
+LATER = 60
 
 
 def settings() -> Settings:
