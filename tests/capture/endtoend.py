@@ -66,6 +66,24 @@ NODE: dict[str, object] = {
 }
 
 
+@dataclass(frozen=True)
+class Dose:
+    """How much is done.
+
+    Attributes:
+        pause_seconds: the longest pause of a thread between two writes.
+        kills: how often each program is killed, beside the kills while a server is away.
+        snapshot: which snapshots the agents of replicas publish.
+    """
+
+    pause_seconds: float = Writer.pause_seconds
+    kills: int = 2
+    snapshot: str = "initial"
+
+
+_FULL = Dose()
+
+
 class _Other(Node):
     """Says the same of the schema, and is another node."""
 
@@ -76,12 +94,14 @@ class _Other(Node):
 class Replica:
     """The agent of another node with the same data: it gets copies of segments, and lets go of them."""
 
-    def __init__(self, captured: Captured, home: Path) -> None:
+    def __init__(self, captured: Captured, home: Path, snapshot: str) -> None:
         self.folder = home / "cdc_raw"
         self.folder.mkdir(parents=True)
         self.fault: BaseException | None = None
         self._delivered: set[str] = set()
-        self._settings = captured.with_options(state_dir=home / "state", cdc_raw=self.folder, finished="delete")
+        self._settings = captured.with_options(
+            state_dir=home / "state", cdc_raw=self.folder, finished="delete", snapshot=snapshot
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -153,9 +173,9 @@ class EndToEnd:
         settings: Settings,
         home: Path,
         seed: int,
-        *,
-        pause_seconds: float = Writer.pause_seconds,
+        dose: Dose = _FULL,
     ) -> None:
+        self._dose = dose
         self._random = random.Random(seed)
         self._node = node
         self._kafka = kafka
@@ -184,6 +204,7 @@ class EndToEnd:
             connect_timeout=60,
             reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=100_000),
             timestamp_generator=clock,
+            schema_metadata_enabled=False,
         )
         session = self._cluster.connect()
         kinds = [(Writer, f"t{i}") for i in range(_TABLES)] + [(Counters, "counts"), (Filling, "filling")]
@@ -192,7 +213,7 @@ class EndToEnd:
             for i, (kind, name) in enumerate(kinds)
         ]
         for writer in self._writers:
-            writer.pause_seconds = pause_seconds
+            writer.pause_seconds = dose.pause_seconds
 
     def run(self, seconds: float) -> Report:
         """Write and break things for this long, at least each once; then check.
@@ -202,7 +223,8 @@ class EndToEnd:
         """
         replicas: list[Replica] = []
         try:
-            replicas = [Replica(self._captured, self._home / f"replica{i}") for i in range(_REPLICAS)]
+            homes = [self._home / f"replica{i}" for i in range(_REPLICAS)]
+            replicas = [Replica(self._captured, home, self._dose.snapshot) for home in homes]
             for thread in (*self._writers[1:], self._agent, self._follow):
                 thread.start()
             deadline = time.monotonic() + seconds
@@ -232,11 +254,9 @@ class EndToEnd:
 
     def _break_things(self, replicas: list[Replica]) -> None:
         """Do each of the faults, in any order."""
-        faults: list[tuple[str, Callable[[], Any]]] = [
-            ("agent", self._agent.kill),
-            ("agent", self._agent.kill),
-            ("follow", self._follow.kill),
-            ("follow", self._follow.kill),
+        killed: list[tuple[str, Callable[[], Any]]] = [("agent", self._agent.kill), ("follow", self._follow.kill)]
+        faults = [
+            *killed * self._dose.kills,
             ("broker", lambda: self._crash(self._kafka)),
             ("node", lambda: self._crash(self._node)),
             ("fold", self._fold),
