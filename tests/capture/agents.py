@@ -12,7 +12,6 @@ from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
 from writetime.storage.segment import END, find_segments
-from writetime.wire.watermarks import WatermarkTopic
 
 
 def progress_of(captured: Captured) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def put_back(captured: Captured, aside: Path) -> None:
 def until(captured: Captured, table: str) -> int:
     """Return up to when a table is published, as the topic of the watermarks has it."""
     name = f"{captured.keyspace}.{table}"
-    marks = WatermarkTopic(captured.settings).read().values()
+    marks = captured.watermarks.read().values()
     return max((found.tables[name].until for found in marks if name in found.tables), default=0)
 
 

@@ -17,6 +17,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
     server = FormatServer(tmp_path_factory.mktemp("capture"), "oa", **NODE)
     try:
         server.start()
+        # The driver would read the schemas of all tables again and again, and nothing here uses them.
+        server.session().cluster.schema_metadata_enabled = False
         yield server
     finally:
         server.stop()

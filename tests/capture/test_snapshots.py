@@ -29,7 +29,6 @@ from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landing import Landing, captured_tables
 from writetime.servers.process import free_port
-from writetime.wire.watermarks import WatermarkTopic
 
 ROWS, FILES = 4_000, 2
 
@@ -155,7 +154,7 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
             until_written.close()
             landed.settle()
             written_at = time_now()
-            wait_for(lambda: WatermarkTopic(landed.settings).read()[node_id(landed)].tables[name].until > written_at)
+            wait_for(lambda: landed.watermarks.read()[node_id(landed)].tables[name].until > written_at)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
     assert_read_once(landed)
@@ -168,10 +167,9 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
 
 
 def without_cdc(captured: Captured, table: str) -> str:
-    """Make a table of one SSTable with three rows; return its name."""
+    """Make a table with three rows, which a snapshot flushes into one SSTable; return its name."""
     captured.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY, v text)")
     captured.write(*(f"INSERT INTO {{ks}}.{table} (k, v) VALUES ({k}, 'a')" for k in range(3)))
-    captured.node.nodetool("flush", captured.keyspace, table)
     return f"{captured.keyspace}.{table}"
 
 
@@ -237,7 +235,7 @@ def test_snapshots_that_are_broken_or_gone(
     ]
     assert len([c for c in damage.calls if c[0] == "clearsnapshot"]) <= 3
     # The watermark waits for that one alone, and a start takes it again.
-    marks = WatermarkTopic(landed.settings).read()[node_id(landed)].tables
+    marks = landed.watermarks.read()[node_id(landed)].tables
     assert (marks[tables["broken"]].until, marks[tables["sound"]].until > 0) == (0, True)
     with landed.agent():
         wait_for(lambda: is_done(landed, "broken"))

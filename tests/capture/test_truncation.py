@@ -94,8 +94,15 @@ def test_a_table_that_is_truncated_while_the_agent_is_down(landed: Captured) -> 
     assert view_rows(views.virtual(table)) == [{"k": 3, "v": "new"}]
 
 
-@pytest.mark.parametrize("snapshot", ["schema-only", "initial"])
-@pytest.mark.parametrize("is_down", [False, True])
+@pytest.mark.parametrize(
+    ("snapshot", "is_down"),
+    [
+        ("schema-only", False),
+        ("initial", True),
+        pytest.param("schema-only", True, marks=pytest.mark.long_only("both values are tried")),
+        pytest.param("initial", False, marks=pytest.mark.long_only("both values are tried")),
+    ],
+)
 def test_a_table_that_is_dropped_and_created_again(landed: Captured, snapshot: str, is_down: bool) -> None:
     """With the same columns, and with others."""
     landed.settings = landed.with_options(snapshot=snapshot)

@@ -31,7 +31,7 @@ from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landed_offsets import waiting
 from writetime.landing.landing import Landing
-from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
+from writetime.wire.watermarks import AgentStatus, SourceMarks, TableMark, statuses
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def landed(captured: Captured, tmp_path: Path) -> Captured:
 
 def mark(captured: Captured, table: str = "marks") -> TableMark:
     """The last report of the node's agent about a table."""
-    marks = WatermarkTopic(captured.settings).read().get(node_id(captured), SourceMarks())
+    marks = captured.watermarks.read().get(node_id(captured), SourceMarks())
     return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
 
 
@@ -59,6 +59,13 @@ def land(captured: Captured) -> TableVersion:
 def status(captured: Captured) -> dict[str, Any]:
     """The report of the agent about itself."""
     return json.loads((captured.settings.capture.state_dir / "status.json").read_text())
+
+
+def reported(captured: Captured) -> AgentStatus:
+    """The report of the agent about itself that Kafka has."""
+    found = captured.watermarks.read()[node_id(captured)].status
+    assert found is not None
+    return found
 
 
 def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +85,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         assert captured_until(changes) > second
         wait_for(lambda: mark(landed).until > captured_until(changes))
         assert land(landed).version == changes.version
-        assert 0 < waiting(landed.settings, name, {}, 0, WatermarkTopic(landed.settings).read()).seconds < 60
+        assert 0 < waiting(landed.settings, name, {}, 0, landed.watermarks.read()).seconds < 60
         wait_for((landed.settings.capture.state_dir / "status.json").exists)
         time.sleep(1.1)
         landed.settle()
@@ -96,7 +103,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
     assert registered_sources(land(landed)) == set()
     with landed.agent():
         landed.settle()
-        wait_for(lambda: not WatermarkTopic(landed.settings).read()[node].retired)
+        wait_for(lambda: not landed.watermarks.read()[node].retired)
     assert registered_sources(land(landed)) == {node}
 
 
@@ -188,7 +195,7 @@ class SecondNode:
             execute(f"{create} AND gc_grace_seconds = 1")
 
     def until(self) -> int:
-        marks = WatermarkTopic(self.captured.settings).read().get(self.id, SourceMarks())
+        marks = self.captured.watermarks.read().get(self.id, SourceMarks())
         return marks.tables.get(self.name, TableMark(0)).until
 
     def passed(self, instant: int) -> bool:
@@ -260,16 +267,16 @@ def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured
     ]
 
     def held_by() -> str | None:
-        return statuses(landed.settings)[node_id(landed)]["held_by"]
+        return reported(landed)["held_by"]
 
     def is_taken() -> bool:
-        return statuses(landed.settings)[node_id(landed)]["snapshots"][f"{landed.keyspace}.marks"]["status"] == "done"
+        return reported(landed)["snapshots"][f"{landed.keyspace}.marks"]["status"] == "done"
 
     landed.write(*gone)
     landed.fill(2)
     with landed.agent(snapshot="initial"):
         landed.settle()
-        wait_for(lambda: statuses(landed.settings)[node_id(landed)]["lag"]["aside_segments"] == 1)
+        wait_for(lambda: reported(landed)["lag"]["aside_segments"] == 1)
         aside_at = time_now()
         wait_for(lambda: mark(landed).until > aside_at and is_taken())
         assert held_by() is None
@@ -292,11 +299,11 @@ def test_a_time_without_cdc_holds_the_watermark_until_a_newer_snapshot(landed: C
     name = f"{landed.keyspace}.t"
 
     def until(table: str) -> int:
-        marks = WatermarkTopic(landed.settings).read()[node_id(landed)]
+        marks = landed.watermarks.read()[node_id(landed)]
         return marks.tables.get(f"{landed.keyspace}.{table}", TableMark(0)).until
 
     def is_held() -> bool:
-        return "had cdc = false" in statuses(landed.settings)[node_id(landed)].get("held", {}).get(name, "")
+        return "had cdc = false" in reported(landed).get("held", {}).get(name, "")
 
     with landed.agent(snapshot="initial"):
         landed.settle()

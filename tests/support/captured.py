@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
 from writetime.wire.publishing import SchemaTopic
 from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import WatermarkTopic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 
@@ -54,6 +56,11 @@ class Captured:
         self._faults: list[BaseException] = []
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
         self.write("CREATE TABLE {ks}.marks (id int PRIMARY KEY, filling blob) WITH cdc = true")
+
+    @cached_property
+    def watermarks(self) -> WatermarkTopic:
+        """How far all sources are. It is kept: the topic has what all tests have sent, and only what is new is read."""
+        return WatermarkTopic(self.settings)
 
     def write(self, *statements: str) -> None:
         """Execute statements, with the keyspace for `{ks}`."""
@@ -173,7 +180,8 @@ class Captured:
 def captured_keyspace(node: FormatServer, settings: Settings, home: Path) -> Iterator[Captured]:
     """A keyspace that is captured, until the end: else each agent would have the tables of all tests before."""
     cassandra = settings.cassandra.model_copy(update={"port": node.port})
-    capture = Capture(state_dir=home / "state", snapshot="schema-only")
+    # More than one partition, and each costs the broker; an agent that looks less often costs less.
+    capture = Capture(state_dir=home / "state", snapshot="schema-only", partitions=2, poll_seconds=0.05)
     settings = settings.model_copy(update={"cassandra": cassandra, "capture": capture})
     made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", home)
     yield made
