@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster._cli import cli
 from dagster._core.scheduler.instigation import ScheduleInstigatorData
 from pydantic import SecretStr
 
@@ -42,10 +44,10 @@ def daemon(log: Path) -> Iterator[None]:
 
 
 def dagster(*arguments: str) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "dagster", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    """Run a command of Dagster in this process, which has imported Dagster."""
+    with chdir(ROOT):
+        answer = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
 
 
 def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
