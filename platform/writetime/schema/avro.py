@@ -5,6 +5,7 @@ by Arrow, so no row is handled in Python. Libraries for Avro encode one record a
 for a node's changes. Reference: Apache Avro 1.12 Specification, "Binary encoding".
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,13 @@ from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vect
 pc: Any = _compute
 
 _BINARY = pa.large_binary()
-_NULL, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
-_EMPTY = pa.scalar(b"", _BINARY)
+_NULL, _VALUE = b"\x00", b"\x02"
+
+
+@functools.cache
+def _scalar(value: bytes) -> pa.Scalar:
+    """Return bytes as Arrow has them. The first scalar imports pandas, which not every command needs."""
+    return pa.scalar(value, _BINARY)
 
 
 def encode(values: pa.Array, cql_type: CqlType) -> pa.Array:
@@ -50,12 +56,12 @@ def encode(values: pa.Array, cql_type: CqlType) -> pa.Array:
 
 def nullable(encoded: pa.Array) -> pa.Array:
     """Return a value of a union of null and a type, from the bytes of that type."""
-    return pc.if_else(encoded.is_valid(), joined([_VALUE, encoded.fill_null(_EMPTY)]), _NULL)
+    return pc.if_else(encoded.is_valid(), joined([_scalar(_VALUE), encoded.fill_null(_scalar(b""))]), _scalar(_NULL))
 
 
 def joined(parts: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
     """Return the bytes of records, from those of their fields; null where a field is null."""
-    return pc.binary_join_element_wise(*parts, _EMPTY)
+    return pc.binary_join_element_wise(*parts, _scalar(b""))
 
 
 def encode_long(values: pa.Array) -> pa.Array:
@@ -115,8 +121,8 @@ def array_of(lists: pa.Array, elements: pa.Array) -> pa.Array:
     starts = np.frombuffer(offsets, np.int64)[elements.offset : elements.offset + len(elements) + 1]
     bounds = starts[np.concatenate([[0], np.cumsum(counts)])]
     content = pa.Array.from_buffers(_BINARY, len(lists), [None, pa.py_buffer(bounds), data])
-    blocks = joined([encode_long(lengths), content, _NULL])
-    return _where(lists, pc.if_else(pc.equal(lengths, 0), _NULL, blocks))
+    blocks = joined([encode_long(lengths), content, _scalar(_NULL)])
+    return _where(lists, pc.if_else(pc.equal(lengths, 0), _scalar(_NULL), blocks))
 
 
 def _where(values: pa.Array, encoded: pa.Array) -> pa.Array:

@@ -25,8 +25,6 @@ from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vect
 Schema = dict[str, Any]
 
 _TEXT = pa.large_string()
-_NONE = pa.scalar(None, _TEXT)
-_EMPTY = pa.scalar("", _TEXT)
 # Connect's type of each native type, and its semantic name if it has one.
 _NATIVES: dict[str, tuple[str, str | None]] = {
     "ascii": ("string", None),
@@ -156,7 +154,7 @@ class JsonEncoder:
         if pc.all(finite).as_py() in (True, None):
             return texts
         named = (
-            [_NONE] * 3 if self.with_schema else [pa.scalar(f'"{n}"', _TEXT) for n in ("NaN", "Infinity", "-Infinity")]
+            [_scalar(None)] * 3 if self.with_schema else [_scalar(f'"{n}"') for n in ("NaN", "Infinity", "-Infinity")]
         )
         nan, positive, negative = named
         other = pc.if_else(pc.is_nan(values), nan, pc.if_else(pc.greater(values, 0), positive, negative))
@@ -211,11 +209,16 @@ def _canonical(text: str | None) -> str | None:
     return str(Decimal((sign, tuple(map(int, shown)), exponent)))
 
 
+def _scalar(text: str | None) -> pa.Scalar:
+    """Return a text as Arrow has it. The first scalar imports pandas, which not every command needs."""
+    return pa.scalar(text, _TEXT)
+
+
 def _list(lists: pa.Array, elements: pa.Array, brackets: str = "[]") -> pa.Array:
     """Return JSON arrays of elements in order, or with other brackets; null where a list is null."""
     ends = np.cumsum(numbers(pc.list_value_length(lists)), dtype=np.int64)
     offsets = pa.array(np.concatenate([[0], ends]))
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, elements), pa.scalar(",", _TEXT))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, elements), _scalar(","))
     return _where(lists, _join(brackets[0], joined, brackets[1]))
 
 
@@ -226,12 +229,12 @@ def json_quoted(texts: pa.Array) -> pa.Array:
 
 def _join(*parts: pa.Array | str) -> pa.Array:
     """Return texts joined row by row; null where one is null."""
-    texts = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
-    return pc.binary_join_element_wise(*texts, _EMPTY)
+    texts = [_scalar(part) if isinstance(part, str) else part for part in parts]
+    return pc.binary_join_element_wise(*texts, _scalar(""))
 
 
 def _where(values: pa.Array, texts: pa.Array) -> pa.Array:
-    return pc.if_else(values.is_valid(), texts, _NONE) if values.null_count else texts
+    return pc.if_else(values.is_valid(), texts, _scalar(None)) if values.null_count else texts
 
 
 def _fields(cql_type: Tuple | Udt) -> list[tuple[str, CqlType]]:
