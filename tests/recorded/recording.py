@@ -9,7 +9,7 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -19,7 +19,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.support import answers
-from tests.support.expected import plain
+from tests.support.expected import plain_values
 from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
@@ -41,7 +41,7 @@ class Rows:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[bytes | None, ...], ...]
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return [name for name, _ in self.columns]
 
@@ -50,7 +50,9 @@ class Rows:
             yield dict(zip(self.names, row, strict=True))
 
 
+@cache
 def read_rows(path: Path) -> Rows:
+    """Return the rows of a file, which queries ask for again and again."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     columns = tuple((name, cql_type) for name, cql_type in lines[0]["columns"])
     return Rows(columns, tuple(tuple(None if v is None else bytes.fromhex(v) for v in line) for line in lines[1:]))
@@ -198,12 +200,12 @@ class _RecordedPages:
             (_unquoted(m["column"]), m["operator"], next(bound) if m["value"] == "?" else m["value"].strip("'"))
             for m in _CONDITION.finditer(match["where"])
         ]
-        found = [
-            row for row in rows.dicts() if all(_holds(row[c], o, _serialised(v, row[c])) for c, o, v in conditions)
-        ]
+        places = [(rows.names.index(column), operator, value) for column, operator, value in conditions]
+        found = [row for row in rows.rows if all(_holds(row[i], o, _serialised(v, row[i])) for i, o, v in places)]
         # Write times of system tables were not recorded.
         names = [_unquoted(c) for c in re.findall(r'(?:"(?:[^"]|"")+"|\w+(?:\(\w+\))?)', match["columns"])]
-        values = [[None if n.startswith("writetime(") else row[n] for row in found] for n in names]
+        columns = [None if n.startswith("writetime(") else rows.names.index(n) for n in names]
+        values = [[None if i is None else row[i] for row in found] for i in columns]
         yield pa.RecordBatch.from_arrays([pa.array(column, pa.binary()) for column in values], names=names)
 
     def rows(self, statement: str, values: Sequence[Any]) -> pa.Table:
@@ -261,4 +263,4 @@ def answered(rows: Rows, schema: TableSchema) -> pa.Table:
 
 def texts(rows: pa.Table) -> dict[str, list[str]]:
     """Return rows in a form that can be compared: Python has no dates of far years, and not-a-number is not itself."""
-    return {name: [repr(plain(value)) for value in rows[name]] for name in rows.column_names}
+    return {name: [repr(value) for value in plain_values(rows[name].combine_chunks())] for name in rows.column_names}

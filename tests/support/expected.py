@@ -1,6 +1,7 @@
 """The expected changes, from the output of Cassandra's own classes (see `oracle`)."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -48,19 +49,17 @@ def assert_same(found: pa.Table, wanted: pa.Table) -> None:
     for name in wanted.column_names:
         a, b = found[name].combine_chunks(), wanted[name].combine_chunks()
         if not a.equals(b):
-            for i in range(len(a)):
-                ours, theirs = repr(plain(a[i])), repr(plain(b[i]))
-                assert ours == theirs, f"column {name}, change {i}: {ours} is not {theirs}"
+            for i, (ours, theirs) in enumerate(zip(plain_values(a), plain_values(b), strict=True)):
+                assert repr(ours) == repr(theirs), f"column {name}, change {i}: {ours!r} is not {theirs!r}"
 
 
 def as_rows(batches: Iterable[pa.RecordBatch]) -> list[str]:
     """Return changes as texts, sorted, each with its offset in the file: equal lists mean equal changes."""
     rows = []
     for batch in batches:
-        columns = [batch.column(i) for i in range(batch.num_columns)]
-        for i in range(batch.num_rows):
-            *values, origin = [plain(column[i]) for column in columns]
-            rows.append(repr([*values, origin["offset"]]))
+        *columns, origins = batch.columns
+        values = [plain_values(column) for column in [*columns, origins.field("offset")]]
+        rows += [repr(list(row)) for row in zip(*values, strict=True)]
     return sorted(rows)
 
 
@@ -73,6 +72,23 @@ def plain(scalar: Any) -> Any:
     if pa.types.is_list(scalar.type) or pa.types.is_map(scalar.type):
         return [plain(element) for element in scalar.values]
     return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
+
+
+def plain_values(array: pa.Array) -> list[Any]:
+    """All scalars of an array as `plain` gives them: much faster than one by one."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        columns = [plain_values(array.field(i)) for i in range(kind.num_fields)]
+        found: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    elif pa.types.is_list(kind) or pa.types.is_map(kind):
+        values = plain_values(array.values)
+        found = [values[start:end] for start, end in pairwise(array.offsets.to_pylist())]
+    elif pa.types.is_temporal(kind):
+        return array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist()
+    else:
+        return array.to_pylist()
+    return [value if valid else None for value, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
 
 
 def _tombstone(times: list[int] | None) -> dict[str, int] | None:
