@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.lookup.conftest import PARTITIONS
+from tests.support.examples import rounds
 from tests.support.look_ups import partitions_of
 from writetime.lake import expiries, state, views
 from writetime.lake.cache import Cache, OpenFiles, open_files
@@ -158,6 +159,11 @@ def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
     assert_right(table, cache)
 
 
+# A process that has imported what takes a second to import forks the readers.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
+
+
 def _read_often(table: LakeTable, cache: Cache, times: int) -> None:
     for _ in range(times):
         assert_right(table, cache)
@@ -190,8 +196,7 @@ def test_few_files_stay_open() -> None:
 
 
 def test_two_processes_at_once(table: LakeTable, cache: Cache) -> None:
-    fork = multiprocessing.get_context("spawn")
-    readers = [fork.Process(target=_read_often, args=(table, cache, 20)) for _ in range(2)]
+    readers = [FORKED.Process(target=_read_often, args=(table, cache, rounds(20))) for _ in range(2)]
     for reader in readers:
         reader.start()
     while any(reader.is_alive() for reader in readers):
@@ -202,9 +207,8 @@ def test_two_processes_at_once(table: LakeTable, cache: Cache) -> None:
 
 
 def test_a_process_that_is_killed_leaves_nothing_that_counts(table: LakeTable, cache: Cache) -> None:
-    spawn = multiprocessing.get_context("spawn")
     for _ in range(3):
-        reader = spawn.Process(target=_read_often, args=(table, cache, 1000))
+        reader = FORKED.Process(target=_read_often, args=(table, cache, 1000))
         reader.start()
         while not any(cache.folder.glob("*")):
             reader.join(0.01)

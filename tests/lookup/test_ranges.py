@@ -82,8 +82,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LakeTable:
     return made
 
 
+@pytest.fixture(scope="module")
 def whole(table: LakeTable) -> pa.Table:
+    """All rows of the view."""
     return pa.concat_tables(views.virtual(table))
+
+
+@pytest.fixture(scope="module")
+def opened(table: LakeTable) -> Table:
+    return open_table("shop.wide", settings_at(Path(table.changes.storage.address).parents[1]))
 
 
 def in_duckdb(rows: pa.Table, where: str) -> list[dict[str, Any]]:
@@ -118,10 +125,10 @@ _OF_P = st.one_of(
 
 @_EXAMPLES
 @given(_OF_P, st.lists(st.one_of(_OF_A, _OF_A, _OF_B), max_size=3))
-def test_parts_of_partitions(table: LakeTable, of_p: str, others: list[str]) -> None:
+def test_parts_of_partitions(table: LakeTable, whole: pa.Table, of_p: str, others: list[str]) -> None:
     where = " AND ".join([of_p, *others])
     assert isinstance(places_of_condition(conditions_of(where, ["p"]), SCHEMA), Places)
-    assert looked_up(table, where) == in_duckdb(whole(table), where)
+    assert looked_up(table, where) == in_duckdb(whole, where)
 
 
 @_EXAMPLES
@@ -129,15 +136,13 @@ def test_parts_of_partitions(table: LakeTable, of_p: str, others: list[str]) -> 
     st.lists(st.tuples(st.integers(0, _PARTITIONS), st.integers(-4, 7), _LITERALS), min_size=1, max_size=9),
     st.sampled_from(["p", "pa", "pab", "pb"]),
 )
-def test_keys_with_clustering_columns(table: LakeTable, keys: list[tuple[int, int, str]], names: str) -> None:
-    rows = whole(table).to_pylist()
+def test_keys_with_clustering_columns(
+    opened: Table, whole: pa.Table, keys: list[tuple[int, int, str]], names: str
+) -> None:
+    rows = whole.to_pylist()
     asked = [{name: value for name, value in zip("pab", key, strict=True) if name in names} for key in keys]
     wanted = [row for row in rows if any(all(row[n] == value for n, value in key.items()) for key in asked)]
-    assert opened(table).lookup(asked).to_pylist() == wanted
-
-
-def opened(table: LakeTable) -> Table:
-    return open_table("shop.wide", settings_at(Path(table.changes.storage.address).parents[1]))
+    assert opened.lookup(asked).to_pylist() == wanted
 
 
 _TOKENS = st.one_of(
@@ -147,19 +152,20 @@ _TOKENS = st.one_of(
 
 @_EXAMPLES
 @given(_TOKENS, _TOKENS, _COMPARISONS)
-def test_ranges_of_tokens(table: LakeTable, first: int, last: int, comparison: str) -> None:
-    rows = whole(table)
-    assert opened(table).between(first, last).to_pylist() == in_duckdb(rows, f"token BETWEEN {first} AND {last}")
+def test_ranges_of_tokens(
+    table: LakeTable, opened: Table, whole: pa.Table, first: int, last: int, comparison: str
+) -> None:
+    assert opened.between(first, last).to_pylist() == in_duckdb(whole, f"token BETWEEN {first} AND {last}")
     where = f"TOKEN(P) {comparison} {first} AND token(p) <= {last} AND v > 100"
     assert isinstance(places_of_condition(conditions_of(where, ["p"]), SCHEMA), TokenRange)
     in_columns = where.replace("TOKEN(P)", "token").replace("token(p)", "token")
-    assert looked_up(table, where) == in_duckdb(rows, in_columns)
+    assert looked_up(table, where) == in_duckdb(whole, in_columns)
 
 
 @pytest.mark.parametrize("where", ["token(p) > 0 OR p = 3", "token(p) % 2 = 0", "token(p) IN (v, 1)"])
-def test_tokens_that_name_no_range(table: LakeTable, where: str) -> None:
+def test_tokens_that_name_no_range(table: LakeTable, whole: pa.Table, where: str) -> None:
     assert places_of_condition(conditions_of(where, ["p"]), SCHEMA) is None
-    assert looked_up(table, where) == in_duckdb(whole(table), where.replace("token(p)", "token"))
+    assert looked_up(table, where) == in_duckdb(whole, where.replace("token(p)", "token"))
 
 
 def test_tokens_of_a_past_time_are_refused(table: LakeTable) -> None:
@@ -185,10 +191,9 @@ def test_a_token_of_other_columns(table: LakeTable) -> None:
         looked_up(table, "token(a) > 5")
 
 
-def test_how_many_rows_are_read(table: LakeTable) -> None:
+def test_how_many_rows_are_read(table: LakeTable, whole: pa.Table) -> None:
     """Of a partition, those that the condition asks for."""
-    rows = whole(table)
-    one = rows.to_pylist()[0]["p"]
+    one = whole.to_pylist()[0]["p"]
     with patch("writetime.lookup.reading.live", wraps=views.live_rows.__globals__["live"]) as counted:
         looked_up(table, f"p = {one} AND a >= 5")
     (state_rows, *_), _ = counted.call_args
