@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.storage import tries
-from tests.support.examples import rounds
+from tests.support.examples import is_long_run
 from tests.support.expected import as_rows
 from tests.support.recordings import WIDE, recorded
 from tests.support.rewriting import copy
@@ -30,7 +31,12 @@ from writetime.storage.sstable import WINDOW, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 RECORDED = Path(__file__).parents[1] / "data" / "scylla"
-FLIPS = rounds(60)
+# A short run tries a tenth of the flips, the plans of fewest pieces, and fewer ranges of tokens.
+FLIPS = 60 if is_long_run() else 6
+TARGETS = (1, 150, 5000, 100_000, 1 << 30) if is_long_run() else (1, 5000, 1 << 30)
+PIECES = (200, 20, 3) if is_long_run() else (50, 3)
+RANGES = 3 if is_long_run() else 1
+WRONG_POSITIONS = 60 if is_long_run() else 5
 EVERYTHING = (MIN_TOKEN, MAX_TOKEN)
 ORIGIN = Origin("sstable", "", datetime.now(UTC))
 Tokens = tuple[int, int]
@@ -47,6 +53,8 @@ TABLES = [location for folder, location in {x.folder: x for x in TRIES}.items() 
 BLOCKS = [location for location in TABLES if Path(location.folder).parent.name == "wide"]
 SMALL = [location for location in TABLES if "rec" in location.folder]
 by_file = pytest.mark.parametrize("location", TRIES, ids=name_of)
+# Those that take most of the time.
+LARGE = [location for location in TABLES if "dictionaries" in location.folder]
 by_table = pytest.mark.parametrize("location", TABLES, ids=name_of)
 
 
@@ -98,7 +106,8 @@ def test_tries_written_here_are_those_that_scylladb_writes(location: Location, t
 @by_file
 def test_splits_make_the_changes_of_the_whole(location: Location) -> None:
     wanted = whole(location)
-    for target in (1, 150, 5000, 100_000, 1 << 30):
+    # Of targets that make the same pieces, one.
+    for target in {len(SSTable(location).splits(target)): target for target in TARGETS}.values():
         assert_same(by_splits(location, target), wanted)
     starts = [split.start.offset for split in SSTable(location).splits(1) if split.start.partition is None]
     assert starts == [p.start for p in tries.partitions(location)]
@@ -114,12 +123,17 @@ def test_blocks_are_read_as_scylladb_writes_them(location: Location) -> None:
     assert all(sstable.index.leads(i, p.key) for i, p in enumerate(found))
 
 
-@by_table
-@pytest.mark.parametrize("block", [1, 400])
+def with_block(location: Location, block: int) -> Any:
+    """A case; short runs make no trie of each row of a large file."""
+    marks = [pytest.mark.long_only("tens of thousands of nodes")] if location in LARGE and block == 1 else []
+    return pytest.param(location, block, marks=marks, id=f"{name_of(location)}-{block}")
+
+
+@pytest.mark.parametrize(("location", "block"), [with_block(location, n) for location in TABLES for n in (1, 400)])
 def test_partitions_are_split_where_a_block_of_rows_starts(location: Location, tmp_path: Path, block: int) -> None:
     here, found = copy_with_blocks(location, tmp_path / "here", block)
     wanted = whole(location)
-    for pieces in (200, 20, 3):
+    for pieces in PIECES:
         assert_same(by_splits(here, SSTable(here).data.length // pieces), wanted)
     splits = SSTable(here).splits(1)
     blocks = [cut for p in found if (cut := tries.blocks_of(p, block)) is not None]
@@ -131,7 +145,9 @@ def test_blocks_start_inside_of_range_tombstones(tmp_path: Path) -> None:
     here, _ = copy_with_blocks(WIDE, tmp_path / "here", 1000)
     splits = SSTable(here).splits(1)
     assert sum(split.start.open is not None for split in splits) > 50
-    assert_same(by_splits(here, 1), whole(WIDE))
+    target = 1 if is_long_run() else 3000
+    assert sum(split.start.open is not None for split in SSTable(here).splits(target)) > 10
+    assert_same(by_splits(here, target), whole(WIDE))
     assert_same(by_splits(here, 10_000, window=1), whole(WIDE))
 
 
@@ -146,12 +162,12 @@ def test_tokens_choose_partitions(location: Location, tmp_path: Path) -> None:
 
 def ranges(found: list[tries.Partition], r: random.Random) -> Iterator[tuple[int, int]]:
     tokens = [tries.token(p.key) for p in found]
-    for token in r.sample(tokens, min(len(tokens), 3)):
+    for token in r.sample(tokens, min(len(tokens), RANGES)):
         yield token, token
         yield token + 1, token + 1
         yield token - 1, token - 1
     bounds = [MIN_TOKEN, MAX_TOKEN, *tokens]
-    for _ in range(6):
+    for _ in range(2 * RANGES):
         first, last = sorted(r.choices(bounds, k=2))
         yield first, last
 
@@ -182,7 +198,9 @@ def test_a_wrong_index_never_gives_a_wrong_answer(location: Location, tmp_path: 
     if location not in BLOCKS:
         tries.index_again(here, 200, found)
     r = random.Random(name_of(location))
-    answers = {tokens: whole(location, tokens) for tokens in [EVERYTHING, *r.sample(list(ranges(found, r)), 5)]}
+    answers = {
+        tokens: whole(location, tokens) for tokens in [EVERYTHING, *r.sample(list(ranges(found, r)), 2 * RANGES)]
+    }
     outcomes = {"refused": 0, "same": 0}
     for component in ("Partitions.db", "Rows.db"):
         path = Path(here.path(component))
@@ -246,7 +264,7 @@ def test_an_index_with_a_wrong_position_hides_no_partition(location: Location, t
     for wrong in r.sample(range(1, len(found)), min(len(found) - 1, 4)):
         before, after = found[wrong - 1 : wrong + 1]
         answers = {token: whole(location, (token, token)) for token in (tries.token(p.key) for p in (before, after))}
-        for at in r.sample(range(before.start + 1, after.end), min(rounds(60), after.end - before.start - 1)):
+        for at in r.sample(range(before.start + 1, after.end), min(WRONG_POSITIONS, after.end - before.start - 1)):
             write_index(here, [p.key for p in found], [at if p is after else p.start for p in found])
             for token, wanted in answers.items():
                 try:
