@@ -1,21 +1,24 @@
 """The attack on files, briefly: nothing is found, and what is to be found would be."""
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.attack.files import attack, rewritten
 from tests.attack.report import Report
 from tests.attack.watched import Limits, Watch, work
+from tests.support.examples import rounds
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.locations import FEATURES
 from writetime.storage.sstable import SSTable
 
 
 def test_no_file_harms_its_reader() -> None:
-    report = attack(seed=1, rounds=400)
+    count = rounds(400)
+    report = attack(seed=1, rounds=count)
     print(report.text())
-    assert report.tried == 400
+    assert report.tried == count
     assert not report.findings, report.text()
     # All versions that are read.
     versions = {version for _, version in FEATURES}
@@ -39,8 +42,8 @@ def misbehave(first: int) -> None:
         return "read"
 
     def hang() -> str:
-        while True:
-            pass
+        threading.Event().wait()
+        return "read"
 
     def take() -> str:
         return "read" if len(bytes(range(256)) * (1 << 18)) else ""

@@ -5,6 +5,7 @@ from uuid import uuid1
 
 import pytest
 
+from tests.support.examples import is_long_run
 from tests.support.published import mark, publish, schema_of
 from writetime.clients.kafka import end_offsets
 from writetime.core.config import Settings
@@ -17,6 +18,7 @@ from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
 
 _MESSAGES = 12
+_TURNS = 29 if is_long_run() else 15
 
 
 @pytest.fixture
@@ -58,16 +60,16 @@ class Written:
 def test_watermarks_go_on_while_a_backlog_stays(settings: Settings, schema: TableSchema) -> None:
     written = Written(settings, schema)
     found = []
-    for turn in range(1, 30):
+    for turn in range(1, _TURNS + 1):
         written.write(turn)
         found.append(written.land())
     assert found == sorted(found)
     assert len(set(found)) > 3
     assert set(found) <= {0, *written.ends}
-    assert written.landing.landed != written.ends[29]
-    while written.landing.landed != written.ends[29]:
+    assert written.landing.landed != written.ends[_TURNS]
+    while written.landing.landed != written.ends[_TURNS]:
         found.append(written.land())
-    assert found[-1] == 29
+    assert found[-1] == _TURNS
 
 
 def test_watermarks_of_an_earlier_table_do_not_count(settings: Settings, schema: TableSchema) -> None:
