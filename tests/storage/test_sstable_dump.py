@@ -1,7 +1,5 @@
 """Data read from simple tables against `sstabledump` of the same files."""
 
-import json
-import subprocess
 from typing import Any
 
 from tests.storage import handmade
@@ -11,10 +9,7 @@ from tests.support import oracle
 
 def dumped(written: Written, table: str) -> list[dict[str, Any]]:
     _, (location,) = written.handmade(table)
-    command = oracle.java_command("org.apache.cassandra.tools.SSTableExport", location.path("Data.db"), "-t")
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    return json.loads(answer.stdout)
+    return oracle.dumped(location.path("Data.db"))
 
 
 def deletion(info: dict[str, str]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Real servers that write the files of these tests, one for each storage format."""
 
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any
 
 from cassandra.cluster import Cluster
 
+from tests.support import oracle
 from tests.support.servers import flushes_schemas
 from writetime.core.config import load
 from writetime.runtime.nodetool import nodetool
@@ -53,8 +55,9 @@ class FormatServer(CassandraServer):
         self._session: Any = None
 
     def nodetool(self, *arguments: str) -> None:
-        """Run a command of Cassandra's `nodetool`."""
-        nodetool(self.jmx_port, *arguments)
+        """Run a command of the `nodetool` that belongs to the node's version."""
+        run = nodetool if shutil.which("nodetool") else oracle.nodetool
+        run(self.jmx_port, *arguments)
 
     @staticmethod
     def now() -> int:

@@ -1,3 +1,6 @@
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.lang.management.ManagementFactory;
 import java.lang.management.ThreadMXBean;
@@ -5,6 +8,7 @@ import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.UUID;
 
@@ -41,6 +45,7 @@ import org.apache.cassandra.schema.CQLTypeParser;
 import org.apache.cassandra.schema.ColumnMetadata;
 import org.apache.cassandra.schema.KeyspaceMetadata;
 import org.apache.cassandra.schema.KeyspaceParams;
+import org.apache.cassandra.schema.Keyspaces;
 import org.apache.cassandra.schema.Schema;
 import org.apache.cassandra.schema.SchemaTransformations;
 import org.apache.cassandra.schema.TableId;
@@ -48,6 +53,11 @@ import org.apache.cassandra.schema.TableMetadata;
 import org.apache.cassandra.schema.TableMetadataRef;
 import org.apache.cassandra.schema.Tables;
 import org.apache.cassandra.schema.Types;
+import org.apache.cassandra.tools.INodeProbeFactory;
+import org.apache.cassandra.tools.JsonTransformer;
+import org.apache.cassandra.tools.NodeProbe;
+import org.apache.cassandra.tools.NodeTool;
+import org.apache.cassandra.tools.Output;
 import org.apache.cassandra.tools.Util;
 import org.apache.cassandra.utils.bytecomparable.ByteComparable;
 import org.apache.cassandra.utils.bytecomparable.ByteSourceInverse;
@@ -64,8 +74,37 @@ public class Oracle
             write(args[1], Integer.parseInt(args[2]));
             System.exit(0);
         }
-        out = new PrintStream(Files.newOutputStream(Path.of(args[1])), false, "UTF-8");
         DatabaseDescriptor.toolInitialization();
+        if (args[0].equals("serve"))
+            serve();
+        else
+            answer(args);
+        System.exit(0);
+    }
+
+    /** Answers one line of arguments after the other, until there is none; says after each whether it could. */
+    private static void serve() throws Exception
+    {
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
+        for (String line = lines.readLine(); line != null; line = lines.readLine())
+        {
+            try
+            {
+                answer(line.split("\t"));
+                System.out.println("answered");
+            }
+            catch (Throwable e)
+            {
+                e.printStackTrace(System.out);
+                System.out.println("failed");
+            }
+            System.out.flush();
+        }
+    }
+
+    private static void answer(String[] args) throws Exception
+    {
+        out = new PrintStream(Files.newOutputStream(Path.of(args[1])), false, "UTF-8");
         if (args[0].equals("sstable"))
             for (int i = 2; i < args.length; i++)
                 sstable(args[i]);
@@ -80,6 +119,10 @@ public class Oracle
             schema(Files.readString(Path.of(args[2])));
             Order.sort(out, args[3]);
         }
+        else if (args[0].equals("dump"))
+            dump(args[2]);
+        else if (args[0].equals("nodetool"))
+            nodetool(Arrays.copyOfRange(args, 2, args.length));
         else if (args[0].equals("scan"))
             scan(args[2], Integer.parseInt(args[3]));
         else if (args[0].equals("commitlog-scan"))
@@ -89,7 +132,35 @@ public class Oracle
         else
             commitLog(args);
         out.close();
-        System.exit(0);
+    }
+
+    /** What `sstabledump -t` does, apart from ending its process. */
+    private static void dump(String path) throws Exception
+    {
+        SSTableReader sstable = open(path);
+        try (ISSTableScanner scanner = sstable.getScanner())
+        {
+            JsonTransformer.toJson(scanner, Util.iterToStream(scanner), true, sstable.metadata(), out);
+        }
+    }
+
+    private static void nodetool(String[] args)
+    {
+        INodeProbeFactory connections = new INodeProbeFactory()
+        {
+            public NodeProbe create(String host, int port) throws IOException
+            {
+                return new NodeProbe(host, port);
+            }
+
+            public NodeProbe create(String host, int port, String username, String password) throws IOException
+            {
+                return new NodeProbe(host, port, username, password);
+            }
+        };
+        int status = new NodeTool(connections, Output.CONSOLE).execute(args);
+        if (status != 0)
+            throw new IllegalStateException("nodetool ended with " + status);
     }
 
     private static SSTableReader open(String path) throws Exception
@@ -349,6 +420,7 @@ public class Oracle
 
     private static void schema(String text)
     {
+        Schema.instance.transform(earlier -> Keyspaces.none());
         java.util.Map<String, Types.RawBuilder> types = new java.util.HashMap<>();
         for (String statement : text.split("(?m)^-- "))
         {

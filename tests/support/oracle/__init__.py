@@ -1,10 +1,12 @@
 """Cassandra's own classes as the oracle: a small Java program, compiled by the ecj that Cassandra brings."""
 
+import atexit
 import functools
 import json
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from writetime.runtime import jars
 from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java
+from writetime.runtime.nodetool import _classes
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, quote_name
 
@@ -66,21 +69,62 @@ def java_command(*arguments: str | Path) -> list[str]:
         f"-Dcassandra.storagedir={home}",
         f"-Duser.home={home}",
         f"-Dlogback.configurationFile={home / 'logback.xml'}",
+        # As `writetime.runtime.nodetool` has it.
+        "-Djava.naming.factory.url.pkgs=writetime",
         "-Xmx1g",
         "-XX:+UseSerialGC",
         "-cp",
-        os.pathsep.join([str(home), _class_path()]),
+        os.pathsep.join([str(home), str(_classes()), _class_path()]),
         *map(str, arguments),
     ]
 
 
+# What is asked for often, of a process that goes on. The others change the state of their process, or measure it.
+_SERVED = {"commitlog", "commitlog-ends", "dump", "nodetool", "order", "sstable", "vints"}
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the oracle once a session: a start takes a second of CPU. It ends when its input does."""
+    command = java_command("Oracle", "serve")
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    atexit.register(process.communicate)
+    return process
+
+
+def _ask(line: str) -> None:
+    server = _server()
+    assert server.stdin
+    assert server.stdout
+    said: list[str] = []
+    with _LOCK:
+        server.stdin.write(line + "\n")
+        server.stdin.flush()
+        while not said or said[-1] not in ("answered\n", "failed\n", ""):
+            said.append(server.stdout.readline())
+    if not said[-1]:
+        # A nodetool that cannot connect ends its process.
+        _server.cache_clear()
+    assert said[-1] == "answered\n", "".join(said)[-3000:]
+
+
 def run(mode: str, *arguments: str | Path) -> list[dict[str, Any]]:
     """Run the oracle and return the lines that it printed."""
+    return [json.loads(line) for line in _printed(mode, *arguments).splitlines()]
+
+
+def _printed(mode: str, *arguments: str | Path) -> str:
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as output:
+        if mode in _SERVED:
+            _ask("\t".join(map(str, [mode, output.name, *arguments])))
+            return Path(output.name).read_text()
         command = java_command("Oracle", mode, output.name, *arguments)
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
-        return [json.loads(line) for line in Path(output.name).read_text().splitlines()]
+        return Path(output.name).read_text()
 
 
 def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
@@ -146,6 +190,16 @@ def craft_counters(folder: Path, lines: Iterable[str]) -> None:
 def vints(values: Iterable[int]) -> dict[int, bytes]:
     """Encode numbers as unsigned vints, by `VIntCoding`."""
     return {line["value"]: bytes.fromhex(line["bytes"]) for line in run("vints", *map(str, values))}
+
+
+def dumped(path: str | Path) -> list[dict[str, Any]]:
+    """Return what `sstabledump` prints of a Data.db file, by the class of Cassandra's that it prints with."""
+    return json.loads(_printed("dump", path))
+
+
+def nodetool(port: int, *arguments: str) -> None:
+    """Run a command of Cassandra's `nodetool` without a start of its own, which would take 0.7 s of CPU."""
+    run("nodetool", "-h", "127.0.0.1", "-p", str(port), *arguments)
 
 
 def accepted(paths: Iterable[str | Path]) -> list[list[int]]:
