@@ -18,10 +18,10 @@ from pyarrow import fs
 
 from tests.storage.written import Written
 from tests.support import oracle
-from tests.support.examples import rounds, some
+from tests.support.examples import is_long_run, rounds, some
 from tests.support.expected import assert_same, without_origin
 from tests.support.format_server import cql_with_ids
-from tests.support.generate import KEYSPACE, SEED
+from tests.support.generate import SEED
 from tests.support.guarded import guard, in_a_process
 from tests.support.segments import mutations_of, one_section
 from writetime.cli.main import main
@@ -35,23 +35,17 @@ from writetime.storage.file_errors import CorruptFile, Missing, StorageError, To
 from writetime.storage.segment import END, Segment, find_segments
 
 _CUTS = 3
+BROKEN_MUTATIONS = 1500 if is_long_run() else 200
 
 Read = dict[str, list[pa.RecordBatch]]
 
 
 def segment_of(written: Written, folder: Path | None = None) -> Segment:
     """The segment that holds the writes; copied, without its `_cdc.idx`, if a folder is given."""
-    segments = find_segments(str(written.server.cdc_raw))
-    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
-    largest = max(segments, key=lambda s: sum(batch.num_rows for _, batch in reader.read(s)))
     if folder is None:
-        return largest
-    shutil.copy(largest.path, folder)
-    return find_segments(str(folder / largest.name))[0]
-
-
-def generated(written: Written) -> list[TableSchema]:
-    return [s for s in written.all_schemas if s.keyspace == KEYSPACE]
+        return written.segment
+    shutil.copy(written.segment.path, folder)
+    return find_segments(str(folder / written.segment.name))[0]
 
 
 def read(reader: CommitLogReader, segment: Segment, **options: object) -> Read:
@@ -62,14 +56,14 @@ def read(reader: CommitLogReader, segment: Segment, **options: object) -> Read:
 
 
 def same(written: Written, one: Read, other: Read) -> None:
-    for schema in generated(written):
+    for schema in written.generated:
         a, b = (without_origin(found.get(schema.name, []), schema) for found in (one, other))
         assert_same(a, b)
 
 
 def test_reading_continues_where_it_stopped(written: Written, is_long: bool) -> None:
     segment = segment_of(written)
-    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in written.generated])
     whole = read(reader, segment)
     index = segment.cdc_index()
     assert index is not None
@@ -86,7 +80,7 @@ def test_reading_continues_where_it_stopped(written: Written, is_long: bool) -> 
 def test_reading_continues_at_a_marker(written: Written) -> None:
     """By the same report, nothing twice and nothing missing, at whatever offsets it stops in between."""
     segment = segment_of(written)
-    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in written.generated])
     whole = read(reader, segment)
     ends = [s.offset + len(s.data) for s in segment.sections()]
     chooser = random.Random(4)
@@ -126,7 +120,7 @@ def end_of(reader: CommitLogReader, segment: Segment) -> tuple[str, int | None]:
 def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
     """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one.
 
-    Every byte of a long run, without compression and with LZ4; sections are the same with Zstandard, so there every
+    In a long run every byte, without compression and with LZ4; sections are the same with Zstandard, so of `da` every
     fifth.
     """
     segment = segment_of(written)
@@ -186,7 +180,7 @@ def test_a_flipped_bit_raises_or_changes_nothing(written: Written, tmp_path: Pat
     path = Path(segment.path)
     sound = path.read_bytes()
     end = len(sound.rstrip(b"\0"))
-    reader = CommitLogReader(generated(written), on_unknown_table="skip")
+    reader = CommitLogReader(written.generated, on_unknown_table="skip")
     whole = read(reader, segment)
     chooser = random.Random(11)
     raised = 0
@@ -211,7 +205,7 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_reported(written: Written
     segment = segment_of(written, tmp_path)
     path = Path(segment.path)
     broken = bytearray(path.read_bytes())
-    broken[len(bytes(broken).rstrip(b"\0")) // 2] ^= 0xFF
+    broken[len(bytes(broken).rstrip(b"\0")) // 3] ^= 0xFF
     path.write_bytes(broken)
     report = SegmentReport()
     found = read(CommitLogReader(written.all_schemas, on_corrupt="skip-file"), segment, report=report)
@@ -229,7 +223,7 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_reported(written: Written
     assert CliRunner().invoke(main, command).exit_code == 1
     answer = CliRunner().invoke(main, [*command, "--on-corrupt", "skip-file"], catch_exceptions=False)
     assert f"left out: {report.skipped[0]}" in answer.stderr
-    options = {"schema": schema.read_text(), "table": generated(written)[0].full_name, "path": str(tmp_path)}
+    options = {"schema": schema.read_text(), "table": written.generated[0].full_name, "path": str(tmp_path)}
     source = CommitLogSource(options | {"on_corrupt": "skip-partition"})
     with pytest.raises(WritetimeError, match="on_corrupt is 'skip-partition'; it must be one of fail, skip-file"):
         source.reader(source.schema())
@@ -282,16 +276,15 @@ def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
 
 def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path) -> None:
     """In a process of its own, as what goes wrong in the kernel may end it."""
-    cql = cql_with_ids(generated(written))
-    arguments = f"{segment_of(written).path!r}, {cql!r}, {str(tmp_path)!r}, {rounds(1500)}"
-    answer = in_a_process(f"tests.storage.test_commitlog.read_broken_mutations({arguments})")
+    path, cql = segment_of(written).path, cql_with_ids(written.generated)
+    answer = in_a_process(read_broken_mutations, path, cql, str(tmp_path), BROKEN_MUTATIONS)
     assert answer.returncode == 0, answer.stderr[-2000:]
     print(answer.stdout)
 
 
 def test_an_unknown_table_is_refused_or_counted(written: Written) -> None:
     segment = segment_of(written)
-    known, *unknown = generated(written)
+    known, *unknown = written.generated
     with pytest.raises(SchemaError, match="is not known"):
         read(CommitLogReader([known]), segment)
     report = SegmentReport()
@@ -304,7 +297,7 @@ def test_a_segment_that_vanished(written: Written, tmp_path: Path) -> None:
     segment = segment_of(written, tmp_path)
     Path(segment.path).unlink()
     with pytest.raises(Missing, match="does not exist"):
-        read(CommitLogReader(generated(written)), segment)
+        read(CommitLogReader(written.generated), segment)
 
 
 class Recorder(io.FileIO):
@@ -330,7 +323,7 @@ def test_memory_follows_the_section_on_a_remote_file_system(
     monkeypatch.setattr(segment_module, "BLOCK_BYTES", 32768)
     sound = segment_of(written)
     remote = replace(sound, filesystem=fs.PyFileSystem(Recording(fsspec.filesystem("file"))))
-    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in written.generated])
     found = read(reader, remote)
     largest = max(len(section.data) for section in sound.sections())
     assert 0 < Recorder.largest <= max(32768, largest + 64) < Path(sound.path).stat().st_size / 4
@@ -355,7 +348,7 @@ def append(folder: Path, segment: Segment, number: int, index: str) -> Path:
 def test_a_stream_by_its_offsets(written: Written, tmp_path: Path) -> None:
     """Which parts are read between two offsets, also of segments that grow, are complete, or of a node that crashed."""
     segment = segment_of(written)
-    reader = stream(tmp_path, generated(written), segments_per_batch="2")
+    reader = stream(tmp_path, written.generated, segments_per_batch="2")
     limit = reader.getDefaultReadLimit()
     zero = reader.initialOffset()
     assert reader.latestOffset(zero, limit) == zero
@@ -394,7 +387,7 @@ def test_a_segment_that_vanished_from_a_stream(written: Written, tmp_path: Path)
     segment = segment_of(written)
     paths = [append(tmp_path, segment, number, "{}\nCOMPLETED") for number in (11, 12)]
     paths.append(append(tmp_path, segment, 13, "{}"))
-    reader = stream(tmp_path, generated(written))
+    reader = stream(tmp_path, written.generated)
     limit = reader.getDefaultReadLimit()
     zero = reader.initialOffset()
     end = reader.latestOffset(zero, limit)

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.storage.scylla_writer import vint
-from tests.support.guarded import guard, in_a_process
+from tests.support.examples import rounds
+from tests.support.guarded import guard, in_a_process, read_beyond
 from tests.support.segments import one_section
 from writetime.api.files import read_commitlog
 from writetime.cli.main import main
@@ -126,12 +127,12 @@ def read_random_names(folder: str, seed: int, count: int) -> None:
 
 
 def test_random_lists_of_columns_with_guards(tmp_path: Path) -> None:
-    answer = in_a_process(f"tests.storage.test_commitlog_crafted.read_random_names({str(tmp_path)!r}, 1, 2000)")
+    answer = in_a_process(read_random_names, str(tmp_path), 1, rounds(2000))
     assert answer.returncode == 0, answer.stderr[-2000:]
 
 
 def test_the_guard_ends_a_process_that_reads_beyond() -> None:
-    answer = in_a_process("tests.support.guarded.read_beyond()")
+    answer = in_a_process(read_beyond)
     assert answer.returncode < 0
 
 

@@ -13,13 +13,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tests.support.examples import is_long_run
 from tests.support.expected import assert_same, expected_changes, segment_lines, without_origin
 from tests.support.format_server import FormatServer, cql_with_ids
 from writetime.schema.table import SchemaError, SchemaHistory, TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import Segment, find_segments, trusted
 
-ROWS = 1000
+# More than one segment of them.
+ROWS = 1000 if is_long_run() else 600
 TABLES = [
     "TYPE live.point (x int, y int)",
     "TABLE live.events (id int, n int, body text, PRIMARY KEY (id, n)) WITH cdc = true",
@@ -118,6 +120,8 @@ def test_a_segment_is_read_while_it_is_written(node: FormatServer) -> None:
                 batches.setdefault(segment.id, []).append(batch)
                 found += batch.column("n").to_pylist()
             positions[segment.id] = report.position
+        # Less than the node takes from one sync to the next.
+        time.sleep(0.02)
     writer.join()
     assert found == list(range(ROWS))
     completed = [s for s, _ in captured(node) if (index := s.cdc_index()) is not None and index.completed]

@@ -1,12 +1,15 @@
-"""SSTables that Cassandra's own writer made from data that no client can write, and the rests of small files."""
+"""SSTables that Cassandra's own writer made from data that no client can write, those that were recorded, and the rests
+of small files.
+"""
 
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support import oracle
-from tests.support.examples import some
+from tests.support.examples import is_long_run
 from tests.support.expected import as_rows, assert_same, expected_changes, without_origin
 from tests.support.generate import SEED
 from tests.support.rewriting import copy, make_plain
@@ -17,6 +20,8 @@ from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 VERSIONS = ("nb", "oa", "da")
+RECORDED = Path(__file__).parents[1] / "data" / "cassandra"
+TABLES = ("blocks", "counted", "many", "mixed", "wide")
 CUT = ("CompressionInfo", "CRC", "Data", "Digest", "Index", "Partitions", "Rows", "Statistics", "TOC")
 
 
@@ -52,6 +57,32 @@ def test_counters_of_many_nodes_and_times_at_their_ends(
         assert_same(without_origin(sstable.scan(), sstable.schema), wanted)
 
 
+@pytest.fixture(scope="module")
+def recorded() -> dict[tuple[str, str], Location]:
+    """SSTables that servers wrote, by version and table."""
+    return {
+        (version, table): next(find_sstables(str(RECORDED / version / table)))
+        for version in VERSIONS
+        for table in TABLES
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_recorded_changes_match_the_database(version: str, recorded: dict[tuple[str, str], Location]) -> None:
+    """Whole and in pieces, some of which start inside of a range tombstone."""
+    paths = [recorded[version, table].path("Data.db") for table in TABLES]
+    lines = oracle.sstables(paths)
+    assert list(lines) == paths
+    for table, path in zip(TABLES, paths, strict=True):
+        sstable = SSTable(recorded[version, table])
+        wanted = expected_changes(lines[path], sstable.schema)
+        assert_same(without_origin(sstable.scan(), sstable.schema), wanted)
+        assert read_split(recorded[version, table]) == read(recorded[version, table])
+    starts = [split.start for split in SSTable(recorded[version, "blocks"]).splits(1)]
+    assert len(starts) > 5
+    assert any(start.open is not None for start in starts)
+
+
 def test_vints_of_every_length() -> None:
     """Against `VIntCoding`: both ends of what takes 1 to 9 bytes, in the kernel's reading and in Python's."""
     values = [0, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
@@ -83,7 +114,7 @@ def test_a_file_cut_anywhere_never_gives_a_wrong_answer(
                 continue
             sound = path.read_bytes()
             needed = component in ("Data.db", "CompressionInfo.db", "CRC.db")
-            for length in some(range(len(sound)), SEED):
+            for length in lengths_of(sound):
                 path.write_bytes(sound[:length])
                 tried += 1
                 try:
@@ -95,6 +126,12 @@ def test_a_file_cut_anywhere_never_gives_a_wrong_answer(
                 assert found == whole or (component == "TOC.txt" and not found), (component, length)
             path.write_bytes(sound)
     print(f"{tried} cuts tried")
+
+
+def lengths_of(sound: bytes) -> list[int]:
+    """To which lengths a file is cut: to all in a long run, and else to a twelfth of them."""
+    count = len(sound) if is_long_run() else min(len(sound), max(3, len(sound) // 12))
+    return random.Random(SEED).sample(range(len(sound)), count)
 
 
 def read_split(location: Location) -> list[str]:

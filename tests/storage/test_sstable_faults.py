@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.storage.written import Written, changes, one_of_each
-from tests.support.examples import rounds
+from tests.support.examples import is_long_run, rounds
 from tests.support.expected import as_rows, assert_same
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import break_chunk, copy, make_plain, write_plain
@@ -20,6 +20,7 @@ from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import WINDOW, OnCorrupt, Report, SSTable
 
 FLIPS_A_FILE = rounds(40)
+BROKEN_STREAMS = 150 if is_long_run() else 20
 
 
 def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
@@ -193,8 +194,6 @@ def scan_broken_stream(folder: str, seed: int, count: int) -> None:
 
 def test_random_streams_never_kill_the_process(written: Written, tmp_path: Path) -> None:
     folders = [make_plain(location, tmp_path / schema.name).folder for schema, location in one_of_each(written)[:8]]
-    answer = in_a_process(
-        f"tests.storage.test_sstable_faults.scan_broken_streams({folders!r}, 1, {rounds(150)})", seconds=600
-    )
+    answer = in_a_process(scan_broken_streams, folders, 1, BROKEN_STREAMS, seconds=600)
     assert answer.returncode == 0, answer.stderr[-2000:]
     assert len(answer.stdout.splitlines()) == len(folders)

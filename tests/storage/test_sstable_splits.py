@@ -11,7 +11,7 @@ import pytest
 
 from tests.storage import tries
 from tests.storage.written import Written, one_of_each
-from tests.support.examples import rounds
+from tests.support.examples import is_long_run
 from tests.support.expected import as_rows
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import as_older, copy
@@ -22,7 +22,7 @@ from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
 
-FLIPS_AN_INDEX = rounds(40)
+FLIPS_AN_INDEX = 40 if is_long_run() else 5
 
 
 def wide(written: Written) -> tuple[TableSchema, Location]:
@@ -72,7 +72,7 @@ def split_with_guards(folder: str) -> None:
 def test_a_key_longer_than_a_window(written: Written) -> None:
     """Where a piece starts inside of a partition, its key is not of the window."""
     _, (location,) = written.handmade("long")
-    answer = in_a_process(f"tests.storage.test_sstable_splits.split_with_guards({location.folder!r})")
+    answer = in_a_process(split_with_guards, location.folder)
     assert answer.returncode == 0, answer.stderr[-2000:]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +10,11 @@ import pyarrow as pa
 from tests.storage import handmade
 from tests.support.expected import plain, without_origin
 from tests.support.format_server import FormatServer
+from tests.support.generate import KEYSPACE
 from writetime.schema.table import TableSchema
+from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.locations import Location
+from writetime.storage.segment import Segment, find_segments
 from writetime.storage.sstable import SSTable
 
 
@@ -25,6 +29,18 @@ class Written:
     sstables: dict[str, list[Location]]
     lines: dict[str, list[dict[str, Any]]]
     answers: handmade.Answers
+
+    @cached_property
+    def segment(self) -> Segment:
+        """The segment of the commit log that holds the writes to the generated tables."""
+        reader = CommitLogReader(self.all_schemas, [s.full_name for s in self.generated])
+        segments = find_segments(str(self.server.cdc_raw))
+        return max(segments, key=lambda s: sum(batch.num_rows for _, batch in reader.read(s)))
+
+    @property
+    def generated(self) -> list[TableSchema]:
+        """The schemas of the generated tables, with their ids."""
+        return [s for s in self.all_schemas if s.keyspace == KEYSPACE]
 
     def handmade(self, table: str) -> tuple[TableSchema, list[Location]]:
         """Return the schema and the SSTables of a table of `handmade`."""

@@ -5,11 +5,11 @@ For a process of its own: `guard` replaces how the readers take memory, and wher
 
 import ctypes
 import mmap
+import multiprocessing
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -71,13 +71,37 @@ def guard() -> None:
     commitlog.stretches = guarded_stretches
 
 
-def in_a_process(call: str, *, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run a function of these tests in a process of its own."""
-    module, _, _ = call.partition("(")[0].rpartition(".")
-    paths = [str(Path(__file__).parents[2]), *[p for p in sys.path if p]]
-    script = f"import sys\nsys.path[:0] = {paths!r}\nimport {module}\n{call}\n"
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+@dataclass(frozen=True)
+class Answer:
+    """How a function ended in a process of its own: the code is negative after a signal."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def in_a_process(function: Callable[..., None], *arguments: object, seconds: float = 300) -> Answer:
+    """Run a function of these tests in a process of its own.
+
+    It is forked from one that has imported what takes a second to import.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "tests.storage.written", "writetime.sources.commitlog"])
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = context.Process(target=_run, args=(outputs, function, arguments))
+        process.start()
+        process.join(seconds)
+        process.kill()
+        process.join()
+        assert process.exitcode is not None
+        return Answer(process.exitcode, *(path.read_text() if path.exists() else "" for path in outputs))
+
+
+def _run(outputs: list[Path], function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    for path, descriptor in zip(outputs, (1, 2), strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    function(*arguments)
 
 
 def read_beyond() -> None:
