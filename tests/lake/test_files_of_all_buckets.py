@@ -4,13 +4,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import duckdb_extension_delta
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
+from tests.support.view_readers import by_duckdb
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.changes import ChangeWriter
@@ -63,11 +62,8 @@ def test_one_file_for_a_small_batch(tmp_path: Path) -> None:
     assert [file.bucket for file in table.state.load().files] == [ALL]
     # Another engine reads them without knowing of buckets.
     rows = [row for part in views.virtual(table) for row in part["id"].to_pylist()]
-    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-    with duckdb.connect() as connection:
-        connection.load_extension(str(extension))
-        query = f"SELECT count(*), count(DISTINCT token) FROM delta_scan('{table.changes.storage.address}')"
-        assert connection.sql(query).fetchone() == (300, len(rows))
+    counts = by_duckdb(table.changes.storage.address, "count(*) AS changes, count(DISTINCT token) AS tokens")
+    assert counts.to_pylist() == [{"changes": 300, "tokens": len(rows)}]
 
 
 def test_many_rows_are_split_when_they_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import duckdb_extension_delta
 import polars as pl
 import pyarrow as pa
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
 from tests.support import odd_names
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from tests.support.odd_names import NAMES
+from tests.support.view_readers import by_duckdb
 from writetime.changes.model import field_name
 from writetime.cli.view import filtered
 from writetime.lake import state, views
@@ -57,13 +56,9 @@ def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSess
     state.fold(table)
     assert views.rewrite(table) == len(rows)
     at = table.view.storage.address
-    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-    with duckdb.connect() as connection:
-        connection.load_extension(str(extension))
-        by_duckdb = connection.sql(f"SELECT * FROM delta_scan('{at}')").fetch_arrow_table().to_pylist()
     by_spark = [row.asDict() for row in spark.read.format("delta").load(at).collect()]
     by_polars, by_arrow = pl.read_delta(at).to_dicts(), table.view.load().table.to_pyarrow_table().to_pylist()
-    for found in (by_duckdb, by_spark, by_polars, by_arrow):
+    for found in (by_duckdb(at).to_pylist(), by_spark, by_polars, by_arrow):
         plain = [{name: value for name, value in each.items() if name != "token_bucket"} for each in found]
         assert sorted(plain, key=lambda each: each["id"]) == rows
     for name in labels.values():
@@ -82,7 +77,7 @@ def test_a_table_from_before_there_were_labels() -> None:
 
 # SQL of DuckDB has no U+0000.
 @given(NAMES.filter(lambda names: "\0" not in "".join(names)))
-@examples(50)
+@settings(max_examples=50 if is_long_run() else 4)
 @example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
 def test_a_condition_on_any_column(names: list[str]) -> None:
     schema = newly_labelled(odd_names.table(names))

@@ -1,16 +1,14 @@
 """Every type of `schema/mapping.py` goes through the lake, and other engines read the tables without conversion."""
 
-from pathlib import Path
 from typing import Any
 
-import duckdb
-import duckdb_extension_delta
 import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.made import settings_at
+from tests.support.view_readers import by_duckdb
 from writetime.changes.model import change_schema
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import READ_SOON, conform, read_file, without_empty, write_file
@@ -111,10 +109,7 @@ def test_arrow(stored: tuple[BucketedTable, pa.Table]) -> None:
 
 def test_duckdb(stored: tuple[BucketedTable, pa.Table]) -> None:
     part, rows = stored
-    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-    with duckdb.connect() as connection:
-        connection.load_extension(str(extension))
-        found = connection.sql(f"SELECT * FROM delta_scan('{part.storage.address}')").fetch_arrow_table()
+    found = by_duckdb(part.storage.address)
     assert _text(conform(found, rows.schema, "duckdb")) == _text(rows)
 
 

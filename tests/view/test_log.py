@@ -10,6 +10,7 @@ import pyroaring
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.examples import is_long_run
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.lake import commits, packing, state, view_upkeep
@@ -22,7 +23,9 @@ from writetime.lake.vectors import write_vectors
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
-_COUNT = 300
+# A short run trims four times as often: a quarter of the commits, and of what may be left, does as well.
+_PART = 1 if is_long_run() else 4
+_COUNT = 300 // _PART
 # A day, at one commit per second.
 _COMMITS, _COMMITS_LONG = 300, 86_400
 # What an hour stands for: some commits are made within it.
@@ -35,7 +38,8 @@ def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STREAM_HOURS", _HOURS)
 
 
-def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path) -> None:
+def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refreshing, "_TRIM_EVERY", refreshing._TRIM_EVERY // _PART)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     for number in range(1, _COUNT + 1):
         add(table, [write(number % 50, 1, number, v=str(number))], number)
@@ -47,7 +51,7 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path) -> None:
             state.compact(table)
     assert table.view_files.load().rows == 50
     assert len(table.view_files.load().files) < 40
-    assert_small(Path(table.view.storage.address), _COUNT)
+    assert_small(Path(table.view.storage.address), _COUNT, _PART)
     assert by_query(table.view.storage.address).num_rows == 50
 
 
@@ -69,7 +73,8 @@ def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.Mon
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     folder = Path(table.view.storage.address)
     unused: dict[str, float] = {}
-    for number in range(1, 600 // minutes):
+    # The first are deleted after an hour and a quarter.
+    for number in range(1, max(600 // minutes // _PART, 30)):
         now += minutes * 60
         add(table, [write(number % 5, 1, number, v=str(number))], number)
         refresh(settings, table)
@@ -140,11 +145,11 @@ def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     assert_small(Path(storage.address), count)
 
 
-def assert_small(folder: Path, commits: int) -> None:
+def assert_small(folder: Path, commits: int, part: int = 1) -> None:
     log = [path.name for path in (folder / "_delta_log").iterdir()]
     assert any("checkpoint" in name for name in log)
-    assert len(log) < 250
-    assert sum(1 for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts) < 400
+    assert len(log) < 250 // part
+    assert sum(1 for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts) < 400 // part
     begin = time.perf_counter()
     opened = DeltaTable(str(folder))
     print(f"{commits} commits: {len(log)} files in the log, opened in {(time.perf_counter() - begin) * 1000:.0f} ms")

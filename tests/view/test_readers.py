@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from tests.support.examples import is_long_run
 from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
@@ -24,10 +25,10 @@ from writetime.row_events.stream_upkeep import keep_up
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
-_BATCHES, _BATCHES_LONG = 25, 1000
+_BATCHES, _BATCHES_LONG = 14, 1000
 _SPARK_EVERY = 5
 # The upkeep of the view has a clock of its own: seconds per batch. It trims every second batch.
-_PACE = 300
+_PACE = 300 if is_long_run() else 600
 _HOUR = 3600 // _PACE
 
 
