@@ -174,7 +174,7 @@ def test_lag_that_does_not_pass(settings: Settings, session: Session) -> None:
         assert ("do not reach the lake: landing has failed since 1970" in answer.stderr) == bool(fault)
 
 
-def test_a_table_that_is_written_to(settings: Settings, session: Session) -> None:
+def test_a_table_that_is_written_to(settings: Settings, session: Session, is_long: bool) -> None:
     table = make_items(settings, session)
     lake = open_table(settings, table)
     stop = threading.Event()
@@ -195,7 +195,8 @@ def test_a_table_that_is_written_to(settings: Settings, session: Session) -> Non
     for thread in threads:
         thread.start()
     try:
-        assert verify(settings, lake, 25).real == []
+        # Rows differ all the time, so this takes as long as it may.
+        assert verify(settings, lake, 25 if is_long else 8).real == []
     finally:
         stop.set()
         for thread in threads:
