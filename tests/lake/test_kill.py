@@ -1,14 +1,17 @@
 """After a kill at a commit, a second run gives the same result as an undisturbed one."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 
 def test_killed_at_commits(tmp_path: Path, is_long: bool) -> None:
-    every = 1 if is_long else 3
-    command = [sys.executable, "-m", "tests.lake.killed", str(tmp_path), str(every)]
+    # An odd number, so that some kills are before a commit and some are after it.
+    every = 1 if is_long else 7
+    first = random.randint(1, every)
+    command = [sys.executable, "-m", "tests.lake.killed", str(tmp_path), str(every), str(first)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines()]
