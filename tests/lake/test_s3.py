@@ -43,6 +43,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an SSTable of the table `bench.events`."""
+    folder = tmp_path_factory.mktemp("written") / "bench" / "events"
+    folder.mkdir(parents=True)
+    subprocess.run(oracle.java_command("Oracle", "write", folder, "1000"), check=True, capture_output=True)
+    return folder
+
+
 def settings_of(store: ObjectStore, folder: str, **options: str) -> Settings:
     lake = {"path": f"s3://{BUCKET}/{folder}", "buckets": 2, "storage_options": store.options | options}
     return config.load(lake=lake)
@@ -65,11 +74,12 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
     assert view.select("id", "n", "v").sort("id", "n").rows() == sorted((r["id"], r["n"], r["v"]) for r in rows)
 
 
-def test_writers_that_meet_lose_nothing(store: ObjectStore) -> None:
+def test_writers_that_meet_lose_nothing(store: ObjectStore, is_long: bool) -> None:
+    count = 6 if is_long else 3
     table = create_table(settings_of(store, "meeting"), SCHEMA)
 
     def writes(writer: int) -> list[dict[str, Any]]:
-        return [write(writer, n, 7, v=f"{writer}/{n}") for n in range(6)]
+        return [write(writer, n, 7, v=f"{writer}/{n}") for n in range(count)]
 
     def send(writer: int) -> None:
         own = deepcopy(table)
@@ -80,13 +90,14 @@ def test_writers_that_meet_lose_nothing(store: ObjectStore) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(send, range(4)))
-    assert len(table.changes.load().files) == 24
+    assert len(table.changes.load().files) == 4 * count
     assert sorted(row["v"] for row in view_rows(views.virtual(table))) == sorted(
-        f"{writer}/{n}" for writer in range(4) for n in range(6)
+        f"{writer}/{n}" for writer in range(4) for n in range(count)
     )
 
 
-def test_views_that_are_refreshed_at_once(store: ObjectStore) -> None:
+def test_views_that_are_refreshed_at_once(store: ObjectStore, is_long: bool) -> None:
+    each = 4 if is_long else 2
     settings = settings_of(store, "refreshed")
     table = create_table(settings, SCHEMA)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 0)
@@ -94,7 +105,7 @@ def test_views_that_are_refreshed_at_once(store: ObjectStore) -> None:
 
     def work(writer: int) -> None:
         own = deepcopy(table)
-        for number in range(1, 5):
+        for number in range(1, each + 1):
             files = ChangeWriter.of(own, SCHEMA).write([batch([write(5 * writer + number, 1, 6, v="b")])])
             own.changes.append(files, f"writer {writer}", number)
             for _ in range(20):
@@ -109,7 +120,7 @@ def test_views_that_are_refreshed_at_once(store: ObjectStore) -> None:
     view = pl.read_delta(table.view.storage.address, storage_options=store.options)
     rows = sorted((r["id"], r["n"], r["v"]) for r in view_rows(views.virtual(table)))
     assert view.select("id", "n", "v").sort("id", "n").rows() == rows
-    assert [v for _, _, v in rows].count("b") == 12
+    assert [v for _, _, v in rows].count("b") == 3 * each
 
 
 def test_options_of_the_store(store: ObjectStore) -> None:
@@ -124,10 +135,7 @@ def test_options_of_the_store(store: ObjectStore) -> None:
         add(open_table(wrong, "shop.items"), [write(2, 1, 5, v="a")], 1)
 
 
-def test_sstables_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = tmp_path / "bench" / "events"
-    written.mkdir(parents=True)
-    subprocess.run(oracle.java_command("Oracle", "write", written, "1000"), check=True, capture_output=True)
+def test_sstables_in_a_store(store: ObjectStore, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in store.options.items():
         monkeypatch.setenv(name, value)
     fs.copy_files(str(written), f"{BUCKET}/snapshot", destination_filesystem=store.filesystem())
@@ -161,11 +169,8 @@ def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pyt
     assert recorded.texts(rows) == recorded.answer()
 
 
-def test_medusa_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_medusa_in_a_store(store: ObjectStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its manifests name files from the bucket on, whatever the prefix is."""
-    written = tmp_path / "bench" / "events"
-    written.mkdir(parents=True)
-    subprocess.run(oracle.java_command("Oracle", "write", written, "1000"), check=True, capture_output=True)
     medusa = Medusa(tmp_path / "prefix", "bench.events", uuid1())
     cql = "CREATE TABLE bench.events (id uuid PRIMARY KEY)"
     medusa.backup("node-1", "first", written, cql, ["node-1", "node-2"], 1_777_600_000)
