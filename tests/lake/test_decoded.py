@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support import generated
+from tests.support.examples import rounds
 from tests.support.generate import SEED
 from writetime.lake import decoded
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
@@ -80,7 +81,7 @@ def _all_of(path: Path, tokens: np.ndarray) -> None:
 def test_a_cut_file_is_damaged(source: Path) -> None:
     path = written(source)
     whole = path.read_bytes()
-    for length in {0, 1, 15, 16, len(whole) - 1, *random.Random(SEED).sample(range(len(whole)), 100)}:
+    for length in {0, 1, 15, 16, len(whole) - 1, *random.Random(SEED).sample(range(len(whole)), rounds(100))}:
         path.write_bytes(whole[:length])
         with pytest.raises(Damaged):
             read(path, 1)
@@ -91,7 +92,7 @@ def test_a_changed_file_is_damaged_or_unused(source: Path) -> None:
     whole = path.read_bytes()
     rows = pq.read_table(source).to_pylist()
     tokens = np.unique([row["token"] for row in rows])
-    for place in random.Random(SEED).sample(range(len(whole)), 200):
+    for place in random.Random(SEED).sample(range(len(whole)), rounds(200)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         with pytest.raises(Damaged):
             _all_of(path, tokens)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from tests.support.event_replay import replayed
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.lake import buckets, packing, retention, state, views
@@ -45,10 +46,12 @@ def pack(table: LakeTable) -> int:
     return packing.pack_batches(table, table.changes.load())
 
 
-def test_what_was_packed_is_not_new(tmp_path: Path) -> None:
+def test_what_was_packed_is_not_new(tmp_path: Path, is_long: bool) -> None:
     """Each batch reads its own rows, though files are packed between batch and fold, as landing does."""
+    packs = 4 if is_long else 2
+    count = 16 * packs + 6
     table, settings = new_table(tmp_path), settings_at(tmp_path)
-    for number in range(70):
+    for number in range(count):
         add(table, rows_of(number), number)
         packed = number % 16 == 15 and pack(table)
         rows, changes = table.row_events.find(), table.changes.load()
@@ -59,14 +62,15 @@ def test_what_was_packed_is_not_new(tmp_path: Path) -> None:
         stream.extend(table, number)
         refresh(settings, table)
     packing.pack_folded(table)
-    assert len(table.changes.load().files) < 70 - 2 * 16
+    assert len(table.changes.load().files) < count - packs // 2 * 16
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
+def test_many_new_files_are_packed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where row events are no longer wanted."""
+    monkeypatch.setattr(packing, "_MOST_NEW", packing.FAN)
     table = new_table(tmp_path)
-    for number in range(200):
+    for number in range(80):
         add(table, rows_of(number), number)
         if number == 0:
             state.fold(table)
@@ -81,13 +85,14 @@ def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
 
 def test_files_of_buckets_are_packed_while_a_view_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", 0)
+    monkeypatch.setattr(packing, "_MOST_NEW", packing.FAN)
     table = new_table(tmp_path, buckets=2)
-    for number in range(120):
+    for number in range(60):
         add(table, rows_of(number), number)
         state.fold(table)
         if number == 0:
             refresh(settings_at(tmp_path), table)
-        if number % 40 == 39:
+        if number % 20 == 19:
             packing.pack_folded(table)
     assert len(table.changes.load().files) < 2 * (packing._MOST_NEW + 16)
     assert len(view_rows(views.virtual(table))) == len({row[:2] for row in kept_rows(table)})
@@ -144,7 +149,7 @@ def test_packing_a_wide_table_reads_only_what_its_files_have(tmp_path: Path, mon
 
 
 @given(st.lists(st.sampled_from(["add", "fold", "pack", "packed", "compact", "trim", "extend"]), max_size=40))
-@settings(max_examples=8)
+@settings(max_examples=8 if is_long_run() else 4)
 def test_any_order_of_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), buckets=2)
     latest: dict[tuple[int, int], str] = {}
