@@ -7,6 +7,7 @@ from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
 
 _PLANS, _PLANS_LONG = 2, 4
+_HISTORIES, _HISTORIES_LONG = 2, 4
 
 
 def test_the_lake_matches_the_database(cassandra: Settings, is_long: bool) -> None:
@@ -16,8 +17,8 @@ def test_the_lake_matches_the_database(cassandra: Settings, is_long: bool) -> No
         for statement in create_udts():
             node.execute(statement)
         try:
-            count = _PLANS_LONG if is_long else _PLANS
-            plans = [make_plan(100 * SEED + n, f"t{n}", histories=4, rounds=3) for n in range(1, count + 1)]
+            count, histories = (_PLANS_LONG, _HISTORIES_LONG) if is_long else (_PLANS, _HISTORIES)
+            plans = [make_plan(100 * SEED + n, f"t{n}", histories=histories, rounds=3) for n in range(1, count + 1)]
             result = run_plans(plans, node)
         finally:
             node.execute(f"DROP KEYSPACE {KEYSPACE}")
