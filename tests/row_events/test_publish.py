@@ -1,9 +1,12 @@
 """Row events in Kafka: each once, in order, after any kill of the publisher; read by another library."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,29 +35,62 @@ from writetime.schema.types import Native
 from writetime.wire.publishing import SchemaTopic, Sender
 from writetime.wire.topic_names import row_events_topic
 
+# For each line that it reads, it publishes in a process of its own, which is killed at that call; it prints how that
+# ended.
 KILLED = """
 import os, sys
+import pyarrow
 from writetime.core import config
 from writetime.lake.table import open_table
 from writetime.row_events import publish
+from writetime.storage.kernel.primitives import token
 
+pyarrow.set_cpu_count(1)
+# A first call of compiled code loads what all of it needs, which takes longer than a child.
+token(b"")
 publish.TRANSACTION_EVENTS, publish._PART_EVENTS = 20, 7
-calls = 0
+calls, last = 0, 0
 
 def count_and_die(function):
     def call(*arguments):
         global calls
         calls += 1
-        if calls == int(sys.argv[2]):
+        if calls == last:
             os.kill(os.getpid(), 9)
         return function(*arguments)
     return call
 
 publish.EventPublisher.do = count_and_die(publish.EventPublisher.do)
 publish.EventPublisher.produce = count_and_die(publish.EventPublisher.produce)
-settings = config.load()
-print(publish.publish(settings, open_table(settings, sys.argv[1])))
+for line in sys.stdin:
+    last = int(line)
+    pid = os.fork()
+    if not pid:
+        settings = config.load()
+        publish.publish(settings, open_table(settings, sys.argv[1]))
+        os._exit(0)
+    print(os.waitpid(pid, 0)[1], flush=True)
 """
+
+
+@contextmanager
+def killed_publisher(folder: Path, table: str) -> Iterator[Callable[[int], int]]:
+    """Yield what publishes a table and is killed at a call; it returns how that process ended. The imports, which take
+    a second, are made once.
+    """
+    script = folder / "killed.py"
+    script.write_text(KILLED)
+    command = [sys.executable, str(script), table]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        requests, answers = program.stdin, program.stdout
+        assert requests is not None
+        assert answers is not None
+
+        def killed_at(calls: int) -> int:
+            print(calls, file=requests, flush=True)
+            return int(answers.readline())
+
+        yield killed_at
 
 
 def assert_schemas_are_readable(settings: Settings) -> None:
@@ -122,19 +158,17 @@ def test_each_event_once_although_the_publisher_is_killed(
     for number in range(3):
         add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number)
         stream.extend(table)
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
     topic = row_events_topic(table.name)
-    for calls in (3, 15, 25, 26, 27, 60):
-        done = subprocess.run([sys.executable, str(script), table.name, str(calls)], check=False, capture_output=True)
-        assert done.returncode == -9, done.stderr.decode()
-        assert_schemas_are_readable(settings)
-        if calls == 26:
-            # Its place is now within a file of all batches.
-            monkeypatch.setattr(event_packing, "FAN", 2)
-            monkeypatch.setattr(event_packing, "SIZE_CLASSES", (1 << 20,))
-            assert event_packing.pack_events(table) > 3
-            assert len(table.row_events.load().files) == 1
+    with killed_publisher(tmp_path, table.name) as killed_at:
+        for calls in (3, 15, 25, 26, 27, 60):
+            assert killed_at(calls) == signal.SIGKILL
+            assert_schemas_are_readable(settings)
+            if calls == 26:
+                # Its place is now within a file of all batches.
+                monkeypatch.setattr(event_packing, "FAN", 2)
+                monkeypatch.setattr(event_packing, "SIZE_CLASSES", (1 << 20,))
+                assert event_packing.pack_events(table) > 3
+                assert len(table.row_events.load().files) == 1
     assert 0 < publish.publish(settings, table) < 40 + 39 + 38
     assert publish.publish(settings, table) == 0
     events = decoded(settings, topic)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.event_replay import events, replayed
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
@@ -20,6 +21,9 @@ from writetime.lake.table import LakeTable
 from writetime.row_events import changed_rows, stream
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
+
+# The batches of `test_random_writes`, whose cost grows with the square of their number.
+_BATCHES = 30 if is_long_run() else 15
 
 
 def static(id_: int, at: int) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def rows_read(table: LakeTable, folder: Path, read: list[int]) -> tuple[int, int
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("size", [1_000, 100_000])
+@pytest.mark.parametrize("size", [1_000, 100_000 if is_long_run() else 10_000])
 def test_a_write_to_a_wide_partition_reads_few_rows(tmp_path: Path, read: list[int], size: int) -> None:
     table = new_table(tmp_path, SCHEMA, buckets=1)
     add(table, [static(1, 5), *(write(1, n, 5, v="a") for n in range(size))], 1, SCHEMA)
@@ -92,7 +96,9 @@ def test_a_partition_without_rows_is_read_whole_once(tmp_path: Path, read: list[
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long_only("one seed writes in all ways")) for seed in (1, 2))]
+)
 def test_random_writes(tmp_path: Path, seed: int) -> None:
     """The stream and the view are the rows of a plain model of CQL."""
     chooser = random.Random(seed)
@@ -100,7 +106,7 @@ def test_random_writes(tmp_path: Path, seed: int) -> None:
     writes: list[Write] = []
     held: list[Write] = []
     second = 1_000
-    for number in range(1, 30):
+    for number in range(1, _BATCHES):
         second += chooser.randint(0, 3)
         first = second * SECOND + number * 1000
         new = [random_write(chooser, first + i) for i in range(chooser.randint(0, 40))]

@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
-from tests.support.examples import examples
+from tests.support.examples import examples, is_long_run
 from tests.support.lake_answers import unordered, view_rows
 from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
 from tests.support.view_readers import by_query
@@ -273,7 +274,7 @@ STEPS = ["write", "drop", "return", "events", "view", "fold", "compact", "tombst
 @example(["fold", "write", "events", "fold", "drop", "compact", "events"])
 @example(["fold", "write", "events", "fold", "drop", "compact"])
 @example(["fold", "drop", "tombstones", "events"])
-@examples(60)
+@hypothesis_settings(max_examples=60 if is_long_run() else 5)
 def test_a_column_that_goes_and_comes_back(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     """However that falls between the batches, events and view have no value from before the drop."""
     table = new_table(tmp_path_factory.mktemp("lake"), buckets=1)
