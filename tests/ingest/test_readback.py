@@ -42,7 +42,8 @@ def test_a_statement_reads_a_bounded_number_of_rows_of_one_partition(*, by_day: 
 @pytest.mark.parametrize("bucket", ["none", "day"])
 def test_rows_between_the_events_of_a_run_are_not_read(settings: Settings, spark: SparkSession, bucket: str) -> None:
     own = with_ingest(settings, bucket=bucket)
-    between = [key(n, AT + timedelta(minutes=n)) for n in range(3_000)]
+    # They are spread over two days.
+    between = [key(n, AT + timedelta(minutes=5 * n)) for n in range(600)]
     at_once = [key(10_000 + n) for n in range(250)]
     ends = [key(20_000, AT), key(20_001, AT + timedelta(days=30)), key(1, datetime(9999, 12, 31, tzinfo=UTC), "wörld")]
     by_day = ", day" if bucket == "day" else ""
