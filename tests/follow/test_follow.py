@@ -11,12 +11,12 @@ import pytest
 from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
+from tests.follow.waiting import wait_for
 from tests.support.following import following, is_done, shown
 from tests.support.made import add, write
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.published import command, publish, published, reports, schema_of, send
-from tests.support.waiting import wait_for
 from tests.support.webhooks import receiving
 from writetime.core.config import Settings
 from writetime.follow import pipeline, steps
@@ -51,8 +51,9 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
     schema = schema_of(settings, "a")
     now = int(time.time())
     row = write(1, 0, now * 1_000_000, v="a")
-    row["marker"] |= {"ttl": 4, "expiry": now + 4}
-    row["v"] |= {"ttl": 4, "deletion_time": now + 4}
+    # The first batch may take this long on a busy machine.
+    row["marker"] |= {"ttl": 8, "expiry": now + 8}
+    row["v"] |= {"ttl": 8, "deletion_time": now + 8}
     send(settings, schema, row, write(2, 0, 5, v="b"))
     with following(settings, schema.full_name):
         wait_for(lambda: len(shown(settings, schema.full_name)) == 2)
@@ -62,14 +63,15 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
     assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
 
 
-def test_data_expires_at_one_time_after_the_other(settings: Settings) -> None:
+def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: bool) -> None:
     """Some expires between a batch and the look for what expires next."""
+    count = 10 if is_long else 5
     schema = schema_of(settings, "a")
     send(settings, schema, write(20, 0, 5, v="stays"))
     with following(settings, schema.full_name):
         wait_for(lambda: is_done(settings, schema.full_name, 1))
         now, rows = int(time.time()), []
-        for i in range(1, 11):
+        for i in range(1, count + 1):
             row = write(i, 0, now * 1_000_000, v="a")
             # The first batch may take this long on a busy machine.
             expires = {"ttl": i + 8, "expiry": now + i + 8}
@@ -79,9 +81,9 @@ def test_data_expires_at_one_time_after_the_other(settings: Settings) -> None:
         send(settings, schema, *rows)
         wait_for(lambda: len(shown(settings, schema.full_name)) > 1)
         wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
-        wait_for(lambda: published_since(settings, schema.full_name, {}, 21) == 21)
+        wait_for(lambda: published_since(settings, schema.full_name, {}, 2 * count + 1) == 2 * count + 1)
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
-    assert (kinds.count("CREATE"), kinds.count("DELETE")) == (11, 10)
+    assert (kinds.count("CREATE"), kinds.count("DELETE")) == (count + 1, count)
 
 
 def test_a_schema_alone_reaches_events_and_view(settings: Settings) -> None:
@@ -266,13 +268,13 @@ def test_two_at_once_do_no_harm(settings: Settings) -> None:
         assert len({event["event_id"] for event in events}) == len(events) == 53
 
 
-def test_killed_again_and_again(settings: Settings, tmp_path: Path) -> None:
+def test_killed_again_and_again(settings: Settings, tmp_path: Path, is_long: bool) -> None:
     (name,) = published(settings, "a")
     program = Program(tmp_path, "follow", "follow", name)
     program.start()
     count = 3
     try:
-        for kills in range(1, 5):
+        for kills in range(1, 5 if is_long else 3):
             publish(settings, schema_of(settings, "a"), *range(count + 1, count + 21))
             count += 20
             wait_for(lambda count=count: is_in_lake(settings, name) and len(shown(settings, name)) > count - 20)
@@ -286,7 +288,7 @@ def test_killed_again_and_again(settings: Settings, tmp_path: Path) -> None:
     assert state.folded_version(table.state.load()) is not None
 
 
-def test_view_waits_for_a_table(settings: Settings, tmp_path: Path) -> None:
+def test_view_waits_for_a_table(settings: Settings) -> None:
     schema = schema_of(settings, "late")
     assert "late" in command("view", schema.full_name, "--wait", "0.1").output
     threading.Timer(1, lambda: publish(settings, schema, 1)).start()

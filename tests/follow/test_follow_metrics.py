@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.follow.waiting import wait_for
 from tests.support.following import following, is_done
 from tests.support.published import hurry, produce, publish, published, schema_of
-from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.follow.follow_metrics import FollowMetrics
 from writetime.follow.program import Follower

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.follow.waiting import wait_for
 from tests.support.disks import fill, small_disk
 from tests.support.following import following, is_done, shown
 from tests.support.made import write
 from tests.support.messages import decoded
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.published import publish, published, schema_of, send
-from tests.support.waiting import wait_for
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.follow.program import Follower

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from tests.follow.waiting import wait_for
 from tests.support.following import following, is_done
 from tests.support.messages import decoded
 from tests.support.published import publish, published, schema_of
-from tests.support.waiting import wait_for
 from tests.support.webhooks import receiving
 from writetime.core.config import Settings
 from writetime.follow import shares

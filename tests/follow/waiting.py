@@ -1,0 +1,10 @@
+"""Waiting for programs that follow tables. A look at a table costs more CPU than most of their work, so it is rare."""
+
+from collections.abc import Callable
+from typing import Any
+
+from writetime.core.waiting import wait_until
+
+
+def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:
+    assert wait_until(reached, seconds, 0.3)
