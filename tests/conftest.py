@@ -335,7 +335,8 @@ def settings(
         update={
             "ingest": ingest,
             "cassandra": server_settings.cassandra.model_copy(update={"keyspace": name}),
-            "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
+            # Each bucket costs a task, a commit of a backfill, and a query of `verify`.
+            "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
             "alerts": server_settings.alerts.model_copy(update={"reports": tmp_path / "reports"}),
         }
     )

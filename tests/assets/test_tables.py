@@ -98,14 +98,14 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
     with DagsterInstance.ephemeral() as instance:
         made = Materialized(name, instance)
         folder = made.snapshot()
-        partition = backfill.token_ranges.get_partition_keys()[3]
+        partition = backfill.token_ranges.get_partition_keys()[0]
         with monkeypatch.context() as patch:
             made.backfill_of_wrong_changes(settings, partition, patch)
         # The same range twice; the others without Dagster, as each run takes its time.
         first, again = (cast(int, made.backfill(partition)) for _ in range(2))
         in_lake = open_table(settings, name)
         others = dict(run_backfill(in_lake, find_snapshots([folder])))
-        assert again == others[3] == 0
+        assert again == others[0] == 0
         assert first + sum(others.values()) == len(wanted)
         result = made.run(changes.merged(made.table), views.compacted(made.table), views.proof(made.table))
     assert_checks(result, len(wanted))
@@ -214,12 +214,12 @@ def levels_of(settings: Settings, session: SparkSession, rows: list[dict[str, An
 
 def test_invalid_states_are_found(settings: Settings, spark: SparkSession) -> None:
     rows = sorted((write(i, n, 5, v="a") for i in range(40) for n in range(2)), key=lambda r: (r["token"], r["n"]))
-    # Those of the second of 16 buckets.
-    rows = [row for row in rows if -(7 << 60) <= row["token"] < -(6 << 60)]
+    # Those of the second of two buckets.
+    rows = [row for row in rows if row["token"] >= 0]
     assert len(rows) >= 4
     assert all(levels_of(settings, spark, rows).values())
     future = {**rows[0], "v": {**rows[0]["v"], "write_time": 1 << 60}}
-    elsewhere = {**rows[-1], "token": 1 << 62}
+    elsewhere = {**rows[-1], "token": -(1 << 62)}
     wrong = levels_of(settings, spark, [*rows[1:], future, elsewhere])
     assert {column for (_, column), met in wrong.items() if not met} == {
         "in_order",

@@ -15,7 +15,6 @@ from kazoo.client import KazooClient
 from demo import board, dataset, enrichment, figures, flights, published
 from demo.board import Applied, Board
 from demo.published import Published
-from tests.support.few_buckets import with_few_buckets
 from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients.database import connect
@@ -33,7 +32,6 @@ def own(
     settings: Settings, pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
     """Settings of which ZooKeeper knows no queue of flights: its nodes have no keyspace."""
-    settings = with_few_buckets(settings, tmp_path / "writetime.toml")
     if pytestconfig.getoption("--scylla"):
         tables = [f"{settings.cassandra.keyspace}.{board.TABLE}"]
         capture = Capture(source="scylla-cdc", tables=tables, snapshot="schema-only")
