@@ -160,7 +160,9 @@ class LogAgent:
         self._tables = [_Table(name) for name in settings.capture.tables]
         # As they were last read.
         self._schemas: dict[str, TableSchema] = {}
-        taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
+        # The time from which the log of each of these has all writes (microseconds).
+        self._since: dict[str, int] = {}
+        taker = NamedTaker(settings.capture.snapshot_folders, self._since.__getitem__, snapshot_at)
         self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
         self._next_status = self._next_mark = self._next_warning = 0.0
         # The nodes' records of TRUNCATE, as of a time (microseconds).
@@ -232,6 +234,8 @@ class LogAgent:
             self._progress.save(name, offset)
         most = 1 if is_checked else table.windows
         end = next_offset(source, offset, min(settled, offset.until + most * window), self._snapshot_at)
+        # In a keyspace with vnodes, streams are older than the log, so it may be read from before its creation on.
+        self._since[name] = max(offset.since, source.created)
         self._schemas[name] = schema
         if end == offset:
             return

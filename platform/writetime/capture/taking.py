@@ -63,8 +63,8 @@ class NamedTaker:
     """Finds the snapshots that the settings name. ScyllaDB takes none over the network, so an operator took them with
     nodetool on each node.
 
-    `since` gives the time from which a table's log is read (microseconds), `begun_at` the time at which the snapshots
-    were begun, if their files do not have it.
+    `since` gives the time from which a table's log has all writes (microseconds), `begun_at` the time at which the
+    snapshots were begun, if their files do not have it.
     """
 
     def __init__(self, folders: Mapping[str, Sequence[str]], since: Callable[[str], int], begun_at: int | None) -> None:
@@ -76,25 +76,32 @@ class NamedTaker:
         """Find them.
 
         Raises:
-            WritetimeError: one is missing, belongs to another table, or is older than the start of the log.
+            WritetimeError: one is missing, belongs to another table, maybe an earlier one of the name, or is older than
+                the start of the log.
         """
         del tag
-        return {table: self._find(table) for table in tables}
+        return {table: self._find(table, table_id) for table, table_id in tables.items()}
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
         """Do nothing: they belong to the operator."""
 
-    def _find(self, table: str) -> Taken:
+    def _find(self, table: str, table_id: UUID) -> Taken:
         folders = self._folders[table]
         found = [find_snapshots([folder]) for folder in folders]
         for shown, files in zip(map(without_secrets, folders), found, strict=True):
             if files.schema.full_name != table:
                 raise WritetimeError(f"{shown} is a snapshot of {files.schema.full_name}, not of {table}")
+            if files.schema.id not in (None, table_id):
+                raise WritetimeError(
+                    f"{shown} is a snapshot of an earlier table {table}, with the id {files.schema.id}; the one in the "
+                    f"database has the id {table_id}: take a snapshot of it (nodetool snapshot, on each node), and "
+                    "name its folders in capture.snapshot_folders"
+                )
             begun_at = self._begun_at or files.taken_at
             if begun_at < self._since(table):
                 raise WritetimeError(
                     f"{shown} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
-                    f"{table} is read from {instant_text(self._since(table))} on: writes in between are in "
+                    f"{table} has all writes from {instant_text(self._since(table))} on: writes in between are in "
                     "neither; take another snapshot (nodetool snapshot, on each node), or pass as --snapshot-at when "
                     "this one was begun if that was later"
                 )

@@ -13,6 +13,7 @@ from cassandra.cluster import Session
 from writetime.clients.database import connect, find_replicas
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import uuid_micros
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_table
@@ -113,6 +114,14 @@ class CdcSource:
     def first(self) -> int:
         """Return the time from which the log has all rows that were written to it."""
         return max(self.sets.times[0], now() - self.ttl if self.ttl else self.sets.times[0])
+
+    @property
+    def created(self) -> int:
+        """The time at which the log was created, by the id of its table; 0 if the id has no time."""
+        log_id = self._log.id
+        if log_id is None or log_id.version != 1:
+            return 0
+        return int(uuid_micros(np.frombuffer(log_id.bytes, np.uint8).reshape(1, 16))[0])
 
     def check_gap(self, start: int, snapshot_at: int | None) -> bool:
         """Check whether the log still has all writes since a time, or a snapshot has those that it lacks; return

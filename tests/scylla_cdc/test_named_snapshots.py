@@ -1,0 +1,101 @@
+"""Snapshots that an operator took and named: which of them the agent publishes, and which of their rows count."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.scylla_cdc.agents import assert_view, insert, land, settings_for, source_of, wait_until
+from tests.scylla_cdc.conftest import Logged
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
+from tests.support.programs import agent
+from tests.support.recordings import SCYLLA
+from tests.support.waiting import wait_for
+from writetime.capture.taking import NamedTaker
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake.backfill import find_snapshots
+from writetime.scylla_cdc.source import open_source
+from writetime.wire.watermarks import TableMark, WatermarkTopic
+
+RECORDED = str(SCYLLA / "rec101" / "Tab2.sstables")
+
+
+def follow(cdc: CdcDatabase, table: Logged, seconds: int) -> None:
+    """Give a table streams that began some seconds ago."""
+    table.sets = [stream_set(random.Random(1), now() - seconds * SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(table.schema, table.sets)
+
+
+def naming(settings: Settings, table: Logged, folders: Sequence[Path]) -> Settings:
+    """Settings whose agent publishes a snapshot at each start."""
+    named = {"snapshot": "always", "snapshot_folders": {table.schema.full_name: [str(path) for path in folders]}}
+    return settings.model_copy(update={"capture": settings.capture.model_copy(update=named)})
+
+
+def mark(settings: Settings, table: Logged) -> TableMark:
+    return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name]
+
+
+def create_again(cdc: CdcDatabase, table: Logged) -> None:
+    """Drop a table and its log, and create both with the same columns."""
+    name = table.schema.full_name
+    for dropped in (name, f"{name}_scylla_cdc_log"):
+        cdc.session.execute(f"DROP TABLE {dropped}")
+    table.schema, table.origins = cdc.create(replace(table.schema, id=None)), []
+
+
+def test_a_snapshot_of_an_earlier_table_of_the_name_is_refused() -> None:
+    found = find_snapshots([RECORDED]).schema
+    assert found.id is not None
+    taker = NamedTaker({found.full_name: [RECORDED]}, lambda _: 0, None)
+    assert taker.take({found.full_name: found.id}, "")[found.full_name].folders == [RECORDED]
+    with pytest.raises(WritetimeError, match=f"of an earlier table {found.full_name}, with the id {found.id}"):
+        taker.take({found.full_name: uuid4()}, "")
+
+
+def test_a_table_created_again_does_not_get_rows_of_the_earlier_snapshot(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follow(cdc, late, 1)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+    insert(cdc, late, 1)
+    named = naming(settings, late, take_snapshot(cdc.settings, late.schema.full_name, "first"))
+    with agent(named):
+        wait_until(settings, late, now())
+        wait_for(lambda: mark(settings, late).until)
+    land(settings, late)
+    assert_view(settings, late)
+    create_again(cdc, late)
+    follow(cdc, late, 1000)
+    with agent(named):
+        insert(cdc, late, 2)
+        wait_until(settings, late, now())
+        wait_for(lambda: "is a snapshot of an earlier table" in caplog.text)
+    assert land(settings, late).keys() == set(late.origins)
+    assert_view(settings, late)
+    assert mark(settings, late).until == 0
+
+
+def test_a_snapshot_from_before_the_log_was_created_is_refused(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams of a keyspace with vnodes are older than the logs of its tables."""
+    follow(cdc, late, 1000)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+    folders = take_snapshot(cdc.settings, late.schema.full_name, "before")
+    time.sleep(0.01)
+    before = now()
+    cdc.session.execute(f"DROP TABLE {late.schema.full_name}_scylla_cdc_log")
+    cdc.create_log(late.schema)
+    with open_source(settings, late.schema.full_name) as source:
+        assert before <= source.created <= now()
+    with agent(naming(settings, late, folders)):
+        wait_for(lambda: "writes in between are in neither" in caplog.text)
+        wait_until(settings, late, now())
+    assert mark(settings, late).until == 0
