@@ -221,6 +221,16 @@ def test_rows_of_cdc_logs_by_their_times(tmp_path: Path) -> None:
         assert keys(table) == wanted
 
 
+def test_published_snapshots_of_tables_with_cdc_logs_by_their_times(tmp_path: Path) -> None:
+    """Of the log's agent alone: what came from a backfill counts by the time of the backfill's snapshots."""
+    table, log = new_table(tmp_path), "shop.items_scylla_cdc_log"
+    rows = [from_snapshot(log, 8_000), from_snapshot(log, 9_000), from_snapshot(log, 9_001), from_snapshot(None, 8_000)]
+    add(table, [write(i, 1, 5, v="x") | found for i, found in enumerate(rows)], 1)
+    raise_complete_snapshot(table, 7_000)
+    assert renew(table, {log: Start(truncation=Truncation(9_000), snapshot_at=9_001, of_log=True)})
+    assert keys(table) == [2]
+
+
 def test_a_snapshot_from_before_a_truncation_is_refused(tmp_path: Path) -> None:
     """Its rows would come back. One that was taken later is not refused, whatever truncation a retired source had."""
     table = new_table(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from tests.scylla_cdc.agents import assert_view, insert, land, settings_for, source_of, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
+from tests.scylla_cdc.test_agent import truncate
 from tests.support.programs import agent
 from tests.support.recordings import SCYLLA
 from tests.support.waiting import wait_for
@@ -20,6 +21,7 @@ from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import find_snapshots
+from writetime.landing.landing import Landing
 from writetime.scylla_cdc.source import open_source
 from writetime.wire.watermarks import TableMark, WatermarkTopic
 
@@ -99,3 +101,28 @@ def test_a_snapshot_from_before_the_log_was_created_is_refused(
         wait_for(lambda: "writes in between are in neither" in caplog.text)
         wait_until(settings, late, now())
     assert mark(settings, late).until == 0
+
+
+def test_a_snapshot_from_before_a_truncation_does_not_count(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    """Even if it is published afterwards. A later one does, and lets the watermark go on."""
+    follow(cdc, late, 1)
+    name = late.schema.full_name
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+    landing = Landing(settings, name)
+    for key in range(3):
+        insert(cdc, late, key)
+    old = take_snapshot(cdc.settings, name, "old")
+    with agent(settings):
+        wait_until(settings, late, now())
+    land(settings, late)
+    time.sleep(0.01)
+    truncate(cdc, late)
+    time.sleep(0.01)
+    insert(cdc, late, 3)
+    for folders in (old, take_snapshot(cdc.settings, name, "later")):
+        with agent(naming(settings, late, folders)):
+            wait_until(settings, late, now())
+            wait_for(lambda: mark(settings, late).truncation and mark(settings, late).until)
+        landing.drain()
+        assert_view(settings, late)
+        assert ("was truncated at" in (landing.held_by or "")) == (folders == old)

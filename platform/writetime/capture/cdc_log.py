@@ -235,7 +235,8 @@ class LogAgent:
         most = 1 if is_checked else table.windows
         end = next_offset(source, offset, min(settled, offset.until + most * window), self._snapshot_at)
         # In a keyspace with vnodes, streams are older than the log, so it may be read from before its creation on.
-        self._since[name] = max(offset.since, source.created)
+        # Landing leaves out snapshots from before the agent found that the table was created again.
+        self._since[name] = max(offset.since, offset.captured_since, source.created)
         self._schemas[name] = schema
         if end == offset:
             return
@@ -334,6 +335,9 @@ class LogAgent:
             if truncation is not None and truncation.at <= offset.since:
                 # Nothing was captured before it.
                 truncation = None
+            if truncation is not None and self.snapshots.covers_until(table_id) <= truncation.at:
+                # Landing leaves the rows of this snapshot out.
+                taken_at = 0
             mark = TableMark(until, taken_at, offset.table_id, offset.captured_since, truncation)
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 

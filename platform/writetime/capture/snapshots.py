@@ -31,6 +31,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
+from writetime.scylla_cdc.log import SUFFIX
 from writetime.storage.batch import Origin
 from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.locations import Location, find_sstables
@@ -75,7 +76,9 @@ class SnapshotProgress:
 class Snapshots:
     """The snapshots of an agent's tables, by `capture.snapshot`. `announce` publishes the agent's progress, and waits
     until the broker has it: landing must learn of a snapshot before it meets changes of it. `node` is the id of the
-    node whose changes they have, if it is one. A failed snapshot is tried again after `again_seconds`.
+    node whose changes they have; None for ScyllaDB's tables. Then their origin has the name of the table's log, and
+    counts as captured when the snapshot was begun: a snapshot that an operator took may be published after a TRUNCATE,
+    and be older. A failed snapshot is tried again after `again_seconds`.
     """
 
     def __init__(
@@ -235,7 +238,13 @@ class Snapshots:
         of = {table_id: taken[progress.table] for table_id, progress in begun.items()}
         self._keep(
             {
-                i: replace(progress, status="taken", folders=list(of[i].folders), taken_at=of[i].taken_at)
+                i: replace(
+                    progress,
+                    status="taken",
+                    folders=list(of[i].folders),
+                    begun_at=of[i].begun_at or progress.begun_at,
+                    taken_at=of[i].taken_at,
+                )
                 for i, progress in begun.items()
             }
         )
@@ -254,7 +263,7 @@ class Snapshots:
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
                 for piece in pieces[progress.pieces :]:
-                    origin = Origin("sstable", location.path("Data.db"), datetime.now(UTC), self._node)
+                    origin = self._origin(location, progress)
                     for changes in sstable.scan(split=piece, window=_PORTION_BYTES, origin=origin):
                         progress = self._send(schema, changes, progress)
                         yield True
@@ -285,6 +294,11 @@ class Snapshots:
             return
         log.info("%s: %d changes of its snapshot were read and published", progress.table, progress.published)
         self._keep({table_id: replace(progress, status="published")})
+
+    def _origin(self, location: Location, progress: SnapshotProgress) -> Origin:
+        is_named = self._node is None
+        captured_at = datetime.fromtimestamp(progress.begun_at / 1e6, UTC) if is_named else datetime.now(UTC)
+        return Origin("sstable", location.path("Data.db"), captured_at, self._node or progress.table + SUFFIX)
 
     def _send(self, schema: TableSchema, changes: pa.RecordBatch, progress: SnapshotProgress) -> SnapshotProgress:
         """Publish a portion; return the progress after it, once it is acknowledged."""

@@ -16,10 +16,13 @@ from writetime.storage.locations import without_secrets
 
 @dataclass(frozen=True)
 class Taken:
-    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds)."""
+    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds). If it
+    was taken earlier, by an operator: `begun_at` is when the first of its folders was.
+    """
 
     folders: Sequence[str]
     taken_at: int
+    begun_at: int | None = None
 
 
 class Taker(Protocol):
@@ -105,4 +108,5 @@ class NamedTaker:
                     "neither; take another snapshot (nodetool snapshot, on each node), or pass as --snapshot-at when "
                     "this one was begun if that was later"
                 )
-        return Taken(folders, self._begun_at or max(files.taken_at for files in found))
+        times = [self._begun_at or files.taken_at for files in found]
+        return Taken(folders, max(times), min(times))

@@ -43,8 +43,8 @@ def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.nda
 
     Args:
         changes: the changes, with their origins.
-        starts: by the name of the source, which a change of a node has as its `origin.node`; None is for changes
-            without one, from a backfill.
+        starts: by the name of the source, which a change of a node, or of a published snapshot of a ScyllaDB table,
+            has as its `origin.node`; None is for changes without one, from a backfill.
     """
     source, node, file, offset, captured_at = one_chunk(changes["origin"]).flatten()
     captured = captured_at.cast(pa.int64()).fill_null(0).to_numpy()
@@ -53,9 +53,11 @@ def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.nda
     for name, start in starts.items():
         void = captured < start.since
         if start.of_log:
-            own = rows_of_log
+            own = rows_of_log | _equal(node, name)
             if start.truncation is not None:
-                void[own] |= _log_times(file.filter(pa.array(own))) < start.truncation.at
+                void[rows_of_log] |= _log_times(file.filter(pa.array(rows_of_log))) < start.truncation.at
+                # Of a snapshot that the agent published.
+                void |= ~rows_of_log & (captured <= start.truncation.at)
         else:
             own = (
                 _equal(node, name) if name is not None else node.is_null().to_numpy(zero_copy_only=False) & ~rows_of_log
@@ -68,7 +70,7 @@ def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.nda
     return counts
 
 
-def _equal(texts: pa.Array, wanted: str) -> np.ndarray:
+def _equal(texts: pa.Array, wanted: str | None) -> np.ndarray:
     return pc.equal(texts, wanted).fill_null(False).to_numpy(zero_copy_only=False)
 
 

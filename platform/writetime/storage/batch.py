@@ -37,7 +37,11 @@ _IS_NO_TOMBSTONE = Constant(False, pa.bool_())
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of changes: kind of source, the node that wrote it, the file, and when it was read."""
+    """The origin of changes: kind of source, the node that wrote it, the file, and when it was read.
+
+    Changes of a snapshot of a ScyllaDB table that an agent published have the name of the table's log instead of a
+    node, and the time at which the snapshot was begun.
+    """
 
     source: str
     file: str
