@@ -107,7 +107,7 @@ class Agent:
         self._metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
         self._decoder = Decoder(self._node_id, self._schemas)
-        self._publisher = ChangePublisher(settings, before_schema=self._hand_over_marks)
+        self._publisher = ChangePublisher(settings, before_schema=lambda _: self._hand_over_marks())
         self.snapshots = Snapshots(
             settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
         )

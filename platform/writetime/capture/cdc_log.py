@@ -156,7 +156,7 @@ class LogAgent:
         self._progress = progress
         self._snapshot_at = snapshot_at
         self._metrics = AgentMetrics(settings)
-        self._publisher = ChangePublisher(settings)
+        self._publisher = ChangePublisher(settings, before_schema=self._mark_of)
         self._tables = [_Table(name) for name in settings.capture.tables]
         # As they were last read.
         self._schemas: dict[str, TableSchema] = {}
@@ -222,8 +222,6 @@ class LogAgent:
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
             offset = replace(first_offset(source, None, self._snapshot_at), captured_since=now())
             self._progress.save(name, offset)
-            # Before its schema and its changes: landing discards changes of a log whose mark has the id from before.
-            self._mark(table)
         # Consumers learn of new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
             self._publisher.announce(schema)
@@ -320,6 +318,10 @@ class LogAgent:
     def _known(self) -> list[tuple[TableSchema, bool]]:
         """Return the tables whose log has a known start: it has the changes that a snapshot lacks."""
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
+
+    def _mark_of(self, schema: TableSchema) -> None:
+        """Announce how far the table with this schema is."""
+        self._mark(next(table for table in self._tables if table.name == schema.full_name))
 
     def _mark(self, table: _Table) -> None:
         """Announce how far a table is. A window that is read again counts only after that."""

@@ -117,16 +117,16 @@ class ChangePublisher:
         self,
         settings: Settings,
         refusals: dict[str, Refusals] | None = None,
-        before_schema: Callable[[], None] | None = None,
+        before_schema: Callable[[TableSchema], None] | None = None,
     ) -> None:
         """Publish changes.
 
         Args:
             settings: where Kafka is.
             refusals: those of an earlier publisher.
-            before_schema: hands over the marks with the ids of the tables. It is called before a schema is handed over,
-                so that both are there before a change with that schema: landing discards changes of a source whose mark
-                has the id of an earlier table.
+            before_schema: hands over the mark with the id of a schema's table. It is called before the schema is handed
+                over, so that both are there before a change with that schema: landing discards changes of a source
+                whose mark has the id of an earlier table.
         """
         self._settings = settings
         self._before_schema = before_schema
@@ -293,7 +293,7 @@ class ChangePublisher:
                 with _of_topic(name):
                     ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
                     if self._before_schema is not None:
-                        self._before_schema()
+                        self._before_schema(schema)
                     header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
             except SchemaRefused as e:
                 self._refused[announced] = e, time.monotonic() + _ASK_AGAIN_SECONDS
