@@ -1,8 +1,10 @@
 """CDC options that change: CDC off and on, and `delta` from `keys` to `full`. Writes that were not logged are a gap."""
 
 import json
+import random
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
-from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.odd import STREAM, Odd, read
 from tests.support.programs import agent
 from tests.support.status import status_lines
@@ -71,6 +73,27 @@ def test_a_stream_while_the_log_lacks_written_values(
     with open_source(cdc.settings, name) as source:
         again = next_offset(source, seen, now(), seen.off_until)
         assert (again.off_since, again.off_until) == (offset.until, None)
+
+
+def test_a_ttl_that_is_raised_or_lowered(cdc: CdcDatabase, late: Logged) -> None:
+    """Rows keep the one that they were written with, so a raised one hides no gap, and moves with the rows read."""
+    hour = 3600 * SECOND
+    late.sets = [stream_set(random.Random(1), now() - 10 * hour, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    cdc.set_options(late.schema, enabled="true", ttl="86400")
+    start = Offset(now() - 3 * hour, late.sets[0].time, late.sets[0].time, str(late.schema.id), ttl=hour)
+    with open_source(cdc.settings, late.schema.full_name) as source:
+        with pytest.raises(Gap, match="the log keeps rows for 3600 seconds") as raised:
+            next_offset(source, start, now(), None)
+        assert abs(raised.value.end - (now() - hour)) < 60 * SECOND
+        # Its rows had not expired, or were written after the alteration.
+        recent = replace(start, until=now() - hour // 2)
+        assert next_offset(source, recent, now() - hour // 4, None).ttl == hour
+        end = next_offset(source, replace(recent, until=source.options_since), now() + 60 * SECOND, None)
+        assert end.ttl == 24 * hour
+    cdc.set_options(late.schema, enabled="true", ttl="60")
+    with open_source(cdc.settings, late.schema.full_name) as source, pytest.raises(Gap, match="for 60 seconds"):
+        next_offset(source, replace(recent, ttl=24 * hour), now(), None)
 
 
 def test_a_batch_of_a_log_that_lacks_written_values(

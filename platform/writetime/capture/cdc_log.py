@@ -275,7 +275,7 @@ class LogAgent:
         # If it was altered, the changes that were sent are correct, but may lack columns. Nothing is saved, so they are
         # read again.
         source.check_schema(schema)
-        if source.check_gap(offset.until, snapshot_at) or found[IN_SNAPSHOT]:
+        if source.check_gap(offset.until, snapshot_at, offset.ttl) or found[IN_SNAPSHOT]:
             # Later rows may also be in the snapshot alone, and an agent that starts without --snapshot-at must go on.
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):

@@ -53,6 +53,9 @@ class Offset:
     """When the snapshot was begun that closed a gap: it has the older rows that cannot be read."""
     captured_since: int = 0
     """Changes captured before this belong to an earlier table of the name; 0 if none is known."""
+    ttl: int = 0
+    """How long the log keeps its next rows, see `CdcSource.ttl`. If the option was altered since, later rows have
+    another TTL."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":
@@ -78,7 +81,7 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
     else:
         source.check_gap(start, snapshot_at)
     newest = max((t for t in source.sets.times if t <= start), default=source.sets.times[0])
-    return Offset(start, newest, start, str(source.schema.id))
+    return Offset(start, newest, start, str(source.schema.id), ttl=source.ttl)
 
 
 def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at: int | None) -> list[Piece]:
@@ -137,7 +140,9 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         return start
     until = start.until + windows * window
     newest = max((t for t in source.sets.times if t < until), default=start.newest)
-    return replace(start, until=until, newest=max(newest, start.newest))
+    # Rows from before the last alteration may have the TTL from before it.
+    ttl = source.ttl if until >= source.options_since else start.ttl
+    return replace(start, until=until, newest=max(newest, start.newest), ttl=ttl)
 
 
 def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
@@ -155,7 +160,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
     since, until = start.off_since, start.off_until
     if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
         raise Gap(source.name, since, until, _REASONS_BEFORE[start.lack])
-    return source.check_gap(start.until, snapshot_of(start, snapshot_at))
+    return source.check_gap(start.until, snapshot_of(start, snapshot_at), start.ttl)
 
 
 def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:

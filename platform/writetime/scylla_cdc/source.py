@@ -111,9 +111,16 @@ class CdcSource:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
         return now() - round(self.settings.confidence_seconds * 1e6)
 
-    def first(self) -> int:
-        """Return the time from which the log has all rows that were written to it."""
-        return max(self.sets.times[0], now() - self.ttl if self.ttl else self.sets.times[0])
+    def first(self, earlier_ttl: int = 0) -> int:
+        """Return the time from which the log has all rows that were written to it.
+
+        A row keeps the TTL that it was written with: `earlier_ttl` is the one of the rows from before the last
+        alteration of the table, if it is known.
+        """
+        at, first = now(), self.sets.times[0]
+        if earlier_ttl:
+            first = max(first, min(at - earlier_ttl, self.options_since))
+        return max(first, at - self.ttl) if self.ttl else first
 
     @property
     def created(self) -> int:
@@ -123,21 +130,24 @@ class CdcSource:
             return 0
         return int(uuid_micros(np.frombuffer(log_id.bytes, np.uint8).reshape(1, 16))[0])
 
-    def check_gap(self, start: int, snapshot_at: int | None) -> bool:
+    def check_gap(self, start: int, snapshot_at: int | None, earlier_ttl: int = 0) -> bool:
         """Check whether the log still has all writes since a time, or a snapshot has those that it lacks; return
-        whether the snapshot is needed.
+        whether the snapshot is needed. See `first` for `earlier_ttl`.
 
         Raises:
             Gap: neither has them.
         """
-        first = self.first()
+        if self.settings.log_ttl_seconds is not None:
+            earlier_ttl = 0
+        first = self.first(earlier_ttl)
         if start >= first:
             return False
         if snapshot_at is not None and snapshot_at >= first:
             return True
         reason = "that long ago there were no streams that are still known"
-        if self.ttl and first > self.sets.times[0]:
-            reason = f"the log keeps rows for {self.ttl // 1_000_000} seconds"
+        if first > self.sets.times[0]:
+            kept = min(ttl for ttl in (self.ttl, earlier_ttl) if ttl)
+            reason = f"the log keeps rows for {kept // 1_000_000} seconds"
         raise Gap(self.name, start, first, reason)
 
     def read(

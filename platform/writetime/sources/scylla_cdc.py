@@ -56,12 +56,13 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 @dataclass
 class Part(InputPartition):
     """The part that one task reads; `start` is where the batch begins, without parts that are read again. `snapshot_at`
-    is when the snapshot was begun that has the unreadable rows.
+    is when the snapshot was begun that has the unreadable rows, `earlier_ttl` as in `CdcSource.first`.
     """
 
     pieces: list[Piece]
     start: int
     snapshot_at: int | None
+    earlier_ttl: int = 0
 
 
 class ScyllaCdcSource(DataSource):
@@ -120,7 +121,7 @@ class _Asked:
             for batch in source.read(part.pieces, [names[n] for n in wanted], snapshot_at=part.snapshot_at):
                 yield selection.cut(batch.rename_columns(wanted))
             source.check_schema(table)
-            source.check_gap(part.start, part.snapshot_at)
+            source.check_gap(part.start, part.snapshot_at, part.earlier_ttl)
 
 
 def _settings(options: Mapping[str, str]) -> Settings:
@@ -217,7 +218,8 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             last = Offset.parse(end)
             pieces = pieces_between(source, first, last)
             snapshot_at = snapshot_of(last, self._asked.snapshot_at)
-            return [Part(some, first.until, snapshot_at) for some in shared_out(pieces, source.settings.tasks)]
+            parts = shared_out(pieces, source.settings.tasks)
+            return [Part(some, first.until, snapshot_at, first.ttl) for some in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
