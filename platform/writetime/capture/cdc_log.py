@@ -409,12 +409,15 @@ class LogAgent:
         table.next_look = time.monotonic() + pause
 
     def _is_due(self, table: _Table) -> bool:
-        """Return whether a settled window is not published, or consumers must learn of other columns."""
+        """Return whether a settled window is not published, or consumers must learn of other columns, or windows were
+        read before they were over, which is a fault.
+        """
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and not table.attempts and offset is not None and offset.off_since is None:
-            return table.altered or settled >= offset.until + round(reading.window_seconds * 1e6)
+            is_early = offset.until > now()
+            return table.altered or is_early or settled >= offset.until + round(reading.window_seconds * 1e6)
         # An alteration may end a fault.
         return (table.altered and table.fault is not None) or time.monotonic() >= table.next_look
 

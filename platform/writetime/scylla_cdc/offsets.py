@@ -117,8 +117,14 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
 
     Raises:
         Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
-        LogError: the table was created again.
+        LogError: the table was created again, or windows were read before they were over.
     """
+    if start.until > now():
+        raise LogError(
+            f"{source.name} was read up to {instant_text(start.until)}, which is not over: the reader's clock was "
+            "ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that time, "
+            f"take a snapshot and bring it in with `writetime backfill {source.name} PATHS`"
+        )
     if check(source, start, snapshot_at):
         # A reader that starts without the snapshot needs it, too.
         start = replace(start, snapshot_at=snapshot_of(start, snapshot_at))

@@ -34,6 +34,10 @@ from writetime.scylla_cdc.streams import StreamSets
 Lack = Literal["off", "keys"]
 
 
+# How far this machine's clock may differ from the database's, in microseconds. `confidence_seconds` is longer.
+_CLOCK_DIFFERENCE = 5_000_000
+
+
 class CdcSource:
     """The log of one table. Times are in microseconds."""
 
@@ -41,8 +45,10 @@ class CdcSource:
         """Read the table's schema and CDC options, and the start of its sets of streams.
 
         Raises:
-            LogError: there is no such table, it has no log, or one that cannot be read.
+            LogError: there is no such table, it has no log, or one that cannot be read; or this machine's clock is not
+                the database's.
         """
+        _check_clock(session)
         self.settings = settings.scylla_cdc
         self.name = table
         self._session = session
@@ -253,6 +259,24 @@ def connect_for_pages(settings: Settings, tables: Iterable[str]) -> Iterator[tup
 def now() -> int:
     """Return the time of this machine."""
     return time.time_ns() // 1000
+
+
+def _check_clock(session: Session) -> None:
+    """Compare this machine's clock with the database's: it decides which windows are over, and which rows expired.
+
+    Raises:
+        LogError: they differ.
+    """
+    query = "SELECT toUnixTimestamp(now()) AS at FROM system.local"
+    before = now()
+    found = retried(lambda: session.execute(query).one(), query)
+    ahead, behind = before - found.at * 1000, found.at * 1000 - now()
+    if max(ahead, behind) > _CLOCK_DIFFERENCE:
+        by = f"{max(ahead, behind) / 1e6:.1f} seconds {'ahead of' if ahead > 0 else 'behind'}"
+        raise LogError(
+            f"this machine's clock is {by} the database's, so windows would be read too early, or expired rows would "
+            "not be missed: let NTP set the clocks of this machine and of the database's nodes"
+        )
 
 
 def _columns(schema: TableSchema) -> str:
