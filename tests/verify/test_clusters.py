@@ -105,6 +105,18 @@ def test_a_row_that_is_on_its_way_lags(
     assert [d.lagging for d in compared(both).real] == [False] * 2
 
 
+def test_a_lost_cell_of_a_row_that_is_written_often(
+    both: Settings, sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = clusters.time_now()
+    monkeypatch.setattr(clusters, "time_now", lambda: began)
+    sessions[1].execute(f"DELETE v FROM {_TABLE} USING TIMESTAMP 1000 WHERE id = 3 AND n = 3")
+    for session in sessions:
+        session.execute(f"UPDATE {_TABLE} SET at = {{street: 'z', number: 3}} WHERE id = 3 AND n = 3")
+    report = compared(both)
+    assert [(d.lagging, (d.database or {})["v"]) for d in report.differences] == [(False, "v3")]
+
+
 def test_the_command(
     both: Settings, sessions: tuple[Session, Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,21 @@ def test_a_row_of_the_future_that_differs_is_no_lag(settings: Settings, session:
     assert not difference.lagging
 
 
+def test_a_lost_cell_of_a_row_that_is_written_often(settings: Settings, session: Session) -> None:
+    table = make_items(settings, session)
+    session.execute(f"UPDATE {table} USING TIMESTAMP 1000 SET v = 'old' WHERE id = 60 AND n = 1")
+    session.execute(f"UPDATE {table} SET w = 1 WHERE id = 60 AND n = 1")
+    lake = open_table(settings, table)
+    snapshot(table)
+    session.execute(f"UPDATE {table} USING TIMESTAMP 2000 SET v = 'loaded' WHERE id = 60 AND n = 1")
+    session.execute(f"UPDATE {table} SET w = 2 WHERE id = 60 AND n = 1")
+    report = verify(settings, lake, 0)
+    assert [(d.lagging, (d.lake or {})["v"]) for d in report.differences] == [(False, "old")]
+    assert not report.proven
+    session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 60 AND n = 1")
+    assert verify(settings, lake, 0).proven
+
+
 @pytest.mark.parametrize("kept_by", ["vectors", "rewritten"])
 def test_the_compacted_view(settings: Settings, session: Session, kept_by: Literal["vectors", "rewritten"]) -> None:
     """It is compared with the rows as of its last refresh."""

@@ -2,8 +2,8 @@
 
 Each range is compared by digests, then row by row. The clusters are never read at the same time, so partitions that
 differ are read again, from both, until they are equal or the waiting time is over. A remaining difference is lag if
-one of the databases reports a write that is newer than the beginning of the comparison. (CQL reports no time of a
-deletion, so a deletion that only one cluster has counts as a difference.)
+the cells that differ were written after the beginning of the comparison, as one of the databases reports. (CQL reports
+no time of a deletion, so a deletion that only one cluster has counts as a difference.)
 """
 
 import time
@@ -12,14 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
+from writetime.row_events.compare import Matched, Rows
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
+from writetime.verify.lag import Lag, lag_of, times_at
 from writetime.verify.rows import differing, digest, json_row, tokens_of
 from writetime.verify.suspects import Suspects
 
@@ -33,8 +37,8 @@ _PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that differs between the two clusters; None where it does not exist. `written_at` (microseconds) is its
-    newest write time that either database reports, 0 if none.
+    """A row that differs between the two clusters; None where it does not exist. `written_at` (microseconds) is the
+    newest write time that either database reports of the cells that differ, or else of the row; 0 if none.
     """
 
     token: int
@@ -166,17 +170,21 @@ class _Pair:
             found = differing(here, there, self._schema)
             suspects = tokens_of(here, there, found)
             if suspects and time.monotonic() > deadline:
-                differences = []
-                for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
-                    at = max(int(here_times[i]) if i >= 0 else 0, int(there_times[j]) if j >= 0 else 0)
-                    token = (here.tokens[i] if i >= 0 else there.tokens[j]).as_py()
-                    differences.append(
-                        Difference(token, json_row(here, i), json_row(there, j), at, began < at <= time_now())
-                    )
-                return differences
+                times = np.maximum(times_at(here_times, found.before), times_at(there_times, found.after))
+                lag = lag_of(here, there, found, times, self._schema, began=began)
+                return _differences(here, there, found, lag)
             if suspects:
                 time.sleep(_PAUSE_SECONDS)
         return []
+
+
+def _differences(here: Rows, there: Rows, found: Matched, lag: Lag) -> list[Difference]:
+    differences = []
+    columns = (found.before, found.after, lag.written_at, lag.lagging)
+    for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
+        token = here.tokens[i] if i >= 0 else there.tokens[j]
+        differences.append(Difference(token.as_py(), json_row(here, i), json_row(there, j), at, lagging))
+    return differences
 
 
 def _require_same_columns(schema: TableSchema, other: TableSchema, against: str) -> None:

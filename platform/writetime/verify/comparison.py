@@ -2,16 +2,17 @@
 compares the compacted view with the lake's rows (`compacted_view`).
 
 The two are never read at the same time, so differing rows are read again, in both places, until they are equal or the
-waiting time is over. A remaining difference is lag if the database reports a write time later than anything that the
-lake knew of when the verification began (later changes land bucket by bucket). Otherwise it is a real difference. Lag
-proves nothing if the table is captured and its capture or landing has stopped: then it does not pass. (CQL reports no
-time of a deletion: one that the lake has not seen within the waiting time counts as a difference.)
+waiting time is over. A remaining difference is lag if the cells that differ were written, as the database reports,
+later than anything that the lake knew of when the verification began (later changes land bucket by bucket). Otherwise
+it is a real difference. Lag proves nothing if the table is captured and its capture or landing has stopped: then it
+does not pass. (CQL reports no time of a deletion: a row that only the lake still has after the waiting time counts as a
+difference.)
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -37,6 +38,7 @@ from writetime.row_events.events import placed_rows
 from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.database_table import DatabaseTable
+from writetime.verify.lag import Lag, lag_of, times_at
 from writetime.verify.rows import differing, digest, json_row, tokens_of
 from writetime.verify.suspects import Suspects
 
@@ -61,15 +63,15 @@ class Range:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that differs between the two sides; None where it does not exist. `written_at` (microseconds) is its newest
-    write time that the database reports, 0 if none.
+    """A row that differs between the two sides; None where it does not exist. `written_at` (microseconds) is the newest
+    write time that the database reports of the cells that differ, or else of the row; 0 if none.
     """
 
     token: int
     database: dict[str, Any] | None
     lake: dict[str, Any] | None
     written_at: int
-    lagging: bool = False
+    lagging: bool
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,7 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
         ranges: list[Range] = []
 
         def settle(tokens: set[int], seconds: float) -> list[Difference]:
-            found = _settle(table, schema, database, tokens, time.monotonic() + seconds)
-            # A write time in the future does not show when the row was written.
-            return [replace(d, lagging=newest < d.written_at <= time_now()) for d in found]
+            return _settle(table, schema, database, tokens, time.monotonic() + seconds, newest=newest)
 
         suspects = Suspects(settle, wait_seconds)
         for found, tokens in _compare(table, schema, database):
@@ -174,6 +174,8 @@ def _settle(
     database: DatabaseTable,
     suspects: set[int],
     deadline: float,
+    *,
+    newest: int,
 ) -> list[Difference]:
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     while suspects:
@@ -182,7 +184,8 @@ def _settle(
         found = differing(ours, theirs, schema)
         suspects = tokens_of(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
-            return _differences(ours, theirs, found, written)
+            lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=newest)
+            return _differences(ours, theirs, found, lag)
         if suspects:
             time.sleep(_PAUSE_SECONDS)
     return []
@@ -253,10 +256,10 @@ def _between(rows: Rows, first: int, last: int) -> Rows:
     return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
 
 
-def _differences(ours: Rows, theirs: Rows, found: Matched, written: np.ndarray) -> list[Difference]:
+def _differences(ours: Rows, theirs: Rows, found: Matched, lag: Lag) -> list[Difference]:
     differences = []
-    for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
-        at = int(written[j]) if j >= 0 else 0
+    columns = (found.before, found.after, lag.written_at, lag.lagging)
+    for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
         token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
-        differences.append(Difference(token.as_py(), json_row(theirs, j), json_row(ours, i), at))
+        differences.append(Difference(token.as_py(), json_row(theirs, j), json_row(ours, i), at, lagging))
     return differences

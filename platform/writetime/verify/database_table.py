@@ -24,6 +24,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
+from writetime.verify.lag import NO_TIME
 
 _PAGE_ROWS = 2000
 
@@ -52,7 +53,6 @@ class DatabaseTable:
         self._session = session
         self._schema = schema
         self._named = with_key_names(schema, known)
-        self._timed = [c for c in schema.static + schema.regular if not is_complex(c.type)]
         self._position = position_encoder(schema.clustering)
 
     def rows(self, first: int, last: int) -> Rows:
@@ -60,14 +60,18 @@ class DatabaseTable:
         return self._rows(self._select([], first, last))
 
     def timed_rows(self, tokens: Sequence[int]) -> tuple[Rows, np.ndarray]:
-        """Return the rows of some tokens, and for each the newest write time that the database reports of its cells (0
-        if none: it reports none for keys, collections and UDTs).
+        """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
+        row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
         """
-        times = [f"writetime({quote_name(c.name)})" for c in self._timed]
-        found = [row for t in tokens for row in self._select(times, t, t)]
+        columns = self._schema.static + self._schema.regular
+        timed = [n for n, c in enumerate(columns) if not is_complex(c.type)]
+        names = [f"writetime({quote_name(columns[n].name)})" for n in timed]
+        found = [row for t in tokens for row in self._select(names, t, t)]
         skip = len(self._schema.columns)
-        newest = [max((int.from_bytes(v, "big", signed=True) for v in row[skip:] if v), default=0) for row in found]
-        return self._rows(found), np.array(newest, np.int64)
+        times = np.full((len(found), len(columns)), NO_TIME)
+        for line, row in zip(times, found, strict=True):
+            line[timed] = [int.from_bytes(time, "big", signed=True) if time else NO_TIME for time in row[skip:]]
+        return self._rows(found), times
 
     def _select(self, more: Sequence[str], first: int, last: int) -> list[Sequence[bytes | None]]:
         schema = self._named
