@@ -254,6 +254,8 @@ class Snapshots:
 
     def _publish(self, schema: TableSchema, table_id: UUID, progress: SnapshotProgress) -> Iterator[bool]:
         if not self._announce(self._stop):
+            # The agent stops. Without this, `_all` would begin with the same table again at once.
+            yield False
             return
         try:
             locations = [location for folder in progress.folders for location in find_sstables(folder)]
