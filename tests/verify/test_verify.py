@@ -19,7 +19,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.live_files import Change
-from writetime.lake.table import LakeTable, open_table
+from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.schema.system import read_schema
 from writetime.verify import comparison, suspects
@@ -74,6 +74,24 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     assert_differences(settings, lake)
     monkeypatch.setattr(suspects, "SUSPECTS", 1)
     assert verify(settings, lake, 0).unsettled == 1
+
+
+def test_ranges_follow_the_rows_of_the_database_if_the_lake_has_none(
+    settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"{settings.cassandra.keyspace}.items"
+    session.execute(f"CREATE TABLE {table} (id int, n int, v text, PRIMARY KEY (id, n))")
+    for i in range(400):
+        # One partition has more rows than a range.
+        session.execute(f"INSERT INTO {table} (id, n, v) VALUES ({i % 100 if i < 350 else 7}, {i}, 'v')")
+    create_table(settings, read_schema(session, table))
+    monkeypatch.setattr(comparison, "RANGE_ROWS", 10)
+    ranges = verify(settings, open_table(settings, table), 0).ranges
+    assert [r.first for r in ranges] == [-(1 << 63)] + [r.last + 1 for r in ranges[:-1]]
+    assert ranges[-1].last == (1 << 63) - 1
+    counts = sorted(r.database_rows for r in ranges)
+    assert (sum(counts), counts[-1]) == (400, 54)
+    assert counts[-2] < 20
 
 
 def assert_all_equal(report: Report) -> None:

@@ -39,10 +39,10 @@ from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.rows import differing, digest, json_row, tokens_of
+from writetime.verify.rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.suspects import Suspects
 
-# Approximate number of rows of the database in memory at once.
+# Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
 RANGE_ROWS = 200_000
 # How often a bucket is read whose files were merged away meanwhile.
 _ATTEMPTS = 3
@@ -144,10 +144,12 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
         lake, held = _rows_of_bucket(table, schema, bucket)
         first, last = token_range(bucket, table.buckets)
         step = -(-(last - first + 1) // (1 + held // RANGE_ROWS))
-        for start in range(first, last + 1, step):
-            end = min(start + step - 1, last)
-            theirs = database.rows(start, end)
-            ours = _between(lake, start, end)
+        while first <= last:
+            start = first
+            # The lake may lack most of the database's rows.
+            theirs, end = database.first_rows(start, min(start + step - 1, last), 2 * RANGE_ROWS)
+            first = end + 1
+            ours = between(lake, start, end)
             digests = digest(theirs, schema), digest(ours, schema)
             tokens = set() if digests[0] == digests[1] else tokens_of(ours, theirs, differing(ours, theirs, schema))
             yield Range(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
@@ -247,13 +249,6 @@ def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndar
     asked = [None] if tokens is None else [TokenRange(token, token) for token in tokens.tolist()]
     state = pa.concat_tables([merge([], schema), *(contents.merged(schema, each) for each in asked)])
     return placed_rows(state, schema, views[0].as_of)
-
-
-def _between(rows: Rows, first: int, last: int) -> Rows:
-    tokens = rows.tokens.to_numpy()
-    start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
-    parts = (rows.tokens, rows.keys, rows.positions)
-    return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
 
 
 def _differences(ours: Rows, theirs: Rows, found: Matched, lag: Lag) -> list[Difference]:

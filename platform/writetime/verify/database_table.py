@@ -25,6 +25,7 @@ from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 from writetime.verify.lag import NO_TIME
+from writetime.verify.rows import between
 
 _PAGE_ROWS = 2000
 
@@ -59,6 +60,18 @@ class DatabaseTable:
         """Return the rows whose tokens are in a range, both ends included, with their places."""
         return self._rows(self._select([], first, last))
 
+    def first_rows(self, first: int, last: int, limit: int) -> tuple[Rows, int]:
+        """Return the first rows of a range of tokens, and the token up to which these are all: at most `limit` rows, or
+        one partition, which is never cut.
+        """
+        found = self._select([], first, last, limit)
+        if len(found) < limit:
+            return self._rows(found), last
+        rows = self._rows(found)
+        # The last partition may have more rows.
+        end = rows.tokens[-1].as_py() - 1
+        return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
+
     def timed_rows(self, tokens: Sequence[int]) -> tuple[Rows, np.ndarray]:
         """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
         row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
@@ -73,12 +86,16 @@ class DatabaseTable:
             line[timed] = [int.from_bytes(time, "big", signed=True) if time else NO_TIME for time in row[skip:]]
         return self._rows(found), times
 
-    def _select(self, more: Sequence[str], first: int, last: int) -> list[Sequence[bytes | None]]:
+    def _select(
+        self, more: Sequence[str], first: int, last: int, limit: int | None = None
+    ) -> list[Sequence[bytes | None]]:
         schema = self._named
         names = ", ".join([*(quote_name(c.name) for c in schema.columns), *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
         query = f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
+        if limit is not None:
+            query += f" LIMIT {limit}"
         try:
             return list(self._session.execute(query))
         except DRIVER_FAULTS as e:

@@ -28,6 +28,14 @@ def digest(rows: Rows, schema: TableSchema) -> str:
     return "".join(f"{int(word):016x}" for word in hashes.sum(axis=0, dtype=np.uint64))
 
 
+def between(rows: Rows, first: int, last: int) -> Rows:
+    """Return the rows whose tokens are in a range, both ends included."""
+    tokens = rows.tokens.to_numpy()
+    start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
+    parts = (rows.tokens, rows.keys, rows.positions)
+    return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
+
+
 def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
     """Return the places that differ, except for the forms of key columns; the first rows are `before`."""
     names = [c.name for c in schema.static + schema.regular]
