@@ -1,5 +1,6 @@
 """The end of segments: read to their ends and released, archived, kept; faulty, unknown and vanished ones."""
 
+import itertools
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
-from writetime.storage.segment import find_segments
+from writetime.storage.segment import Segment, find_segments
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 
@@ -57,6 +58,36 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     assert totals["segments_set_aside"] == totals["segments_vanished"] == totals["mutations_set_aside"] == 0
     assert 0 < totals["changes"] <= totals["mutations"]
     captured.assert_same("marks")
+
+
+def test_an_archive_that_does_not_answer_is_asked_once_per_pause(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each segment that waits; and one segment with a fault holds up no other."""
+    captured.fill(4)
+    waiting = complete(captured)
+    assert len(waiting) >= 3
+    asked: list[float] = []
+    refused = {path.name for path in waiting}
+    release = SegmentFolder.release
+
+    def archive(folder: SegmentFolder, segment: Segment) -> bool:
+        if segment.name not in refused:
+            return release(folder, segment)
+        asked.append(time.monotonic())
+        raise OSError("AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr(SegmentFolder, "release", archive)
+    captured.pace = Pace(pause=0.2)
+    with captured.agent(finished="archive", archive=f"file://{tmp_path / 'archive'}"):
+        wait_for(lambda: len(asked) >= 4)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(asked[:4])]
+        assert all(pause >= least for pause, least in zip(pauses, (0.2, 0.4, 0.8), strict=True))
+        refused -= {path.name for path in waiting[1:]}
+        wait_for(lambda: not any(path.exists() for path in waiting[1:]))
+        assert waiting[0].exists()
+        refused.clear()
+        wait_for(lambda: not waiting[0].exists())
 
 
 def test_the_status_of_an_agent(

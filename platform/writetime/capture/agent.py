@@ -53,6 +53,9 @@ _PORTION = 50_000
 _SAVE_SECONDS = 0.5
 _STATUS_SECONDS = 1.0
 _WARNING_SECONDS = 60.0
+# How long completed segments are released in one round, and the longest pause after one that cannot be.
+_RELEASE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Pace:
     Attributes:
         schema: between two questions for the node's schema version while nothing is written.
         mark: between two watermarks.
-        pause: between a fault and the next attempt.
+        pause: between a fault and the next attempt; of completed segments, the first such pause.
         snapshot: the same, for the snapshot of a table.
     """
 
@@ -132,8 +135,10 @@ class Agent:
         # Why the record of a table's last truncation cannot be read. The table's watermark waits.
         self._truncation_faults: Mapping[UUID, str] = {}
         self._gaps_now: list[Gap] = []
-        # Why completed segments stay where they are, and when each is retried.
+        # Why completed segments stay where they are, and when each was last tried.
         self._stuck: dict[int, tuple[str, float]] = {}
+        # When segments are released again, and the pause after the next fault.
+        self._next_release, self._release_pause = 0.0, pace.pause
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until the stop is requested."""
@@ -202,10 +207,7 @@ class Agent:
         self._note_gone({segment.id for segment in listed})
         if synced_until is not None:
             self._mark(synced_until, self._not_published(found, faults), self._gaps(found), stop)
-        for segment, _ in found:
-            progress = self._progress.segments[segment.id]
-            if progress.finished and not progress.kept:
-                self._try_to_let_go(segment, progress)
+        self._let_go_of_finished([segment for segment, _ in found])
         self._measure()
 
     def _announce_schemas(self) -> None:
@@ -367,20 +369,39 @@ class Agent:
 
     # --- completed segments ----------------------------------------------------------------------------------
 
-    def _try_to_let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Release a segment, or report why it stays where it is; it stops no other segment."""
-        reason, next_try = self._stuck.get(segment.id, ("", 0.0))
-        if time.monotonic() < next_try:
+    def _let_go_of_finished(self, segments: list[Segment]) -> None:
+        """Release the segments that are finished, for about `_RELEASE_SECONDS`, as live changes wait meanwhile. A fault
+        ends this, and the next attempt is after a pause, which grows with each: an archive that does not answer makes
+        live changes wait once per pause.
+        """
+        began = time.monotonic()
+        if began < self._next_release:
             return
+        waiting = [s for s in segments if (p := self._progress.segments[s.id]).finished and not p.kept]
+        # Those with a fault last, the longest untried of them first, so that none holds up another.
+        for segment in sorted(waiting, key=lambda s: self._stuck.get(s.id, ("", 0.0))[1]):
+            if not self._try_to_let_go(segment):
+                self._next_release = time.monotonic() + self._release_pause
+                self._release_pause = min(2 * self._release_pause, _LONGEST_PAUSE_SECONDS)
+                return
+            self._release_pause = self._pace.pause
+            if time.monotonic() - began >= _RELEASE_SECONDS:
+                return
+
+    def _try_to_let_go(self, segment: Segment) -> bool:
+        """Release a segment, or report why it stays where it is; return whether it was released."""
         try:
-            self._let_go(segment, progress)
-            self._stuck.pop(segment.id, None)
+            self._let_go(segment, self._progress.segments[segment.id])
         except Exception as e:
             self._metrics.error(_kind_of(e))
-            if reason != (reason := reason_of(e)):
+            before, reason = self._stuck.get(segment.id, ("", 0.0))[0], reason_of(e)
+            if reason != before:
                 unknown = not isinstance(e, (WritetimeError, OSError))
                 log.error("%s stays where it is: %s; trying again", segment.name, reason, exc_info=unknown)
-            self._stuck[segment.id] = reason, time.monotonic() + self._pace.pause
+            self._stuck[segment.id] = reason, time.monotonic()
+            return False
+        self._stuck.pop(segment.id, None)
+        return True
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes; set any other aside."""
