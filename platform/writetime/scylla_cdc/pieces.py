@@ -79,9 +79,11 @@ def read_pieces(
             if see is not None:
                 see(piece, L.times(page))
             held.append(page)
-            if sum(p.num_rows for p in held) >= BATCH_ROWS:
+            # A group that has not ended is held whole. It is one write, whose size ScyllaDB limits.
+            if sum(p.num_rows for p in held) >= BATCH_ROWS and (end := _end_of_groups(page)):
+                held[-1] = page.slice(0, end)
                 yield converter.convert(pa.concat_batches(held), captured_at)
-                held.clear()
+                held[:] = [page.slice(end)]
 
     for piece in pieces:
         if len(waiting) == streams_at_once:
@@ -120,7 +122,7 @@ def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
 def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, table: str) -> tuple[bytes, int, bool]:
     times = fixed_width(page[L.TIME], 16, Native("timeuuid"))[0]
     sequence = decode(page[L.SEQUENCE], Native("int")).to_numpy()
-    ends = decode(page[L.END_OF_BATCH], Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
+    ends = _ends(page)
     before_time = np.concatenate([np.frombuffer(last[0] if last else bytes(16), np.uint8)[None, :], times[:-1]])
     before_sequence = np.concatenate([[last[1] if last else -1], sequence[:-1]])
     before_ends = np.concatenate([[last[2] if last else True], ends[:-1]])
@@ -128,6 +130,17 @@ def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, ta
     if (sequence != np.where(same, before_sequence + 1, 0)).any() or (same == before_ends).any():
         raise _incomplete(table)
     return times[-1].tobytes(), int(sequence[-1]), bool(ends[-1])
+
+
+def _ends(page: pa.RecordBatch) -> np.ndarray:
+    """Return which rows are the last of their groups."""
+    return decode(page[L.END_OF_BATCH], Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _end_of_groups(page: pa.RecordBatch) -> int:
+    """Return the number of rows up to the end of the last group that ends in a page; 0 if none does."""
+    ends = np.flatnonzero(_ends(page))
+    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def _check_ranges(page: pa.RecordBatch, table: str) -> None:

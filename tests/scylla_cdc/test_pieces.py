@@ -1,0 +1,104 @@
+"""How the rows of streams are put together to batches; no server is needed."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from tests.support.generate import SEED
+from writetime.schema.cql import parse_table
+from writetime.schema.table import TableSchema
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc import pieces
+from writetime.scylla_cdc.column_history import History
+from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.findings import IMAGE_DISAGREES
+from writetime.scylla_cdc.images import Images
+from writetime.scylla_cdc.log import first_uuid, log_table
+from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.pieces import Piece, read_pieces
+from writetime.scylla_cdc.postimages import Checked, ImageCheck
+
+START = 1_790_000_000_000_000
+TABLE = parse_table("CREATE TABLE ks.t (k int, c int, v int, PRIMARY KEY (k, c))")
+COLUMNS = Deltas(TABLE, History(TABLE, log_table(TABLE))).columns
+
+
+class Streams:
+    """In place of the database: the pages of each stream, in the order of the pieces."""
+
+    def __init__(self, *streams: list[pa.RecordBatch]) -> None:
+        self._streams = iter(streams)
+
+    def prepare(self, query: str) -> None:
+        del query
+
+    def start(self, query: None, values: object) -> Iterator[pa.RecordBatch]:
+        del query, values
+        return iter(next(self._streams))
+
+
+class Sizes:
+    """Records of each batch how many rows it has, and whether it begins with a group."""
+
+    table: TableSchema = TABLE
+    columns = COLUMNS
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, bool]] = []
+
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+        del captured_at
+        self.found.append((page.num_rows, page[L.SEQUENCE][0].as_py() == bytes(4)))
+        return page
+
+
+def group(number: int, *operations: int, v: int | None = 5) -> pa.RecordBatch:
+    """A group of one write; an insert has no value, an image has one."""
+    rows = []
+    for i, operation in enumerate(operations):
+        row: dict[str, Any] = dict.fromkeys(COLUMNS)
+        row |= {L.STREAM: bytes(16), L.TIME: first_uuid(START + number).bytes, L.SEQUENCE: i.to_bytes(4, "big")}
+        row |= {L.OPERATION: bytes([operation]), "k": (1).to_bytes(4, "big"), "c": number.to_bytes(4, "big")}
+        row["v"] = None if operation == L.INSERT or v is None else v.to_bytes(4, "big")
+        row[L.END_OF_BATCH] = b"\1" if i == len(operations) - 1 else None
+        rows.append(row)
+    return pa.record_batch({c: pa.array([row[c] for row in rows], pa.binary()) for c in COLUMNS})
+
+
+def paged(rows: pa.RecordBatch, *cuts: int) -> list[pa.RecordBatch]:
+    return [rows.slice(a, b - a) for a, b in pairwise([0, *cuts, rows.num_rows])]
+
+
+def piece(number: int = 0) -> Piece:
+    return Piece(number.to_bytes(16, "big"), START, START + 1_000_000)
+
+
+def test_a_preimage_and_its_insert_are_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, an insert without values and without a preimage is one of a new row."""
+    monkeypatch.setattr(pieces, "BATCH_ROWS", 1)
+    history = History(TABLE, log_table(TABLE))
+    found: Counter[str] = Counter()
+    checked = Checked(Deltas(TABLE, history, found=found), Images(TABLE, history), ImageCheck(), found, 0)
+    pages = paged(group(1, L.PREIMAGE, L.INSERT, L.POSTIMAGE), 1)
+    changes = list(read_pieces(cast("Pages", Streams(pages)), checked, [piece()], 1))
+    assert (sum(c.num_rows for c in changes), found[IMAGE_DISAGREES]) == (1, 0)
+
+
+def test_batches_have_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(SEED)
+    monkeypatch.setattr(pieces, "BATCH_ROWS", 10)
+    streams = []
+    for _ in range(5):
+        rows = pa.concat_batches([group(i, *[L.INSERT] * rng.choice([1, 2, 30])) for i in range(20)])
+        streams.append(paged(rows, *sorted(rng.sample(range(1, rows.num_rows), 15))))
+    sizes = Sizes()
+    batches = list(read_pieces(cast("Pages", Streams(*streams)), sizes, [piece(i) for i in range(5)], 2))
+    assert pa.concat_batches(batches) == pa.concat_batches([page for pages in streams for page in pages])
+    assert all(begins for _, begins in sizes.found)
+    assert len(sizes.found) > 20
