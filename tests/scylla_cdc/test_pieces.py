@@ -1,6 +1,7 @@
 """How the rows of streams are put together to batches; no server is needed."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -102,3 +103,18 @@ def test_batches_have_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pa.concat_batches(batches) == pa.concat_batches([page for pages in streams for page in pages])
     assert all(begins for _, begins in sizes.found)
     assert len(sizes.found) > 20
+
+
+def test_many_streams_of_one_row_each_cost_as_much_per_row_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = group(1, L.INSERT)
+    monkeypatch.setattr(pieces, "_whole", lambda reading, _: reading)
+
+    def seconds(streams: int) -> float:
+        monkeypatch.setattr(pieces, "BATCH_ROWS", streams + 1)
+        pages = Streams(*([row] for _ in range(streams)))
+        began = time.process_time()
+        list(read_pieces(cast("Pages", pages), Sizes(), [piece(i) for i in range(streams)], 16))
+        return time.process_time() - began
+
+    few, many = (min(seconds(n) for _ in range(3)) for n in (1_000, 16_000))
+    assert many < 16 * 4 * few

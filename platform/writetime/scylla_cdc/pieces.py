@@ -72,18 +72,22 @@ def read_pieces(
     captured_at = datetime.now(UTC)
     waiting: deque[tuple[Piece, Reading]] = deque()
     held: list[pa.RecordBatch] = []
+    rows = 0
 
     def take() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
         piece, reading = waiting.popleft()
         for page in _whole(reading, table.full_name):
             if see is not None:
                 see(piece, L.times(page))
             held.append(page)
+            rows += page.num_rows
             # A group that has not ended is held whole. It is one write, whose size ScyllaDB limits.
-            if sum(p.num_rows for p in held) >= BATCH_ROWS and (end := _end_of_groups(page)):
+            if rows >= BATCH_ROWS and (end := _end_of_groups(page)):
                 held[-1] = page.slice(0, end)
                 yield converter.convert(pa.concat_batches(held), captured_at)
                 held[:] = [page.slice(end)]
+                rows = page.num_rows - end
 
     for piece in pieces:
         if len(waiting) == streams_at_once:
@@ -92,7 +96,7 @@ def read_pieces(
         waiting.append((piece, pages.start(query, [piece.stream, *bounds])))
     while waiting:
         yield from take()
-    if sum(p.num_rows for p in held):
+    if rows:
         yield converter.convert(pa.concat_batches(held), captured_at)
 
 
