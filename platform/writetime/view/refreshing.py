@@ -145,14 +145,15 @@ def refresh(
 
 def move_on(table: LakeTable) -> None:
     """Let the next refresh begin at the present version of the changes if the view lacks none: the log of its own one
-    will be deleted. The view stays as it is, as of the same time.
+    will be deleted. The view stays as it is, as of the same time. A view that another program has changed keeps its
+    position: the next refresh writes it whole.
 
     Raises:
         Conflict: another process changed the view meanwhile.
     """
     before = table.view_files.load()
     last = position_of(before.version, NAMES)
-    if last and (position := moved_on(table, last)):
+    if last and before.is_ours and (position := moved_on(table, last)):
         info = {AS_OF: str(last.batch.as_of)}
         table.view_files.commit(before, Change(), position.numbers(NAMES), info, data_change=False)
 
