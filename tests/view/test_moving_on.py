@@ -8,6 +8,7 @@ from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.lake import state, views
+from writetime.lake.views import VIEW_CHANGES
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import upkeep
 
@@ -28,3 +29,17 @@ def test_what_another_engine_restored_is_written_whole(tmp_path: Path) -> None:
     assert refresh(settings, table).whole
     names = [column.label for column in table.schema().columns]
     assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))
+
+
+def test_a_view_without_vectors_stays_without(tmp_path: Path) -> None:
+    table, settings = new_table(tmp_path), settings_at(tmp_path, view="rewritten")
+    add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
+    refresh(settings, table)
+    view = DeltaTable(table.view.storage.address)
+    before = view.protocol(), view.metadata().configuration
+    table.changes.append([], "watermarks", 1)
+    upkeep(settings, table)
+    assert table.view.load().transaction(VIEW_CHANGES) == table.changes.load().version
+    view.update_incremental()
+    assert (view.protocol(), view.metadata().configuration) == before
+    assert view.to_pyarrow_table().num_rows == 20

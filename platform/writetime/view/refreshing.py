@@ -19,7 +19,7 @@ from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
-from writetime.lake.live_files import Change, LiveFile, LiveVersion
+from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, deleted_if_refused
 from writetime.lake.state import generation_of
@@ -155,7 +155,8 @@ def move_on(table: LakeTable) -> None:
     last = position_of(before.version, NAMES)
     if last and before.is_ours and (position := moved_on(table, last)):
         info = {AS_OF: str(last.batch.as_of)}
-        table.view_files.commit(before, Change(), position.numbers(NAMES), info, data_change=False)
+        numbers, vectors = position.numbers(NAMES), has_vectors(before.version)
+        table.view_files.commit(before, Change(), numbers, info, data_change=False, vectors=vectors)
 
 
 @contextmanager
