@@ -22,6 +22,7 @@ from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, packing, retention, state, views
+from writetime.lake.delta import Conflict
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import changed_rows, stream
@@ -160,7 +161,29 @@ def test_of_two_that_add_the_same_batch_one_counts(tmp_path: Path) -> None:
         assert stream.extend(table, SECOND) == 1
         return [function(task) for task in tasks]
 
-    assert stream.extend(table, SECOND, twice) == 0
+    with pytest.raises(Conflict, match="run this again"):
+        stream.extend(table, SECOND, twice)
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_a_batch_that_another_process_was_before_is_made_again(tmp_path: Path) -> None:
+    """The other one went up to earlier changes."""
+    table = new_table(tmp_path)
+    add(table, [write(1, 1, 1, v="a")], 1)
+    stream.extend(table)
+    table.changes.append([], "watermarks", 1)
+    last = position_of(table.row_events.load(), stream.NAMES)
+    moved = last and changed_rows.moved_on(table, last)
+    assert moved
+    add(table, [write(2, 1, 2, v="b")], 2)
+
+    def second(function: Any, tasks: Any) -> list[WrittenFile]:
+        assert table.row_events.append([], stream.SEQUENCE, moved.batch.sequence, moved.numbers(stream.NAMES))
+        return [function(task) for task in tasks]
+
+    with pytest.raises(Conflict, match="run this again"):
+        stream.extend(table, run=second)
+    assert stream.extend(table) == 1
     assert replayed(table) == view_rows(views.virtual(table))
 
 

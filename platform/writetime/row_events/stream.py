@@ -98,7 +98,7 @@ def extend(
         rebuild: rebuild the stream from the state.
 
     Raises:
-        Conflict: another process rewrote the stream meanwhile: run it again.
+        Conflict: another process added a batch, or rewrote the stream, meanwhile: run it again.
         WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
     """
     delta = create_stream(table)
@@ -142,16 +142,16 @@ def extend(
     numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {TABLE_GENERATION: generation}
     if not follows:
         numbers[FIRST] = batch.sequence
-    new = True
-    if last is None or follows:
-        new = delta.append(written, SEQUENCE, batch.sequence, numbers)
-    else:
+    if last is not None and not follows:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
+    elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
+        # The other batch may go up to earlier changes only.
+        raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
     if batch.sequence % FAN == 0:
         # A conflict is no fault: the next batches try again.
         with suppress(Conflict):
             pack_events(table)
-    return sum(file.rows for file in written) if new else 0
+    return sum(file.rows for file in written)
 
 
 def move_on(table: LakeTable) -> None:
