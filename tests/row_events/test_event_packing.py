@@ -54,6 +54,16 @@ def test_files_stay_few(tmp_path: Path, is_long: bool) -> None:
     assert replayed(table) == view_rows(views.virtual(table))
 
 
+def test_batches_without_events_between_stop_no_packing(tmp_path: Path) -> None:
+    """As of upkeep, every night, of a table with one batch each day: all batches with events have odd numbers."""
+    table = new_table(tmp_path)
+    for number in range(1, 41):
+        batches(table, 1, first=number)
+        table.changes.append([], "watermarks", number)
+        stream.move_on(table)
+    assert len(table.row_events.load().files) < event_packing.FAN
+
+
 def test_large_batches_stay_and_small_ones_are_packed_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

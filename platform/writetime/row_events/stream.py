@@ -147,10 +147,7 @@ def extend(
     elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
         # The other batch may go up to earlier changes only.
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
-    if batch.sequence % FAN == 0:
-        # A conflict is no fault: the next batches try again.
-        with suppress(Conflict):
-            pack_events(table)
+    _pack_in_turn(table, batch)
     return sum(file.rows for file in written)
 
 
@@ -162,6 +159,15 @@ def move_on(table: LakeTable) -> None:
     last = rows and position_of(rows, NAMES)
     if last and (position := moved_on(table, last)):
         table.row_events.append([], SEQUENCE, position.batch.sequence, position.numbers(NAMES))
+        _pack_in_turn(table, position.batch)
+
+
+def _pack_in_turn(table: LakeTable, batch: Batch) -> None:
+    """Pack small batches if the number of the new one, which may have no events, is a multiple of `FAN`."""
+    if batch.sequence % FAN == 0:
+        # A conflict is no fault: the next batches try again.
+        with suppress(Conflict):
+            pack_events(table)
 
 
 def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> bool:
