@@ -32,16 +32,17 @@ At = Places | TokenRange | None
 
 def levels_of(state: TableVersion) -> list[DataFile]:
     """Return the levels of a version of the state."""
-    return [file for file in state.files if not _is_dropped(file)]
+    return [file for file in state.files if not is_dropped(file.path)]
 
 
 def dropped_of(state: TableVersion) -> list[DataFile]:
     """Return the files of what a version of the state has dropped."""
-    return [file for file in state.files if _is_dropped(file)]
+    return [file for file in state.files if is_dropped(file.path)]
 
 
-def _is_dropped(file: DataFile) -> bool:
-    return file.path.rpartition("/")[2].startswith(DROPPED)
+def is_dropped(path: str) -> bool:
+    """Return whether a file of the state is of what was dropped, by its path."""
+    return path.rpartition("/")[2].startswith(DROPPED)
 
 
 @dataclass(frozen=True)

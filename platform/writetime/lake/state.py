@@ -7,6 +7,7 @@ change twice does no harm, because merging is idempotent.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
@@ -14,7 +15,8 @@ from pathlib import PurePosixPath
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.buckets import ALL, are_few
-from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, levels_of
+from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
+from writetime.lake.delta import ATTEMPTS, Conflict
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
@@ -155,8 +157,11 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     """Drop the tombstones and expired cells from before the horizon (microseconds) from the levels of the state, into
     files of their own, in one commit that records it; return the number of buckets that had any.
 
+    Folds and compactions go on beside it. Levels that they made meanwhile may have writes that something dropped
+    covers, so these are merged with it as late changes are.
+
     Raises:
-        Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
+        Conflict: tombstones were dropped by another process, or the state was rebuilt: run it again.
     """
     state = table.state.load()
     folded, schema = folded_version(state), _schema_of(table, state)
@@ -178,9 +183,39 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     tasks = [_Drop(task, horizon) for task in _tasks(table, storage, chosen, schema)]
     merged = [file for files in run(_Drop.run, tasks) for file in files]
     merged += _merged(table, storage, others, schema, run)
-    also = {FOLDED: folded, HORIZON: horizon}
-    table.state.rewrite(state, list(removed.values()), merged, data_change=False, also=also)
-    return len(chosen)
+    known = {file.path for file in state.files}
+    dropped = [DataFile(f.path, f.bucket, f.rows, f.size, 0) for f in merged if is_dropped(f.path)]
+    for _ in range(ATTEMPTS):
+        now = table.state.load()
+        if any(now.transaction(name) != state.transaction(name) for name in (HORIZON, GENERATION, CREATED)):
+            break
+        added = [file for file in levels_of(now) if file.path not in known] if dropped else []
+        gone = [file for file in now.files if file.path in removed] + added
+        levels = merged + (_merged_late(table, now, added, dropped, horizon) if added else [])
+        also = {FOLDED: folded_version(now) or 0, HORIZON: horizon}
+        with suppress(Conflict):
+            table.state.rewrite(now, gone, levels, data_change=False, also=also)
+            return len(chosen)
+    raise Conflict(f"{storage.address} has been rewritten by another process: run this again")
+
+
+def _merged_late(
+    table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
+) -> list[WrittenFile]:
+    """Merge levels with what was dropped at the places of their late writes, into one level per bucket and of `ALL`.
+
+    Raises:
+        Conflict: the log of the version that the state has folded in was deleted meanwhile.
+    """
+    schema, storage = _schema_of(table, state), table.state.storage
+    if schema is None:
+        raise Conflict(f"{storage.address} has a schema that is not known: run this again")
+    written: list[WrittenFile] = []
+    for bucket, files in by_folder(levels).items():
+        level, covering = (Source.of_bucket(storage, each, bucket, table.buckets) for each in (files, dropped))
+        waiting = Waiting((level,), (covering,), horizon, table.buckets, table.cache)
+        written += _Fold(waiting, schema, bucket, table.buckets, storage).run()
+    return written
 
 
 def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema | None:
