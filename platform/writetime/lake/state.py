@@ -80,6 +80,8 @@ def files_since(table: LakeTable, changes: TableVersion, version: int | None) ->
 def _known(table: LakeTable, version: int) -> set[str]:
     try:
         return {f.path for f in table.changes.load(version).files}
+    except Transient:
+        raise
     except WritetimeError:
         # Delta forgets old versions (after 30 days by default); folding a change again does no harm.
         return set()

@@ -187,12 +187,15 @@ def next_rows(
 
     Raises:
         TooLate: see the class.
+        Transient: the lake cannot be read now.
     """
     try:
         # Not a state that holds more.
         if (folded_version(state) or 0) > last.changes:
             state = table.state.load(last.state)
         known = table.changes.load(last.changes)
+    except Transient:
+        raise
     except WritetimeError as e:
         raise TooLate(str(e)) from None
     if (folded_version(state) or 0) > last.changes:

@@ -8,7 +8,7 @@ was killed before its commit left nothing, and a repeated one counts once.
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.delta import BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
@@ -177,6 +177,8 @@ def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> 
         return False
     try:
         before = table.schema(table.changes.load(last.changes))
+    except Transient:
+        raise
     except WritetimeError as e:
         raise TooLate(str(e)) from None
     return not again <= {c.name for c in before.columns}
