@@ -21,12 +21,16 @@ from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
+from writetime.view.expected_rows import check_of
 from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
 
 _REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str]] = {
     "state": (lambda _, table: state.rebuild(table), "files of changes merged"),
-    "view": (lambda settings, table: refresh(settings, table, whole=True).rows, "rows"),
+    "view": (
+        lambda settings, table: refresh(settings, table, staged=check_of(settings, table), whole=True).rows,
+        "rows",
+    ),
     "row_events": (lambda _, table: extend(table, rebuild=True), "events"),
 }
 

@@ -6,6 +6,7 @@ checked by pandas: a batch has few rows, and a Spark job would take longer than 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,8 +15,9 @@ import pyarrow.parquet as pq
 from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.arrow import pc
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.parquet import PARTITION, WrittenFile, conform
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
@@ -58,6 +60,20 @@ class ExpectedRows:
         rows, keys = _frame(pa.concat_tables(tables)), key_columns(self._table.schema())
         if failed := quality.failed(quality.validate_few(rows, self._table.name, expected, keys)):
             raise Unexpected(f"the view stays as it was, because rows are not as expected: {failed}")
+
+
+def check_of(settings: Settings, table: LakeTable) -> ExpectedRows | None:
+    """Return the check of a table's new rows by its entry in the settings; None if it expects nothing.
+
+    Raises:
+        WritetimeError: the entry is invalid.
+    """
+    entries, refused = read_entries(settings)
+    for entry in refused:
+        if entry.name == table.name:
+            raise WritetimeError(entry.reason)
+    found = next((entry for entry in entries if entry.name == table.name and entry.entry.expect), None)
+    return found and ExpectedRows(table, replace(found, schema=table.schema()))
 
 
 def key_columns(schema: TableSchema) -> list[str]:

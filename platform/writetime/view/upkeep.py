@@ -12,6 +12,7 @@ from writetime.lake.views import time_now
 from writetime.row_events import stream
 from writetime.row_events.trimming import merge_events
 from writetime.view import refreshing
+from writetime.view.expected_rows import Unexpected, check_of
 
 _DAY = 86_400_000_000
 _log = logging.getLogger(__name__)
@@ -27,14 +28,20 @@ def maintain(
         table: the table.
         run: runs the tasks.
         unfit: as for `lake.row_form.fit`.
+
+    Raises:
+        Unexpected: new rows are not as the table's entry expects them: the view stays as it was, all else is done.
+        WritetimeError: the entry is invalid; nothing is done.
     """
-    return {
-        "files_folded": state.fold(table, run),
-        "buckets_compacted": state.compact(table, run),
+    check = check_of(settings, table)
+    done = {"files_folded": state.fold(table, run), "buckets_compacted": state.compact(table, run)}
+    try:
         # Before the upkeep, which merges only what the view has.
-        "rows": refreshing.refresh(settings, table, run, unfit=unfit).rows,
-        **upkeep(settings, table, run),
-    }
+        done["rows"] = refreshing.refresh(settings, table, run, check, unfit).rows
+    except Unexpected:
+        upkeep(settings, table, run)
+        raise
+    return done | upkeep(settings, table, run)
 
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:

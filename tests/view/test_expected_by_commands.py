@@ -1,0 +1,45 @@
+"""`maintain` and `rebuild` publish no rows that are not as the table's entry expects them."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, settings_at, write
+from tests.support.settings import write_settings
+from writetime.cli.main import main
+from writetime.lake import state
+from writetime.lake.table import LakeTable
+
+NOT_NULL = {"type": "expect_column_values_to_not_be_null", "column": "v"}
+
+
+def published(table: LakeTable) -> list[int]:
+    return sorted(row["id"] for row in view_rows([table.view.read(["id"])]))
+
+
+@pytest.mark.parametrize("command", ["maintain", "rebuild"])
+def test_rows_that_are_not_as_expected_are_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    settings = settings_at(tmp_path / "lake")
+    entry = {"shop": {"items": {"expect": [NOT_NULL]}}}
+    write_settings(settings.model_copy(update={"tables": entry}), tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    table = new_table(tmp_path / "lake")
+
+    def ran() -> str:
+        answer = CliRunner().invoke(main, [command, "shop.items"])
+        return "" if answer.exit_code == 0 else answer.output + str(answer.exception)
+
+    add(table, [write(1, 1, 1, v="a")], 1)
+    assert not ran()
+    add(table, [write(2, 1, 2)], 2)
+    assert "rows are not as expected: `v` not null" in ran()
+    assert published(table) == [1]
+    # All else is done.
+    assert state.folded_version(table.state.load()) == table.changes.load().version
+    add(table, [write(2, 1, 3, v="b")], 3)
+    assert not ran()
+    assert published(table) == [1, 2]
