@@ -52,6 +52,21 @@ def test_it_follows_others(tmp_path: Path, is_long: bool) -> None:
     assert sorted(paths(kept.changes.load())) == sorted(paths(table.changes.load()))
 
 
+def test_a_number_first_asked_for_after_the_log_was_trimmed(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    table.changes.append([], "early", 7)
+    kept = deepcopy(table)
+    for number in range(50):
+        add(table, [write(number, 1, 5, v="a")], number)
+        kept.changes.load()
+    assert table.changes.trim_log(table.changes.load().version, 0, 0) > 40
+    now = kept.changes.load()
+    assert (now.transaction("early"), now.transaction("never"), now.transaction("test")) == (7, None, 49)
+    # A commit that removes files asks for the number of the last one.
+    state.fold(kept)
+    assert retention.trim_history(kept, views.time_now()) == 50
+
+
 @pytest.mark.parametrize("commits", [1, 3, 9])
 def test_it_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
     table = new_table(tmp_path)

@@ -11,12 +11,17 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from writetime.core.extras import WhenUsed
 from writetime.lake.buckets import ALL
 from writetime.lake.commits import Action
 from writetime.lake.parquet import PARTITION
 
 if TYPE_CHECKING:
     import deltalake
+    from deltalake import exceptions
+else:
+    # Agents import this module, and are installed without deltalake.
+    exceptions = WhenUsed("deltalake.exceptions")
 
 BUCKETS = "writetime.buckets"
 
@@ -64,10 +69,17 @@ class Opened:
         rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
         return {path: DataFile(path, _bucket(bucket), count, size, at * 1000) for path, bucket, count, size, at in rows}
 
-    def transaction(self, app_id: str) -> int | None:
-        """Return the number of the application's last transaction."""
+    def transaction(self, app_id: str, open_later: "Callable[[], deltalake.DeltaTable]") -> int | None:
+        """Return the number of the application's last transaction; it is the same in the version that `open_later`
+        opens.
+        """
         if app_id not in self._numbers:
-            self._numbers[app_id] = self.table.transaction_version(app_id)
+            try:
+                number = self.table.transaction_version(app_id)
+            except exceptions.DeltaError:
+                # delta-rs reads the log of this version, which may have been trimmed since.
+                number = open_later().transaction_version(app_id)
+            self._numbers[app_id] = number
         return self._numbers[app_id]
 
 
@@ -127,7 +139,9 @@ class TableVersion:
     def transaction(self, app_id: str) -> int | None:
         """Return the number of the application's last transaction."""
         found = self._numbers.get(app_id)
-        return self._opened.transaction(app_id) if found is None else found
+        if found is None:
+            found = self._opened.transaction(app_id, lambda: self._open_at(self.version))
+        return found
 
     def followed_by(self, actions: Sequence[Action]) -> "TableVersion | None":
         """Return the next version, by the actions of its commit; None if these change the table itself."""
