@@ -1,5 +1,6 @@
 """The files of the stream: few, whatever the number of batches, with the same events in the same order."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,16 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
-from writetime.lake import buckets, state, views
+from writetime.lake import buckets, retention, state, views
 from writetime.lake.buckets import ALL
-from writetime.lake.delta import BucketedTable, Conflict
-from writetime.lake.table import LakeTable, create_table
+from writetime.lake.checkpoints import read_checkpoint
+from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
+from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, stream
 from writetime.row_events.batches import batch_files, events_since, merged_to
 from writetime.row_events.changed_rows import position_of
@@ -213,3 +216,27 @@ def test_the_next_batch_reads_no_changes_of_those_before(tmp_path: Path, is_long
         assert all(len(levels) < state.FAN for levels in held.by_folder.values())
     stream.extend(table)
     assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_checkpoints_soon_forget_the_files_that_were_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    seen = batches(table, 15)
+    assert FORGET_REMOVED.items() <= table.row_events.load().properties.items()
+    # As in a stream of an earlier release, which gets the property with its next batch.
+    name, value = next(iter(FORGET_REMOVED.items()))
+    table.row_events.set_property(name, "interval 1 week")
+    seen += batches(table, 1, first=16)
+    assert table.row_events.load().properties[name] == value
+    # Hours later:
+    storage = table.row_events.storage
+    monkeypatch.setattr(stream, "FORGET_REMOVED", {name: "interval 0 hours"})
+    seen += batches(table, 4, first=17)
+    version = table.row_events.load().version
+    DeltaTable(storage.address).create_checkpoint()
+    assert read_checkpoint(storage, version, "remove") == (version, [])
+    for file in Path(storage.address).glob("*/batch-*.parquet"):
+        os.utime(file, (0, 0))
+    # They are deleted all the same.
+    assert len(retention.vacuum(table, 168)) >= 16
+    assert len(list(Path(storage.address).glob("*/batch-*.parquet"))) == len(table.row_events.load().files)
+    assert events(open_table(settings_at(tmp_path), table.name)) == seen

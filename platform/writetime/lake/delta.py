@@ -41,6 +41,10 @@ else:
 FORMAT = "writetime.format"
 VECTORS = "delta.enableDeletionVectors"
 """The property of a table that may have deletion vectors."""
+FORGET_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
+"""The property of a table whose checkpoints soon leave out files that were removed. A stream removes thousands per
+hour, and each checkpoint has all that it does not leave out. `vacuum` deletes such files by their own age.
+"""
 
 # Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
 # length of the log.

@@ -14,7 +14,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import commits
 from writetime.lake.checkpoints import read_checkpoint
 from writetime.lake.commits import Action
-from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict
+from writetime.lake.delta import ATTEMPTS, FORGET_REMOVED, VECTORS, BucketedTable, Conflict
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.vectors import Vector
 from writetime.lake.versions import DataFile, TableVersion, file_of
@@ -24,8 +24,6 @@ _VECTORS = "deletionVectors"
 _BASIC = frozenset({"appendOnly", "invariants"})
 # In each of our commits: a digest of the files that it leaves.
 _DIGEST = "writetime-files"
-# How long a checkpoint lists files and vectors that were removed. Each refresh removes as many as it marks files.
-_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 
 
 @dataclass(frozen=True)
@@ -185,8 +183,8 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
     """Return the actions about the table itself, which becomes one with vectors, or one without them."""
     if has_vectors(now) == vectors:
         return [commits.about(info)]
-    wanted = {name: value for name, value in now.properties.items() if name not in _REMOVED}
-    wanted |= {VECTORS: str(vectors).lower(), **(_REMOVED if vectors else {})}
+    wanted = {name: value for name, value in now.properties.items() if name not in FORGET_REMOVED}
+    wanted |= {VECTORS: str(vectors).lower(), **(FORGET_REMOVED if vectors else {})}
     metadata, protocol = now.table.metadata(), now.table.protocol()
     described = {
         "id": metadata.id,

@@ -22,7 +22,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
-from writetime.lake.delta import BucketedTable
+from writetime.lake.delta import FORGET_REMOVED, BucketedTable
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.lake_storage import Storage, lake_storage
@@ -33,9 +33,6 @@ from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
-# How long a checkpoint of `changes` lists files that were removed (`retention.trim_stream`). A stream removes thousands
-# per hour, and each checkpoint has them all.
-_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 # Transactions of the parts: the number of the table's generation (`lake.generation`), and a number that differs for
 # each table that was created with the name of an earlier one, 0 for the first.
 GENERATION, CREATED = "generation", "created"
@@ -275,7 +272,7 @@ def create_table(
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
-    properties = {**_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
+    properties = {**FORGET_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})

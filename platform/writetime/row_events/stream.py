@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.delta import BucketedTable, Conflict
+from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN
@@ -61,12 +61,16 @@ def create_stream(table: LakeTable) -> BucketedTable:
     delta = table.row_events
     changes = table.changes.load()
     schema = event_schema(table.schema(changes))
-    delta.create(schema, table.buckets, {})
+    delta.create(schema, table.buckets, FORGET_REMOVED)
     if has_other_table(table):
         delta.replace(delta.load(), [], schema, {CREATED: created_of(changes)})
     delta.add_fields(schema)
-    if (found := delta.load().properties[BUCKETS]) != str(table.buckets):
+    properties = delta.load().properties
+    if (found := properties[BUCKETS]) != str(table.buckets):
         raise WritetimeError(f"{delta.storage.address} has {found} buckets and the table {table.buckets}: restore it")
+    # Streams that earlier releases created do not have it.
+    for name, value in FORGET_REMOVED.items() - properties.items():
+        delta.set_property(name, value)
     return delta
 
 
