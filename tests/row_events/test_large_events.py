@@ -1,12 +1,14 @@
 """Row events of large rows: published like all others, in parts of a bounded size, or refused with the remedy."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.support.made import add, new_table, write
+from tests.support.made import SCHEMA, add, new_table, write
 from tests.support.messages import messages
 from tests.support.topics import alter_topic
 from writetime.clients.kafka import ensure_topics
@@ -93,3 +95,22 @@ def test_parts_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert sum(part.num_rows for _, part in found) == left
         assert all(part.nbytes <= 100_000 or part.num_rows == 1 for _, part in found)
         assert found[-1][0] == Reached(1, 510)
+
+
+def test_reads_are_bounded_in_bytes_where_long_values_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_PART_BYTES", 200_000)
+    table = new_table(tmp_path)
+    add(table, [write(1, n, 1, v="x" * 10_000) for n in range(500)], 1)
+    stream.extend(table)
+    read = []
+    by_batch = publish._by_batch
+
+    def noted(events: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        read.append(events.nbytes)
+        return by_batch(events)
+
+    monkeypatch.setattr(publish, "_by_batch", noted)
+    found = list(_parts(table.row_events.load(), table.row_events.storage, SCHEMA, Reached(0, 0)))
+    assert sum(part.num_rows for _, part in found) == 500
+    assert max(read) < 250_000
+    assert len(read) > 20

@@ -26,6 +26,8 @@ of the view do not see it.
 
 # This many rows show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10
+# Values are long if they have more bytes than this on average.
+_LONG_VALUE = 1 << 10
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
 
@@ -134,12 +136,18 @@ def deleted_if_refused(storage: Storage, files: Iterable[WrittenFile]) -> Iterat
 def _repeating(table: pa.Table) -> list[str]:
     """Return the Parquet columns whose values repeat, by the first rows.
 
-    Only those gain from a dictionary. For the others it makes files larger, and both writing and reading slower.
+    Only those gain from a dictionary. For the others it makes files larger, and both writing and reading slower. Long
+    values have none either: they would hide how large the rows are, as readers choose by sizes how much they read.
     """
     sample = table.slice(0, _SAMPLE_ROWS)
     leaves = [leaf for name in table.column_names for leaf in _leaves(name, sample[name].combine_chunks())]
     found = [(path, values[:_SAMPLE_ROWS].drop_null()) for path, values in leaves]
-    return [path for path, values in found if 2 * len(values.unique()) < len(values)]
+    return [path for path, values in found if not _are_long(values) and 2 * len(values.unique()) < len(values)]
+
+
+def _are_long(values: pa.Array) -> bool:
+    # The bytes of a dictionary are not those of these values.
+    return not pa.types.is_dictionary(values.type) and values.nbytes > _LONG_VALUE * len(values)
 
 
 def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
