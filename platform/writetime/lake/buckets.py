@@ -3,7 +3,8 @@
 The bucket of a token is its top bits, so a bucket is a token range, and SSTables, which are sorted by token, can be
 read by bucket without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
 
-Few rows are one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`.
+Few rows are one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`. Large rows are by
+bucket all the same, as a task and an Arrow array hold only so much.
 """
 
 from typing import TypeVar
@@ -20,6 +21,14 @@ ALL = -1
 
 FEW_ROWS = 1 << 12
 """Rows are few if they are fewer than this per bucket."""
+
+FEW_BYTES = 1 << 19
+"""Files have few bytes if they have at most this per bucket, as Parquet, and few enough for one task."""
+
+# An Arrow array of texts holds 2 GiB. LZ4 makes values up to 255 times smaller, and mostly 2 to 10 times.
+_MOST_FILE_BYTES = 64 << 20
+# In memory. Several such files are merged or packed in one task.
+_MOST_ROW_BYTES = 256 << 20
 
 
 def check_buckets(buckets: int) -> int:
@@ -43,9 +52,14 @@ def buckets_of(tokens: pa.Array | pa.ChunkedArray, buckets: int) -> np.ndarray:
     return (unsigned >> np.uint64(64 - bits)).astype(np.int32)
 
 
-def are_few(rows: int, buckets: int) -> bool:
-    """Return whether rows are one file of all buckets, and not one per bucket."""
-    return rows < FEW_ROWS * buckets
+def are_few(rows: int, buckets: int, size: int = 0) -> bool:
+    """Return whether rows, of a size in memory (bytes), are one file of all buckets, and not one per bucket."""
+    return rows < FEW_ROWS * buckets and size <= _MOST_ROW_BYTES
+
+
+def are_few_in_files(rows: int, buckets: int, size: int) -> bool:
+    """Return whether the rows of files, of a size as Parquet (bytes), are for one task, and not for one per bucket."""
+    return rows < FEW_ROWS * buckets and size <= min(FEW_BYTES * buckets, _MOST_FILE_BYTES)
 
 
 def bucket_of_few(tokens: pa.ChunkedArray, buckets: int) -> int:

@@ -90,12 +90,13 @@ def merge_files(
     return state
 
 
-def portions(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items together, in their order, up to `PORTION_BYTES`, or one larger item alone."""
+def portions(items: Iterable[T], size_of: Callable[[T], int], most: int | None = None) -> Iterator[list[T]]:
+    """Yield items together, in their order, up to `most` bytes (default `PORTION_BYTES`), or one larger item alone."""
+    most = PORTION_BYTES if most is None else most
     portion: list[T] = []
     size = 0
     for item in items:
-        if portion and size + size_of(item) > PORTION_BYTES:
+        if portion and size + size_of(item) > most:
             yield portion
             portion, size = [], 0
         portion.append(item)

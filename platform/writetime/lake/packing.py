@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import pyarrow as pa
+
 from writetime.changes.model import change_schema
-from writetime.lake.buckets import ALL
+from writetime.lake.buckets import ALL, are_few
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner
-from writetime.lake.parquet import READ_SOON, WrittenFile, read_files, sort, without_empty, write_rows
+from writetime.lake.merging import Runner, portions
+from writetime.lake.parquet import READ_SOON, WrittenFile, read_files, sort, split_by_bucket, without_empty, write_file
 from writetime.lake.retention import folded_changes, used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
@@ -26,6 +28,8 @@ FAN = 16
 
 # Larger files stay as they are, so that a task holds at most 16 times this much (bytes of Parquet).
 _LARGEST = 16 << 20
+# In memory. A text column of an Arrow array has at most 2 GiB.
+_SORTED_AT_ONCE = 1 << 30
 # Files of batches that wait to be used before they are packed all the same.
 _MOST_NEW = 4 * FAN
 _chosen = partial(levels_to_fold, fan=FAN)
@@ -33,7 +37,9 @@ _chosen = partial(levels_to_fold, fan=FAN)
 
 @dataclass(frozen=True)
 class _Pack:
-    """Write the rows of some files of one bucket, or of `ALL`, as one file; many rows of `ALL` as one per bucket."""
+    """Write the rows of some files of one bucket, or of `ALL`, as one file; many or large rows of `ALL` as one per
+    bucket, and more than Arrow sorts at once as several.
+    """
 
     bucket: int
     buckets: int
@@ -44,9 +50,22 @@ class _Pack:
 
     def run(self) -> list[WrittenFile]:
         fields = change_schema(self.schema)
-        rows = sort(read_files(self.storage, [file.path for file in self.files], fields))
-        packed = without_empty(rows)
-        return write_rows(self.storage, packed, self.bucket, self.buckets, self.prefix, layout=READ_SOON)
+        tables = read_files(self.storage, [file.path for file in self.files], fields)
+        found: dict[int, list[pa.Table]] = {self.bucket: tables}
+        few = are_few(sum(map(len, tables)), self.buckets, sum(table.nbytes for table in tables))
+        if self.bucket == ALL and not few:
+            found = {}
+            for bucket, part in (split for table in tables for split in split_by_bucket(table, self.buckets)):
+                found.setdefault(bucket, []).append(part)
+        return [
+            self._written(bucket, portion)
+            for bucket, parts in found.items()
+            for portion in portions(parts, lambda part: part.nbytes, _SORTED_AT_ONCE)
+        ]
+
+    def _written(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
+        rows = without_empty(sort(parts))
+        return write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=READ_SOON)
 
 
 def pack_batches(table: LakeTable, changes: TableVersion) -> int:

@@ -112,7 +112,7 @@ def write_rows(
     """
     if not table.num_rows:
         return []
-    if bucket != ALL or are_few(table.num_rows, buckets):
+    if bucket != ALL or are_few(table.num_rows, buckets, table.nbytes):
         parts: Iterable[tuple[int, pa.Table]] = [(bucket, table)]
     else:
         parts = split_by_bucket(table, buckets)

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.buckets import ALL, are_few
+from writetime.lake.buckets import ALL, are_few_in_files
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
 from writetime.lake.delta import ATTEMPTS, Conflict
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
@@ -55,11 +55,16 @@ def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> di
 
 
 def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int, list[DataFile]]:
-    """Return files by bucket, or, if they have few rows, all files as those of `ALL`: one task costs less than many."""
+    """Return files by bucket, or, if they are small, all files as those of `ALL`: one task costs less than many."""
     every = distinct(found)
-    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets):
+    if len(found) > 1 and are_small(every, buckets):
         return {ALL: every}
     return {bucket: list(files) for bucket, files in found.items()}
+
+
+def are_small(files: Sequence[DataFile], buckets: int) -> bool:
+    """Return whether files have few rows, in few bytes."""
+    return are_few_in_files(sum(file.rows for file in files), buckets, sum(file.size for file in files))
 
 
 def distinct(found: Mapping[int, Sequence[DataFile]]) -> list[DataFile]:

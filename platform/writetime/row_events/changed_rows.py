@@ -20,7 +20,7 @@ from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
-from writetime.lake.state import contents, distinct, files_since, folded_version, generation_of, pending
+from writetime.lake.state import are_small, contents, distinct, files_since, folded_version, generation_of, pending
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import expiring_places, first_places
 from writetime.lake.versions import TableVersion, by_bucket
@@ -208,7 +208,7 @@ def next_rows(
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = reshaped(schema_before, schema)
     every = distinct(new)
-    few = not everything and are_few(sum(file.rows for file in every), table.buckets)
+    few = not everything and are_small(every, table.buckets)
     if few:
         # One task costs less than many.
         old, new = {ALL: of_state.contents(ALL, distinct(waiting))}, {ALL: every}

@@ -1,0 +1,64 @@
+"""Large rows go by bucket even where they are few, as a task and an Arrow array hold only so much."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
+from writetime.lake import buckets, packing, state, views
+from writetime.lake.buckets import ALL
+from writetime.lake.table import LakeTable
+from writetime.row_events import stream
+
+
+def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
+    """Add rows of 64 KiB that do not compress well."""
+    chooser = random.Random(number)
+    add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)
+
+
+def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
+    state.fold(table)
+    stream.extend(table)
+    assert {file.bucket for file in table.state.load().files} == {ALL}
+    for number in range(1, 9):
+        add_large(table, number)
+    assert {file.bucket for file in table.changes.load().files} == {ALL}
+    stream.extend(table)
+    assert state.fold(table) == 8
+    assert {file.bucket for file in table.state.load().files} == {ALL, 0, 1, 2, 3}
+    assert {file.bucket for file in table.row_events.load().files} == {0, 1, 2, 3}
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 4 << 20)
+    monkeypatch.setattr(packing, "_SORTED_AT_ONCE", 1 << 20)
+    table = new_table(tmp_path)
+    for number in range(1, 17):
+        add_large(table, number)
+    before = view_rows(views.virtual(table))
+    assert packing.pack_batches(table, table.changes.load()) == 16
+    files = table.changes.load().files
+    assert {file.bucket for file in files} == {0, 1, 2, 3}
+    assert max(file.size for file in files) < 2 << 20
+    assert packing.pack_batches(table, table.changes.load()) == 0
+    assert view_rows(views.virtual(table)) == before
+
+
+def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 1 << 20)
+    table = new_table(tmp_path)
+    for number in range(1, 5):
+        add_large(table, number)
+        state.fold(table)
+    before = view_rows(views.virtual(table))
+    assert {file.bucket for file in table.state.load().files} == {ALL}
+    assert state.compact(table) == 1
+    assert {file.bucket for file in table.state.load().files} == {0, 1, 2, 3}
+    assert view_rows(views.virtual(table)) == before
