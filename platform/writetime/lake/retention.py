@@ -1,6 +1,7 @@
 """Keeps the lake small: old changes are merged with one another, and files that no version needs are deleted."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake.delta import BucketedTable
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source, merge_files
@@ -76,43 +78,47 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 
 def used_changes(table: LakeTable) -> TableVersion | None:
-    """Return the version of `changes` that the state, the row events and the view all have already; None before the
-    first fold, or if the log of that version is gone.
+    """Return the version of `changes` that the state, the row events and the view all have already, of those that can
+    go on from where they are; None if none can.
 
-    Files that it has may be merged under a name with its number: nothing reads them again as new changes. Row events
-    or a view that are too far behind to go on do not count.
+    Files that it has may be merged under a name with its number: nothing reads them again as new changes.
     """
-    return _opened(table, _needed_changes(table)) or folded_changes(table)
+    rows = table.row_events.find()
+    followed = [rows and rows.transaction(ROWS_CHANGES), table.view.load().transaction(VIEW_CHANGES)]
+    return _oldest(table.changes, [folded_version(table.state.load()), *followed])
 
 
 def folded_changes(table: LakeTable) -> TableVersion | None:
     """Return the version of `changes` that the state has; None before the first fold, or if its log is gone."""
-    return _opened(table, folded_version(table.state.load()))
+    return _oldest(table.changes, [folded_version(table.state.load())])
 
 
-def _opened(table: LakeTable, version: int | None) -> TableVersion | None:
-    if version is None:
-        return None
-    try:
-        return table.changes.load(version)
-    except Transient:
-        raise
-    except WritetimeError:
-        return None
+def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion | None:
+    """Return the oldest of these versions of which the log is there; None if there is none. What is at an earlier one
+    cannot go on from it, so nothing is kept for that.
+    """
+    for version in sorted({version for version in versions if version is not None}):
+        try:
+            return part.load(version)
+        except Transient:
+            raise
+        except WritetimeError:
+            continue
+    return None
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:
     """Delete what a stream of batches leaves behind in `changes`: files that were replaced over an hour ago, and
     the log from before. It costs time in proportion to what it deletes, and to the log of an hour.
 
-    While the next step of row events or of the state begins at an earlier version, its files and its log stay, but no
-    log for longer than `most_hours`.
+    While the next step of row events, the view or the state begins at an earlier version, its files and its log stay,
+    but no log for longer than `most_hours`, and no file for a step that is behind the log.
     """
-    needed = _needed_changes(table)
+    needed = used_changes(table)
     changes = table.changes.load()
-    if needed is None or _committed_after(table, needed, time.time() - 3600 * STREAM_HOURS):
+    if needed is None or _committed_after(table, needed.version, time.time() - 3600 * STREAM_HOURS):
         changes.table.vacuum(STREAM_HOURS, dry_run=False, enforce_retention_duration=False, full=False)
-    table.changes.trim_log(changes.version if needed is None else needed, STREAM_HOURS, most_hours)
+    table.changes.trim_log((needed or changes).version, STREAM_HOURS, most_hours)
 
 
 def trim_logs(table: LakeTable, most_hours: float) -> None:
@@ -120,23 +126,13 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
     rows = table.row_events.find()
     states = [rows and rows.transaction(ROWS_STATE), table.view.load().transaction(VIEW_STATE)]
     needed = {
-        table.changes: _needed_changes(table),
-        table.state: min((version for version in states if version is not None), default=None),
+        table.changes: used_changes(table),
+        table.state: _oldest(table.state, states),
         table.view: None,
         **({table.row_events: None} if rows else {}),
     }
     for part, version in needed.items():
-        part.trim_log(part.load().version if version is None else version, STREAM_HOURS, most_hours)
-
-
-def _needed_changes(table: LakeTable) -> int | None:
-    """Return the oldest version of `changes` that a later step opens, that of the state, of the row events or of the
-    view; None if there is none.
-    """
-    rows = table.row_events.find()
-    followed = [rows and rows.transaction(ROWS_CHANGES), table.view.load().transaction(VIEW_CHANGES)]
-    versions = [folded_version(table.state.load()), *followed]
-    return min((version for version in versions if version is not None), default=None)
+        part.trim_log((version or part.load()).version, STREAM_HOURS, most_hours)
 
 
 def _committed_after(table: LakeTable, version: int, seconds: float) -> bool:
