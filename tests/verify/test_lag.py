@@ -58,7 +58,12 @@ def test_cells_that_were_all_written_later() -> None:
     assert lag(side(row(v="a")), side(row(v="a", w=2)), v=_FUTURE, w=_NEW).lagging.tolist() == [True]
 
 
-@pytest.mark.parametrize(("other", "lags"), [(_NEW, True), (_OLD, False), (_FUTURE, False), (NO_TIME, False)])
+@pytest.mark.parametrize(
+    ("other", "lags"),
+    [(_NEW, True), (_OLD, False), (_FUTURE, False), (NO_TIME, False)],
+    # Each process of the tests has other times.
+    ids=["new", "old", "future", "none"],
+)
 def test_the_newest_write_of_the_row_counts_if_no_cell_that_differs_has_a_time(other: int, lags: bool) -> None:
     deleted = lag(side(row(v="a", w=1)), side(row(w=1)), w=other)
     assert deleted.lagging.tolist() == [lags]
