@@ -15,8 +15,8 @@ def test_the_benchmark_of_rows_finds_no_difference_and_prints_each_kind_of_batch
         _, _, text = done.stdout.partition(f"{shape}, 2,000 rows: ")
         titles = [line.strip() for line in text.splitlines()[1:11:2]]
         assert titles == [
-            "updates of 200 rows",
             "updates of 100 rows",
+            "updates of 200 rows",
             "deletions of 200 rows",
             "200 rows expire, 200 are written with a TTL",
             "updates of 200 rows, 1 % of them late",

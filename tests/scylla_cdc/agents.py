@@ -1,6 +1,7 @@
 """Agents of logs: how far they are, and what the lake has of it."""
 
 import json
+import random
 import struct
 import time
 import urllib.request
@@ -11,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tests.scylla_cdc.conftest import Logged
-from tests.scylla_cdc.databases import CdcDatabase, now
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.logs import origins
 from tests.scylla_cdc.writer import Group
 from tests.support import answers
@@ -107,3 +108,16 @@ def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
     data = struct.pack(">i", key)
     rows: list[dict[str, bytes | None]] = [{"operation": b"\x02", "ttl": None, "p": data, "v": data}]
     table.origins += cdc.log(table.schema, [Group(data, at, rows)], table.sets, key)
+
+
+def follow(cdc: CdcDatabase, table: Logged, seconds: int) -> None:
+    """Give a table streams that began some seconds ago."""
+    table.sets = [stream_set(random.Random(1), now() - seconds * SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(table.schema, table.sets)
+
+
+def truncate(cdc: CdcDatabase, table: Logged) -> None:
+    """Truncate a table, and record what ScyllaDB would."""
+    cdc.session.execute(f"TRUNCATE {table.schema.full_name}")
+    query = f"INSERT INTO {cdc.settings.scylla_cdc.truncations} (table_uuid, shard, truncated_at) VALUES (%s, 0, %s)"
+    cdc.session.execute(query, [table.schema.id, now() // 1000])

@@ -20,6 +20,7 @@ from tests.scylla_cdc.agents import (
     reached,
     settings_for,
     source_of,
+    truncate,
     wait_for_metrics,
     wait_until,
 )
@@ -251,13 +252,6 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
     assert sum(count for origin, count in found.items() if not origin.startswith("0x")) == 102
     assert_view(settings, late)
     assert captured_until(open_table(settings, name).changes.load()) > 0
-
-
-def truncate(cdc: CdcDatabase, table: Logged) -> None:
-    """Truncate a table, and record what ScyllaDB would."""
-    cdc.session.execute(f"TRUNCATE {table.schema.full_name}")
-    query = f"INSERT INTO {cdc.settings.scylla_cdc.truncations} (table_uuid, shard, truncated_at) VALUES (%s, 0, %s)"
-    cdc.session.execute(query, [table.schema.id, now() // 1000])
 
 
 def test_a_table_that_is_truncated(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:

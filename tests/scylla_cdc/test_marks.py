@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.scylla_cdc.agents import insert, settings_for, wait_until
+from tests.scylla_cdc.agents import follow, insert, settings_for, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
-from tests.scylla_cdc.test_named_snapshots import follow
 from tests.support.programs import agent
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.scylla_cdc.offsets import Offset

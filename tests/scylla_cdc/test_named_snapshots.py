@@ -1,6 +1,5 @@
 """Snapshots that an operator took and named: which of them the agent publishes, and which of their rows count."""
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.scylla_cdc.agents import assert_view, insert, land, settings_for, source_of, wait_until
+from tests.scylla_cdc.agents import assert_view, follow, insert, land, settings_for, source_of, truncate, wait_until
 from tests.scylla_cdc.conftest import Logged
-from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
-from tests.scylla_cdc.test_agent import truncate
+from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from tests.support.recordings import SCYLLA
 from tests.support.waiting import wait_for
@@ -26,12 +24,6 @@ from writetime.scylla_cdc.source import open_source
 from writetime.wire.watermarks import TableMark, WatermarkTopic
 
 RECORDED = str(SCYLLA / "rec101" / "Tab2.sstables")
-
-
-def follow(cdc: CdcDatabase, table: Logged, seconds: int) -> None:
-    """Give a table streams that began some seconds ago."""
-    table.sets = [stream_set(random.Random(1), now() - seconds * SECOND, [0, (1 << 63) - 1])]
-    cdc.announce_tablets(table.schema, table.sets)
 
 
 def naming(settings: Settings, table: Logged, folders: Sequence[Path]) -> Settings:

@@ -269,8 +269,8 @@ def _check_clock(session: Session) -> None:
     """
     query = "SELECT toUnixTimestamp(now()) AS at FROM system.local"
     before = now()
-    found = retried(lambda: session.execute(query).one(), query)
-    ahead, behind = before - found.at * 1000, found.at * 1000 - now()
+    [(milliseconds,)] = retried(lambda: list(session.execute(query)), query)
+    ahead, behind = before - milliseconds * 1000, milliseconds * 1000 - now()
     if max(ahead, behind) > _CLOCK_DIFFERENCE:
         by = f"{max(ahead, behind) / 1e6:.1f} seconds {'ahead of' if ahead > 0 else 'behind'}"
         raise LogError(
