@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from tests.follow.waiting import wait_for
-from tests.support.following import following, is_done, shown
+from tests.support.following import following, has_published, is_done, shown
 from tests.support.made import add, write
 from tests.support.messages import decoded
 from tests.support.programs import Program
@@ -24,7 +24,6 @@ from writetime.follow.program import Follower
 from writetime.lake import state
 from writetime.lake.table import LakeTable, is_in_lake, open_table
 from writetime.landing import landing
-from writetime.row_events.publish import published_since
 from writetime.schema.table import DroppedColumn
 from writetime.wire.topic_names import row_events_topic
 
@@ -35,16 +34,14 @@ def test_from_kafka_to_events_and_view(settings: Settings) -> None:
         wait_for(lambda: all(is_done(settings, name, 3) for name in (first, second)))
         publish(settings, schema_of(settings, "a"), *range(2, 40))
         wait_for(lambda: is_done(settings, first, 39))
-        assert published_since(settings, first, {}, 39) == 39
-        assert published_since(settings, second, {}, 3) == 3
+        wait_for(lambda: has_published(settings, first, 39) and has_published(settings, second, 3))
     events = decoded(settings, row_events_topic(first))
     assert sorted(event["after"]["id"] for event in events if event["kind"] == "CREATE") == list(range(1, 40))
     assert set(reports(settings)[first].steps) == {"row events", "publishing", "view", "upkeep"}
     # What it left is what another one continues from.
     with following(settings, first):
         publish(settings, schema_of(settings, "a"), 50)
-        wait_for(lambda: is_done(settings, first, 40))
-    assert published_since(settings, first, {}, 40) == 40
+        wait_for(lambda: is_done(settings, first, 40) and has_published(settings, first, 40))
 
 
 def test_data_expires_without_a_change(settings: Settings) -> None:
@@ -58,7 +55,7 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
     with following(settings, schema.full_name):
         wait_for(lambda: len(shown(settings, schema.full_name)) == 2)
         wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
-        assert published_since(settings, schema.full_name, {}, 3) == 3
+        wait_for(lambda: has_published(settings, schema.full_name, 3))
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
     assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
 
@@ -81,7 +78,7 @@ def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: b
         send(settings, schema, *rows)
         wait_for(lambda: len(shown(settings, schema.full_name)) > 1)
         wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
-        wait_for(lambda: published_since(settings, schema.full_name, {}, 2 * count + 1) == 2 * count + 1)
+        wait_for(lambda: has_published(settings, schema.full_name, 2 * count + 1))
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
     assert (kinds.count("CREATE"), kinds.count("DELETE")) == (count + 1, count)
 
@@ -96,7 +93,7 @@ def test_a_schema_alone_reaches_events_and_view(settings: Settings) -> None:
         v = next(column for column in schema.regular if column.name == "v")
         send(settings, replace(schema, dropped=(DroppedColumn("v", v.type, False, 6),)))
         wait_for(lambda: "'1'" not in str(shown(settings, name)))
-        wait_for(lambda: published_since(settings, name, {}, 6) == 6)
+        wait_for(lambda: has_published(settings, name, 6))
     values = [(event["kind"], event["after"]["v"]) for event in decoded(settings, row_events_topic(name))]
     assert sorted(values, key=str) == [*[("CREATE", str(i)) for i in (1, 2, 3)], *[("UPDATE", None)] * 3]
 
@@ -116,7 +113,7 @@ def test_a_step_that_is_no_longer_wanted_holds_no_state(
         wait_for(lambda: is_done(settings, name, 13))
         table = open_table(settings, name)
         wait_for(lambda: state.files_since(table, table.changes.load(), state.folded_version(table.state.load())) == [])
-    assert published_since(settings, name, {}, 3) == 3
+    assert has_published(settings, name, 3)
 
 
 @pytest.mark.parametrize("step", ["extend", "refresh", "EventPublisher"])
@@ -142,7 +139,7 @@ def test_a_step_that_fails_stops_no_other_table(
         assert is_in_lake(settings, bad)
         works.set()
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
-        assert published_since(settings, bad, {}, 3) == 3
+        assert has_published(settings, bad, 3)
     assert sum("a bug" in record.message for record in caplog.records if record.name == steps.__name__) == 1
 
 
@@ -180,7 +177,7 @@ def test_a_backlog_lands_in_several_turns(
         wait_for(lambda: is_done(settings, name, 53))
         wait_for(lambda: not follower.tables[name].landing.is_behind)
         assert follower.tables[name].landing.rows == 53
-    assert published_since(settings, name, {}, 53) == 53
+        wait_for(lambda: has_published(settings, name, 53))
     assert len([record for record in caplog.records if f" changes of {name} landed" in record.getMessage()]) > 2
 
 
@@ -198,7 +195,7 @@ def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> No
                 publish(settings, schema_of(settings, name), 10, 20)
             wait_for(lambda: follower.tables[bad].view.report.unexpected)
             wait_for(lambda: is_done(settings, good, 5))
-            assert published_since(settings, bad, {}, 5) == 5
+            wait_for(lambda: has_published(settings, bad, 5))
             assert len(shown(settings, bad)) == 3
             wait_for(lambda: reports(settings)[bad].steps["view"].unexpected)
             assert [alert["title"] for alert in posted] == [f"{bad}: view fails, and is tried again"]
@@ -232,7 +229,7 @@ def test_a_large_batch_runs_in_spark(settings: Settings, spark: SparkSession) ->
             jobs.append(len(tracker.getJobIdsForGroup(None)))
             # Few changes.
             publish(settings, schema_of(settings, "a"), 50)
-            wait_for(lambda: is_done(settings, name, 34))
+            wait_for(lambda: is_done(settings, name, 34) and has_published(settings, name, 34))
             jobs.append(len(tracker.getJobIdsForGroup(None)))
         finally:
             stop.set()
@@ -244,7 +241,6 @@ def test_a_large_batch_runs_in_spark(settings: Settings, spark: SparkSession) ->
     feeding.join()
     first, large, few = jobs
     assert first < large == few
-    assert published_since(settings, name, {}, 34) == 34
 
 
 def reports_soon(settings: Settings, table: str, step: str) -> str | None:
@@ -261,8 +257,7 @@ def test_two_at_once_do_no_harm(settings: Settings) -> None:
             for name in ("a", "b"):
                 publish(settings, schema_of(settings, name), *range(first, first + 10))
         wait_for(lambda: all(is_done(settings, name, 53) for name in names), 120)
-        for name in names:
-            assert published_since(settings, name, {}, 53) == 53
+        wait_for(lambda: all(has_published(settings, name, 53) for name in names))
     for name in names:
         events = decoded(settings, row_events_topic(name))
         assert len({event["event_id"] for event in events}) == len(events) == 53
@@ -280,8 +275,7 @@ def test_killed_again_and_again(settings: Settings, tmp_path: Path, is_long: boo
             wait_for(lambda count=count: is_in_lake(settings, name) and len(shown(settings, name)) > count - 20)
             program.kill()
             wait_for(lambda kills=kills: sum(program.ends.values()) >= kills)
-        wait_for(lambda: is_done(settings, name, count))
-        assert published_since(settings, name, {}, count) == count
+        wait_for(lambda: is_done(settings, name, count) and has_published(settings, name, count))
     finally:
         program.end()
     table = open_table(settings, name)

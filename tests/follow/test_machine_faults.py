@@ -9,7 +9,7 @@ import pytest
 
 from tests.follow.waiting import wait_for
 from tests.support.disks import fill, small_disk
-from tests.support.following import following, is_done, shown
+from tests.support.following import following, has_published, is_done, shown
 from tests.support.made import write
 from tests.support.messages import decoded
 from tests.support.object_store import BUCKET, ObjectStore
@@ -17,7 +17,6 @@ from tests.support.published import publish, published, schema_of, send
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.follow.program import Follower
-from writetime.row_events.publish import published_since
 from writetime.wire.topic_names import row_events_topic
 
 
@@ -34,7 +33,7 @@ def faults_of(follower: Follower, name: str) -> list[str]:
 
 
 def assert_each_event_once(settings: Settings, name: str, count: int) -> None:
-    wait_for(lambda: published_since(settings, name, {}, count) == count)
+    wait_for(lambda: has_published(settings, name, count))
     events = decoded(settings, row_events_topic(name))
     assert len({event["event_id"] for event in events}) == len(events) == count
 

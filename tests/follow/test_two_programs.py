@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.follow.waiting import wait_for
-from tests.support.following import following, is_done
+from tests.support.following import following, has_published, is_done
 from tests.support.messages import decoded
 from tests.support.published import publish, published, schema_of
 from tests.support.webhooks import receiving
@@ -20,7 +20,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
 from writetime.landing.following import Tables, ends_of
 from writetime.row_events import publish as publishing
-from writetime.row_events.publish import EventPublisher, Fenced, published_since
+from writetime.row_events.publish import EventPublisher, Fenced
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 
@@ -50,7 +50,7 @@ class Program:
 
 
 def assert_each_event_once(settings: Settings, name: str, count: int) -> None:
-    wait_for(lambda: published_since(settings, name, {}, count) == count)
+    wait_for(lambda: has_published(settings, name, count))
     events = decoded(settings, row_events_topic(name))
     assert len({event["event_id"] for event in events}) == len(events) == count
 
@@ -122,7 +122,7 @@ def change(settings: Settings, names: list[str], row: int, rows: int) -> None:
         publish(settings, schema_of(settings, name.split(".")[1]), row)
     for name in names:
         wait_for(lambda name=name: is_done(settings, name, rows))
-        wait_for(lambda name=name: published_since(settings, name, {}, rows) == rows)
+        wait_for(lambda name=name: has_published(settings, name, rows))
 
 
 def assert_nothing_failed(follower: Follower) -> None:

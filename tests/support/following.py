@@ -10,6 +10,7 @@ from writetime.core.config import Settings
 from writetime.follow.program import Follower
 from writetime.lake import views
 from writetime.lake.table import is_in_lake, open_table
+from writetime.row_events.publish import published_since
 
 
 @contextmanager
@@ -46,3 +47,8 @@ def is_done(settings: Settings, name: str, rows: int) -> bool:
     """Whether the compacted view has so many rows, and those of the virtual view."""
     found = shown(settings, name)
     return len(found) == rows and found == computed(settings, name)
+
+
+def has_published(settings: Settings, name: str, events: int) -> bool:
+    """Whether the topic has so many row events. The view may be refreshed first: each step has its own time."""
+    return published_since(settings, name, {}, events) == events
