@@ -1,10 +1,8 @@
 """`writetime view KS.TABLE`."""
 
-import functools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 import pyarrow as pa
@@ -20,14 +18,11 @@ from writetime.lake import views
 from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
-from writetime.lookup.conditions import TOKEN, conditions_of, with_token_column
+from writetime.lookup.conditions import TOKEN, conditions_of, database, with_token_column
 from writetime.lookup.keys import ALL_TOKENS, label, places_of_condition
 from writetime.lookup.reading import Reader, Rows
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import TableSchema
-
-if TYPE_CHECKING:
-    import duckdb
 
 
 @click.command()
@@ -117,20 +112,10 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
     number = next(name for name in candidates("writetime_row") if name not in taken)
     numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
     try:
-        chosen = _database().from_arrow(numbered).filter(where).order(number).project(number)
+        chosen = database().from_arrow(numbered).filter(where).order(number).project(number)
         return rows.take(chosen.fetch_arrow_table()[number])
     except duckdb.Error as e:
         raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
-
-
-@functools.cache
-def _database() -> "duckdb.DuckDBPyConnection":
-    import duckdb
-
-    database = duckdb.connect()
-    # A condition must not have another meaning on a machine of another zone.
-    database.execute("SET TimeZone = 'UTC'")
-    return database
 
 
 def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:

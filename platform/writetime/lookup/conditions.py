@@ -4,16 +4,22 @@ DuckDB parses the condition. Only parts that are joined by AND, and that compare
 the rows that a condition is true for are among those that the parts allow; the condition itself decides about each.
 """
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from writetime.schema.names import fold
+
+if TYPE_CHECKING:
+    import duckdb
 
 TOKEN = "token"
 _LOW = {"COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO"}
 _HIGH = {"COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO"}
+# Types of literals that are texts of a type, such as DATE '2026-11-01'.
+_CAST = {"BLOB", "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,39 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
         found.bounds[name] = Bounds(lows[0] if lows else None, highs[0] if highs else None)
     tokens = found.bounds.pop(f"{TOKEN}()", None)
     return Conditions(found.allowed, found.bounds, tokens)
+
+
+@functools.cache
+def database() -> "duckdb.DuckDBPyConnection":
+    """Return a DuckDB in memory that takes times without a zone as UTC: a condition must not have another meaning on a
+    machine of another zone.
+    """
+    import duckdb
+
+    made = duckdb.connect()
+    made.execute("SET TimeZone = 'UTC'")
+    return made
+
+
+def evaluated(literals: Sequence[Literal], expression: str) -> list[Any] | None:
+    """Return what DuckDB makes of literals by an expression of `{}`, in any order; None if it fails for one, or finds
+    null.
+    """
+    import duckdb
+
+    texts: dict[str, list[Any]] = {}
+    for literal in literals:
+        texts.setdefault(literal.kind, []).append(literal.value)
+    found: list[Any] = []
+    for kind, values in texts.items():
+        result = expression.format(f"CAST(text AS {kind})")
+        try:
+            rows = database().execute(f"SELECT {result} FROM (SELECT unnest(?) AS text)", [values]).fetchall()
+        except duckdb.Error:
+            # The condition meets the same error.
+            return None
+        found += [value for (value,) in rows]
+    return None if None in found else found
 
 
 def with_token_column(where: str, partition_key: list[str], name: str) -> str | None:
@@ -161,6 +200,9 @@ def _column(node: Any) -> str | None:
 
 
 def _literal(node: Any) -> Literal | None:
+    if node["class"] == "CAST" and node["cast_type"]["id"] in _CAST:
+        text = _literal(node["child"])
+        return Literal(node["cast_type"]["id"], text.value) if text and text.kind == "VARCHAR" else None
     if node["class"] != "CONSTANT" or node["value"]["is_null"]:
         return None
     return Literal(node["value"]["type"]["id"], node["value"]["value"])

@@ -13,7 +13,7 @@ import pyarrow as pa
 from writetime.changes.position import AFTER, BEFORE, position_encoder
 from writetime.core.arrow import numbers
 from writetime.lake.places import Places, TokenRange, in_order
-from writetime.lookup.conditions import Bounds, Conditions, Literal
+from writetime.lookup.conditions import Bounds, Conditions, Literal, evaluated
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.names import fold
 from writetime.schema.serialise import partition_key, serialiser
@@ -28,10 +28,20 @@ _TEXTS = ("VARCHAR",)
 _ONE_FORM: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), _INTEGERS),
     **dict.fromkeys(("ascii", "text", "uuid", "timeuuid"), _TEXTS),
-    **dict.fromkeys(("blob", "date", "time", "timestamp"), ()),
+    "blob": (*_TEXTS, "BLOB"),
+    "date": (*_TEXTS, "DATE"),
+    "timestamp": (*_TEXTS, "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"),
+    # DuckDB compares microseconds.
+    "time": (),
+}
+# How DuckDB reads a literal of these types: days, and microseconds, since 1970.
+_READ = {
+    "blob": "CAST({} AS BLOB)",
+    "date": "CAST({} AS DATE) - DATE '1970-01-01'",
+    "timestamp": "epoch_us(CAST({} AS TIMESTAMPTZ))",
 }
 # Of these, DuckDB has the order of the database.
-_SAME_ORDER = ("tinyint", "smallint", "int", "bigint", "ascii", "text")
+_SAME_ORDER = ("tinyint", "smallint", "int", "bigint", "ascii", "text", *_READ)
 # A condition that allows more keys is not looked up by them.
 _MOST = 10_000
 ALL_TOKENS = TokenRange(-(1 << 63), (1 << 63) - 1)
@@ -93,14 +103,22 @@ def _is_named(column: Column, keys: pa.Table) -> bool:
 
 def _allowed(conditions: Conditions, column: Column) -> list[Any] | None:
     """Return the values that a column may have, if the condition names them, and the column can hold them."""
-    values, kinds = conditions.allowed.get(fold(label(column))), _literals(column)
-    if values is None or kinds is None or any(value.kind not in kinds for value in values):
+    literals = conditions.allowed.get(fold(label(column)))
+    return None if literals is None else _values(literals, column)
+
+
+def _values(literals: Sequence[Literal], column: Column) -> list[Any] | None:
+    """Return the values of literals, in any order; None if the column is compared with others, or cannot hold them."""
+    kinds = _literals(column)
+    if kinds is None or any(literal.kind not in kinds for literal in literals):
         return None
+    read = _READ.get(column.type.name) if isinstance(column.type, Native) else None
+    values = [each.value for each in literals] if read is None else evaluated(literals, read)
     try:
-        return pa.array([value.value for value in values], arrow_type(column.type)).to_pylist()
+        pa.array(values or [], arrow_type(column.type))
     except (pa.ArrowInvalid, OverflowError):
-        # A number that the column cannot hold.
         return None
+    return values
 
 
 def _literals(column: Column) -> tuple[str, ...] | None:
@@ -138,15 +156,11 @@ def _ends(bounds: Bounds | None, column: Column) -> tuple[list[bytes], list[byte
 
 
 def _bound(literal: Literal | None, column: Column) -> list[bytes]:
-    kinds = _literals(column) if isinstance(column.type, Native) and column.type.name in _SAME_ORDER else None
-    if literal is None or kinds is None or literal.kind not in kinds:
+    if literal is None or not isinstance(column.type, Native) or column.type.name not in _SAME_ORDER:
         return []
-    try:
-        (found,) = _serialised(pa.array([literal.value], arrow_type(column.type)), column)
-    except (pa.ArrowInvalid, OverflowError):
-        # A number that the column cannot hold.
-        return []
-    return [] if found is None else [found]
+    values = _values([literal], column)
+    found = _serialised(pa.array(values, arrow_type(column.type)), column) if values else []
+    return [each for each in found if each is not None]
 
 
 def _serialised(values: pa.Array, column: Column) -> list[bytes | None]:
