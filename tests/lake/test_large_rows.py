@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.event_replay import replayed
-from tests.support.lake_answers import view_rows
-from tests.support.made import add, new_table, write
+from tests.support.lake_answers import unordered, view_rows
+from tests.support.made import add, new_table, settings_at, write
+from tests.support.view_readers import by_query
 from writetime.lake import buckets, packing, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
+from writetime.view import view_packing
+from writetime.view.refreshing import refresh
 
 
 def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
@@ -38,7 +41,7 @@ def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path) -> None:
 
 def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 4 << 20)
-    monkeypatch.setattr(packing, "_SORTED_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(packing, "SORTED_AT_ONCE", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 17):
         add_large(table, number)
@@ -62,3 +65,18 @@ def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.Monk
     assert state.compact(table) == 1
     assert {file.bucket for file in table.state.load().files} == {0, 1, 2, 3}
     assert view_rows(views.virtual(table)) == before
+
+
+def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 4 << 20)
+    monkeypatch.setattr(view_packing, "SORTED_AT_ONCE", 1 << 20)
+    settings, table = settings_at(tmp_path), new_table(tmp_path)
+    for number in range(1, 10):
+        add_large(table, number)
+        refresh(settings, table)
+    files = table.view.load().files
+    assert {file.bucket for file in files} == {0, 1, 2, 3}
+    # What is sorted at once, and its places.
+    assert max(file.size for file in files) < 2 << 20
+    names = [column.label for column in table.schema().columns]
+    assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))

@@ -26,10 +26,11 @@ from writetime.schema.table import TableSchema
 FAN = 16
 """The number of files of one size that become one."""
 
+SORTED_AT_ONCE = 1 << 30
+"""How much is sorted at once at most (bytes in memory). A text column of an Arrow array has at most 2 GiB."""
+
 # Larger files stay as they are, so that a task holds at most 16 times this much (bytes of Parquet).
 _LARGEST = 16 << 20
-# In memory. A text column of an Arrow array has at most 2 GiB.
-_SORTED_AT_ONCE = 1 << 30
 # Files of batches that wait to be used before they are packed all the same.
 _MOST_NEW = 4 * FAN
 _chosen = partial(levels_to_fold, fan=FAN)
@@ -60,7 +61,7 @@ class _Pack:
         return [
             self._written(bucket, portion)
             for bucket, parts in found.items()
-            for portion in portions(parts, lambda part: part.nbytes, _SORTED_AT_ONCE)
+            for portion in portions(parts, lambda part: part.nbytes, SORTED_AT_ONCE)
         ]
 
     def _written(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:

@@ -5,6 +5,7 @@ more than a twentieth is marked is written again without these rows. So each row
 times at most for each time that it changes, and a reader reads few files with few marked rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,8 @@ from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.delta import Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
-from writetime.lake.merging import Runner
+from writetime.lake.merging import Runner, portions
+from writetime.lake.packing import SORTED_AT_ONCE
 from writetime.lake.parquet import PLACE, WrittenFile, conform
 from writetime.lake.state import levels_to_fold
 from writetime.lake.table import LakeTable, view_schema
@@ -35,7 +37,9 @@ _SHARE = 20
 
 @dataclass(frozen=True)
 class _Pack:
-    """Write the rows of some files that count as one file; many rows of all buckets as one per bucket."""
+    """Write the rows of some files that count as one file; many or large rows of all buckets as one per bucket, and
+    more than Arrow sorts at once as several.
+    """
 
     bucket: int
     buckets: int
@@ -45,18 +49,21 @@ class _Pack:
 
     def run(self) -> list[WrittenFile]:
         """Run the task."""
-        rows = pa.concat_tables(self._rows(each) for each in self.files).combine_chunks()
-        places = pa.table(one_chunk(rows[PLACE]).flatten(), ["token", "key", "position"])
-        order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names])
-        rows = rows.take(order)
+        tables = [self._rows(each) for each in self.files]
+        found: dict[int, list[pa.Table]] = {self.bucket: tables}
         # Not sooner, so that there are few files: each bucket's part is then as large as `FAN` files of few rows.
-        if self.bucket != ALL or are_few(len(rows) // FAN, self.buckets):
-            return write_placed(self.storage, rows, self.bucket)
-        owners = buckets_of(places["token"].take(order), self.buckets)
+        few = are_few(sum(map(len, tables)) // FAN, self.buckets, sum(table.nbytes for table in tables))
+        if self.bucket == ALL and not few:
+            found = {}
+            for table in tables:
+                owners = buckets_of(one_chunk(table[PLACE]).field("token"), self.buckets)
+                for bucket in np.unique(owners).tolist():
+                    found.setdefault(bucket, []).append(table.filter(pa.array(owners == bucket)))
         return [
             file
-            for bucket in np.unique(owners).tolist()
-            for file in write_placed(self.storage, rows.filter(pa.array(owners == bucket)), bucket)
+            for bucket, parts in found.items()
+            for portion in portions(parts, lambda part: part.nbytes, SORTED_AT_ONCE)
+            for file in write_placed(self.storage, _sorted(portion), bucket)
         ]
 
     def _rows(self, each: LiveFile) -> pa.Table:
@@ -67,6 +74,13 @@ class _Pack:
         counts[read_vector(self.storage, each.vector).to_array()] = False
         full = pa.schema([*self.schema, place])
         return conform(rows.filter(pa.array(counts)), full, f"{self.storage.address}/{each.file.path}")
+
+
+def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return rows in the order of their places."""
+    rows = pa.concat_tables(tables).combine_chunks()
+    places = pa.table(one_chunk(rows[PLACE]).flatten(), ["token", "key", "position"])
+    return rows.take(pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names]))
 
 
 def pack(table: LakeTable, run: Runner = map) -> int:
