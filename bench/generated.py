@@ -47,7 +47,7 @@ def writes(
     times: np.ndarray,
     *,
     chosen: Mapping[str, np.ndarray] | None = None,
-    expiry: tuple[int, int] | None = None,
+    expiry: tuple[int | np.ndarray, int | np.ndarray] | None = None,
 ) -> pa.RecordBatch:
     """Return the changes that write rows.
 
@@ -56,7 +56,7 @@ def writes(
         rows: the rows.
         times: their write times.
         chosen: for each column the rows in which it is written; all by default.
-        expiry: the TTL of all cells, and the second at which they expire.
+        expiry: the TTL of all cells, and the second at which they expire; or those of the cells of each row.
     """
     count, full = len(times), change_schema(schema)
     fields = _places(schema, rows, "row")
@@ -65,7 +65,7 @@ def writes(
         ttl, ends = (
             pa.nulls(count, kind.field(part).type)
             if number is None
-            else pa.repeat(pa.scalar(number, kind.field(part).type), count)
+            else pa.array(np.broadcast_to(number, count), kind.field(part).type)
             for part, number in zip(("ttl", "deletion_time"), expiry or (None, None), strict=True)
         )
         parts = [rows[name].combine_chunks(), pa.array(times), ttl, ends, pa.repeat(False, count)]
