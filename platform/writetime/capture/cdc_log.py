@@ -43,6 +43,7 @@ from writetime.scylla_cdc.offsets import (
     Offset,
     first_offset,
     next_offset,
+    offset_of_new,
     pieces_between,
     read_again,
     rescan_micros,
@@ -218,9 +219,8 @@ class LogAgent:
             # Before anything is read: rows that the log loses from now on are a gap.
             self._progress.save(name, offset)
         elif offset.table_id != str(schema.id):
-            # Dropped and created again: the log of the new table has all writes to it.
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
-            offset = replace(first_offset(source, None, self._snapshot_at), captured_since=now())
+            offset = replace(offset_of_new(source, offset), captured_since=now())
             self._progress.save(name, offset)
         # Consumers learn of new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):

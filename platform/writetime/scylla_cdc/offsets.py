@@ -74,12 +74,32 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
         Gap: the log does not have all writes since that time.
     """
     if start is None:
-        start = source.first()
-        if source.ttl and start > source.sets.times[0]:
-            start += min(_MARGIN, source.ttl // 10)
+        start = _first_kept(source)
         log.info("%s is read from %d microseconds since 1970 on; older writes need a backfill", source.name, start)
     else:
         source.check_gap(start, snapshot_at)
+    return _offset_at(source, start)
+
+
+def offset_of_new(source: CdcSource, before: Offset) -> Offset:
+    """Return where the log of a table begins that was dropped and created again: not after its creation. So rows that
+    the log no longer has are a gap for `next_offset`.
+
+    Args:
+        source: the log of the new table.
+        before: how far the log of the earlier table was read; the new table was created after that.
+    """
+    created = max(source.created or before.until, source.sets.times[0])
+    return _offset_at(source, min(_first_kept(source), created))
+
+
+def _first_kept(source: CdcSource) -> int:
+    """Return the time from which the log has all rows, and keeps them while they are read."""
+    first = source.first()
+    return first + min(_MARGIN, source.ttl // 10) if source.ttl and first > source.sets.times[0] else first
+
+
+def _offset_at(source: CdcSource, start: int) -> Offset:
     newest = max((t for t in source.sets.times if t <= start), default=source.sets.times[0])
     return Offset(start, newest, start, str(source.schema.id), ttl=source.ttl)
 

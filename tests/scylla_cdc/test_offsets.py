@@ -1,0 +1,55 @@
+"""Where a stream begins and continues; no server is needed."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from tests.scylla_cdc.databases import SECOND, now
+from writetime.core.config import ScyllaCdc
+from writetime.schema.cql import parse_table
+from writetime.scylla_cdc.log import Gap, first_uuid, log_table
+from writetime.scylla_cdc.offsets import Offset, next_offset, offset_of_new
+from writetime.scylla_cdc.options import CdcOptions
+from writetime.scylla_cdc.source import CdcSource
+
+HOUR = 3600 * SECOND
+TABLE = parse_table("CREATE TABLE ks.t (k int PRIMARY KEY, v int)")
+
+
+def source_of(created: int, *sets: int, altered: int | None = None, ttl: int = 24 * HOUR) -> CdcSource:
+    """The log of a table that was created and last altered at these times, with sets of streams from some times on."""
+    source = CdcSource.__new__(CdcSource)
+    source.name, source.settings = TABLE.full_name, ScyllaCdc()
+    source.schema = replace(TABLE, id=UUID(int=1))
+    source._log = replace(log_table(TABLE), id=first_uuid(created))
+    options = {"enabled": "true", "ttl": str(ttl // SECOND)}
+    source._options = CdcOptions(options, created if altered is None else altered)
+    source.sets = SimpleNamespace(times=list(sets))  # type: ignore[assignment]
+    return source
+
+
+@pytest.mark.parametrize("hours", [1, 23.9, 25])
+@pytest.mark.parametrize("by_tablets", [False, True])
+def test_the_log_of_a_table_that_was_created_again_is_read_from_its_creation(hours: float, *, by_tablets: bool) -> None:
+    """With vnodes its streams are older than the table. What the log no longer has is a gap."""
+    created = now() - round(hours * HOUR)
+    source = source_of(created, created + 1000 if by_tablets else created - 1000 * HOUR)
+    begin = offset_of_new(source, Offset(created - HOUR, 0, 0, "earlier"))
+    assert begin.until <= created + 1000
+    assert begin.table_id == str(source.schema.id)
+    if hours < 24:
+        assert next_offset(source, begin, source.settled(), None).until > begin.until
+    else:
+        with pytest.raises(Gap, match="the log keeps rows for 86400 seconds"):
+            next_offset(source, begin, source.settled(), None)
+        assert next_offset(source, begin, source.settled(), now()).until > begin.until
+
+
+def test_without_a_known_creation_the_log_is_read_from_where_that_of_the_earlier_table_was() -> None:
+    source = source_of(now(), now() - 1000 * HOUR)
+    source._log = replace(source._log, id=None)
+    before = Offset(now() - 25 * HOUR, 0, 0, "earlier")
+    assert offset_of_new(source, before).until == before.until
+    assert offset_of_new(source, replace(before, until=now())).until < now() - 23 * HOUR
