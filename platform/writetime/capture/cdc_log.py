@@ -20,6 +20,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+from cassandra import Unauthorized
 from cassandra.cluster import Session
 
 from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
@@ -30,7 +31,7 @@ from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
 from writetime.changes.starts import Truncation
-from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, local_nodes
 from writetime.clients.kafka import topic_names
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -152,7 +153,7 @@ class LogAgent:
         self._settings = settings
         assert session.cluster is not None
         self._session = session
-        self._events = SchemaEvents(session.cluster, list(session.hosts or ()))
+        self._events = SchemaEvents(session.cluster, lambda: local_nodes(session))
         self._pages = pages
         self._progress = progress
         self._snapshot_at = snapshot_at
@@ -348,11 +349,12 @@ class LogAgent:
         at, where = now(), self._settings.scylla_cdc.truncations
         try:
             self._truncations, self._truncations_at = read_cluster_truncations(self._session, where), at
-        except DRIVER_FAULTS as e:
+        except (DatabaseUnreachable, *DRIVER_FAULTS) as e:
             self._metrics.error("database")
             if time.monotonic() >= self._next_warning:
                 self._next_warning = time.monotonic() + _WARNING_SECONDS
-                log.error("%s cannot be read, so watermarks stay; the role needs SELECT on it: %s", where, reason_of(e))
+                remedy = "; the role needs SELECT on it" if isinstance(e, Unauthorized) else ""
+                log.error("%s cannot be read, so watermarks stay: %s%s", where, driver_reason(e), remedy)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Announce how far each table is; return whether the broker has it, False only if it stops."""

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,11 +47,11 @@ class Unreachable(Transient):
 
 
 class SchemaEvents:
-    """Receives schema events from one of some nodes. Events are missed while there is no connection, so users must also
-    poll.
+    """Receives schema events from one of the nodes that `hosts` returns. Events are missed while there is no
+    connection, so users must also poll.
     """
 
-    def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
+    def __init__(self, cluster: Cluster, hosts: Callable[[], Sequence[Host]]) -> None:
         self._cluster = cluster
         self._hosts = hosts
         self._connection: Connection | None = None
@@ -77,7 +77,10 @@ class SchemaEvents:
         if time.monotonic() < self._next_try:
             return
         self._next_try = time.monotonic() + _LISTEN_AGAIN_SECONDS
-        host = next((host for host in self._hosts if host.is_up), self._hosts[0])
+        hosts = sorted(self._hosts(), key=lambda host: not host.is_up)
+        if not hosts:
+            return
+        host = hosts[0]
         try:
             connection = self._cluster.connection_factory(host.endpoint)
             try:
@@ -98,7 +101,7 @@ class Node:
         assert session.cluster is not None
         self._session = session
         self._host = node_of(session, address)
-        self.events = SchemaEvents(session.cluster, [self._host])
+        self.events = SchemaEvents(session.cluster, lambda: [self._host])
 
     @property
     def address(self) -> str:

@@ -8,6 +8,7 @@ from cassandra.cluster import Session
 
 from writetime.capture.node_schemas import Node
 from writetime.changes.starts import Truncation
+from writetime.clients.database import DatabaseUnreachable, local_nodes
 
 # The id of a segment, the offset in it, and the time in milliseconds (`SystemKeyspace.truncationAsMapEntry`).
 _RECORD = struct.Struct(">qiq")
@@ -39,20 +40,25 @@ def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUI
 def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
     """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
 
-    Each node records only its own truncations, with its own time: the latest counts.
+    Each node records only its own truncations, with its own time: the latest counts. TRUNCATE reaches all replicas of a
+    table, in each data center, or fails. So the nodes of the local one have a record of each table that has replicas
+    there, and other tables cannot be read at LOCAL_QUORUM. A node that is down is left out: what it took part in,
+    others recorded too. A node that may be up has to answer.
 
     Args:
         session: of the cluster.
         table: the table of these records, `system.truncated`.
 
     Raises:
-        DriverException and its subclasses: a node that is up does not answer.
+        DatabaseUnreachable: all nodes of the local data center are down.
+        DriverException and its subclasses: a node that is not known to be down does not answer.
     """
     found: dict[UUID, Truncation] = {}
-    for host in session.hosts or ():
-        if not host.is_up:
-            continue
-        query = f"SELECT DISTINCT table_uuid, tounixtimestamp(truncated_at) AS at FROM {table}"
+    hosts = [host for host in local_nodes(session) if host.is_up is not False]
+    if not hosts:
+        raise DatabaseUnreachable("no node of cassandra.local_datacenter is up")
+    query = f"SELECT DISTINCT table_uuid, tounixtimestamp(truncated_at) AS at FROM {table}"
+    for host in hosts:
         for row in session.execute(query, host=host):
             if row.at is not None:
                 latest = max(row.at * 1000, found[row.table_uuid].at if row.table_uuid in found else 0)

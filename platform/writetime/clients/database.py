@@ -22,6 +22,7 @@ from cassandra.policies import (
     DCAwareRoundRobinPolicy,
     ExponentialReconnectionPolicy,
     FallthroughRetryPolicy,
+    HostDistance,
     TokenAwarePolicy,
 )
 from cassandra.pool import Host
@@ -148,6 +149,16 @@ def node_of(session: Session, address: str | None) -> Host:
     # A session opens as soon as one node is connected; it reports the others as down until they are.
     wait_until(lambda: any(pool.host == found[0] for pool in session.get_pools()), _CONNECT_SECONDS, 0.02)
     return found[0]
+
+
+def local_nodes(session: Session) -> list[Host]:
+    """Return the nodes that the local data center has now. A session sends queries to no others. (`session.hosts` has
+    the nodes that were known when it was opened.)
+    """
+    cluster = session.cluster
+    assert cluster is not None
+    ignored = HostDistance.IGNORED
+    return [host for host in cluster.metadata.all_hosts() if cluster.profile_manager.distance(host) != ignored]
 
 
 def nodes_agree(session: Session) -> bool:
