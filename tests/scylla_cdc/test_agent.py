@@ -208,7 +208,7 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
     cdc.announce_tablets(late.schema, late.sets)
     name, began = late.schema.full_name, now() - 900 * SECOND
     settings = settings_for(cdc, tmp_path, late, window_seconds=10, batch_seconds=10, log_ttl_seconds=300)
-    start = Offset(began, late.sets[0].time, began, str(late.schema.id))
+    start = Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id))
     settings.capture.state_dir.mkdir()
     (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: start.json()}))
     with agent(settings, snapshot_at=now()):

@@ -43,7 +43,7 @@ def test_the_agent_reports_windows_that_were_read_too_early(cdc: CdcDatabase, la
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
     until = now() + 10 * SECOND
     settings.capture.state_dir.mkdir()
-    early = Offset(until, late.sets[0].time, late.sets[0].time, str(late.schema.id))
+    early = Offset(until, late.sets[0].time // 1000 * 1000, late.sets[0].time, str(late.schema.id))
     (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: early.json()}))
     with agent(settings):
         wait_for(lambda: "which is not over" in fault(settings, name))

@@ -9,8 +9,8 @@ import pytest
 from tests.scylla_cdc.databases import SECOND, now
 from writetime.core.config import ScyllaCdc
 from writetime.schema.cql import parse_table
-from writetime.scylla_cdc.log import Gap, first_uuid, log_table
-from writetime.scylla_cdc.offsets import Offset, next_offset, offset_of_new
+from writetime.scylla_cdc.log import Gap, StaleSets, first_uuid, log_table
+from writetime.scylla_cdc.offsets import Offset, next_offset, offset_of_new, pieces_between
 from writetime.scylla_cdc.options import CdcOptions
 from writetime.scylla_cdc.source import CdcSource
 
@@ -53,3 +53,14 @@ def test_without_a_known_creation_the_log_is_read_from_where_that_of_the_earlier
     before = Offset(now() - 25 * HOUR, 0, 0, "earlier")
     assert offset_of_new(source, before).until == before.until
     assert offset_of_new(source, replace(before, until=now())).until < now() - 23 * HOUR
+
+
+def test_an_answer_that_lacks_a_known_set_of_streams_is_asked_for_again() -> None:
+    """A node that is behind may answer. Without the set, its rows would be missed, as the next batch begins later."""
+    created = now() - HOUR
+    newest = now() - HOUR // 2
+    source = source_of(created, created)
+    start = Offset(now() - HOUR // 4, newest, created, str(source.schema.id), ttl=24 * HOUR)
+    end = next_offset(source, start, source.settled(), None)
+    with pytest.raises(StaleSets, match=r"knows no CDC streams of ks\.t from"):
+        pieces_between(source, start, end)

@@ -39,7 +39,7 @@ from writetime.core.outages import is_outage
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
+from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, StaleSets
 from writetime.scylla_cdc.offsets import (
     Offset,
     first_offset,
@@ -208,7 +208,7 @@ class LogAgent:
 
         Raises:
             Gap: the next changes are not in the log.
-            LogError: the log cannot be read, or the table was altered meanwhile: read it again.
+            LogError: the log cannot be read, or a node is behind or the table was altered meanwhile: read it again.
             WritetimeError: Kafka refuses a change.
         """
         name = table.name
@@ -389,7 +389,7 @@ class LogAgent:
             if kind in ("publishing", "unexpected"):
                 # Changes that were handed over are not acknowledged; they are read and sent again.
                 self._publisher = self._publisher.after(e)
-            passing = kind == "database" or isinstance(e, Altered)
+            passing = kind == "database" or isinstance(e, (Altered, StaleSets))
             if passing and table.fault is None and table.attempts < len(_QUIET_PAUSES):
                 pause = _QUIET_PAUSES[table.attempts]
                 table.attempts += 1

@@ -52,6 +52,10 @@ class Gap(WritetimeError):
         self.end = end
 
 
+class StaleSets(LogError, Transient):
+    """The node that answered does not know a set of streams that was known before: ask again."""
+
+
 class Altered(LogError, Transient):
     """The table or one of its types was altered while it was read: read its schema again."""
 

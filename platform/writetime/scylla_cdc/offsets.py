@@ -11,7 +11,7 @@ from typing import Any
 from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
 from writetime.schema.types import quote_table
-from writetime.scylla_cdc.log import Gap, LogError
+from writetime.scylla_cdc.log import Gap, LogError, StaleSets
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource, Lack, now
 
@@ -195,9 +195,18 @@ def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
 
 
 def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]:
-    """Return the pieces between two offsets, and the older pieces to read again for late rows."""
+    """Return the pieces between two offsets, and the older pieces to read again for late rows.
+
+    Raises:
+        StaleSets: the database's answer lacks the newest set of streams, whose rows would be missed.
+    """
     if start.until == end.until:
         return []
+    if end.newest > source.sets.times[-1]:
+        raise StaleSets(
+            f"the node that answered knows no CDC streams of {source.name} from {instant_text(end.newest)} on, which "
+            "were known before: it is behind, so ask again"
+        )
     late = rescan_micros(source.settings)
     pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest, late)
     first, last = read_again(source.settings, start, end)
