@@ -1,16 +1,19 @@
 """Dead letters: kept completely, listed, and sent again."""
 
 import os
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import KafkaError
 from kafka import KafkaProducer
 
 from tests.ingest.sinking import an_event, dead_letters, produce, rows, run_once
 from tests.support.topics import alter_topic
 from writetime.cli.main import main
 from writetime.clients.kafka import end_offsets
-from writetime.core.config import Settings
+from writetime.core.config import Settings, load
+from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, deadletters, writer
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.event import InvalidEvent
@@ -47,8 +50,8 @@ def test_redrive_stores_events_that_became_valid(settings: Settings, monkeypatch
     with monkeypatch.context() as small:
         small.setattr(writer, "MAX_PAYLOAD_BYTES", 100)
         assert [r["outcome"] for r in run_once(settings)] == ["dead", "stored"]
-    assert deadletters.redrive(settings) == 1
-    assert deadletters.redrive(settings) == 0
+    assert deadletters.redrive(settings).count == 1
+    assert deadletters.redrive(settings).count == 0
     assert [r["outcome"] for r in run_once(settings)] == ["stored"]
     assert [event_id for event_id, _ in rows(settings)] == [large.event_id, an_event(2).event_id]
 
@@ -62,7 +65,7 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
         assert [r["outcome"] for r in run_once(settings)] == ["dead"]
         (line,) = deadletters.status_lines(settings)
         assert line.split()[:4] == ["ingest", "1", "dead", "letters"]
-        assert deadletters.redrive(settings) == 1
+        assert deadletters.redrive(settings).count == 1
     letters = dead_letters(settings)
     assert len(letters) == 3
     assert {letter.value for letter in letters} == {b"poison"}
@@ -75,7 +78,7 @@ def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(
     monkeypatch.setitem(deadletters._REDRIVE, "queue.buffering.max.kbytes", 50)
     produce(settings, [b"x" * 5_000] * 60)
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
-    assert deadletters.redrive(settings) == 60
+    assert deadletters.redrive(settings).count == 60
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
 
 
@@ -85,13 +88,59 @@ def test_a_letter_that_is_too_large_now_is_a_dead_letter_again_and_stops_no_othe
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 2
     topic = settings.ingest.topic
     alter_topic(settings, topic, {"max.message.bytes": "5000"})
-    assert deadletters.redrive(settings) == 2
+    output = CliRunner(catch_exceptions=False).invoke(main, ["dead-letters", "redrive"]).output
+    assert output.startswith("1 redriven\n1 refused as too large: they are dead letters again; raise max.message.bytes")
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]
     (refused,) = (letter for letter in dead_letters(settings) if letter.reason.startswith("redriven, but"))
     assert (refused.value, refused.origin, refused.headers) == (large, f"{topic}/0@0", [])
     assert refused.reason.endswith("raise its max.message.bytes")
     alter_topic(settings, topic, {"max.message.bytes": "1000000"})
-    assert deadletters.redrive(settings) == 2
+    assert deadletters.redrive(settings).count == 2
+
+
+class Failing:
+    """In place of a producer: it refuses values of more than 9 bytes as too large, and others while `is_down`."""
+
+    is_down = True
+    produced: ClassVar[list[tuple[str, bytes]]] = []
+
+    def __init__(self, _: object) -> None:
+        self._waiting: list[tuple[Any, KafkaError | None]] = []
+
+    def produce(self, topic: str, *, value: bytes, on_delivery: Any, **_: object) -> None:
+        fault = None
+        if topic != "user-events.dead":
+            down = KafkaError._MSG_TIMED_OUT if self.is_down else None
+            code = KafkaError.MSG_SIZE_TOO_LARGE if len(value) > 9 else down
+            fault = None if code is None else KafkaError(code)
+        if fault is None:
+            self.produced.append((topic, value))
+        self._waiting.append((on_delivery, fault))
+
+    def flush(self) -> None:
+        for on_delivery, fault in self._waiting:
+            on_delivery(fault, None)
+        self._waiting = []
+
+
+def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each attempt would double those that are too large."""
+    letters = [deadletters.DeadLetter(0, i, None, value, [], {}) for i, value in enumerate([b"x" * 10, b"small"])]
+    monkeypatch.setattr(deadletters, "Producer", Failing)
+    monkeypatch.setattr(Failing, "produced", [])
+    monkeypatch.setattr(deadletters, "_not_redriven", lambda _: ({0: 0}, {0: 2}))
+    monkeypatch.setattr(deadletters, "read", lambda *_: iter(letters))
+    committed: list[object] = []
+    monkeypatch.setattr(deadletters, "commit_offsets", lambda *_: committed.append(_))
+    settings = load()
+    for _ in range(2):
+        with pytest.raises(WritetimeError, match="1 of 2 dead letters are not redriven"):
+            deadletters.redrive(settings)
+    assert (Failing.produced, committed) == ([], [])
+    monkeypatch.setattr(Failing, "is_down", False)
+    assert deadletters.redrive(settings) == deadletters.Redriven(1, 1)
+    assert Failing.produced == [("user-events", b"small"), ("user-events.dead", b"x" * 10)]
+    assert len(committed) == 1
 
 
 def test_large_letters_become_rows_in_small_batches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +167,7 @@ def test_headers_that_look_like_our_own_do_no_harm(settings: Settings) -> None:
     run_once(settings)
     (letter,) = dead_letters(settings)
     assert letter.origin == f"{settings.ingest.topic}/0@0"
-    assert deadletters.redrive(settings) == 1
+    assert deadletters.redrive(settings).count == 1
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]
 
 
@@ -132,7 +181,7 @@ def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_no_other_mes
     assert [(letter.value, letter.headers) for letter in letters] == [(value, []) for value in values]
     assert {letter.reason for letter in letters} == {"the name of a header is not UTF-8; the headers are not kept"}
     assert letters[7].origin == f"{settings.ingest.topic}/0@7"
-    assert deadletters.redrive(settings) == 40
+    assert deadletters.redrive(settings).count == 40
     assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 40
 
 

@@ -51,4 +51,11 @@ def list_dead_letters() -> None:
 @dead_letters.command()
 def redrive() -> None:
     """Send the dead letters that were not redriven yet back to the topic of events."""
-    click.echo(f"{deadletters.redrive(config.load())} redriven")
+    settings = config.load()
+    done = deadletters.redrive(settings)
+    click.echo(f"{done.count} redriven")
+    if done.refused:
+        click.echo(
+            f"{done.refused} refused as too large: they are dead letters again; raise max.message.bytes of "
+            f"{settings.ingest.topic}, then redrive"
+        )

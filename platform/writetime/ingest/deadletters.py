@@ -161,12 +161,22 @@ def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int])
         yield _dead_letter(message)
 
 
-def redrive(settings: Settings) -> int:
-    """Send every dead letter that was not redriven yet back to its source topic; return how many.
+@dataclass(frozen=True)
+class Redriven:
+    """How many dead letters were sent back, and how many the topic refuses as too large: these are dead letters
+    again.
+    """
+
+    count: int
+    refused: int
+
+
+def redrive(settings: Settings) -> Redriven:
+    """Send every dead letter that was not redriven yet back to its source topic.
 
     The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
-    again becomes a dead letter again, also one that is too large for the topic. A crash half way repeats the round; the
-    sink drops the repeats as duplicates.
+    again becomes a dead letter again, also one that is too large for the topic, once all others were accepted. A crash
+    half way repeats the round; the sink drops the repeats as duplicates.
 
     Raises:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
@@ -176,24 +186,35 @@ def redrive(settings: Settings) -> int:
     redriving = _Redriving(settings)
     for letter in read(settings, starts, ends):
         redriving.send(letter)
-    count = redriving.finish()
+    redriving.finish()
+    if redriving.refused:
+        # They are read again, because all together may not fit into memory.
+        for letter in read(settings, starts, ends):
+            redriving.bury(letter)
+        redriving.finish()
     commit_offsets(settings, topic, _group(topic), ends)
-    return count
+    refused = len(redriving.refused)
+    return Redriven(redriving.count - refused, refused)
 
 
 class _Redriving:
-    """One round of a redrive."""
+    """One round of a redrive.
+
+    Attributes:
+        count: of the letters that were sent.
+        refused: why the topic refuses some whenever they are sent, by partition and offset of the letter.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._topic, self._dead_letter_topic = settings.ingest.topic, settings.ingest.dead_letter_topic
         self._producer = Producer(client_config(settings, **_REDRIVE))
-        self._count = 0
         self._errors: list[str] = []
-        # Those that the topic refuses whenever they are sent; they become dead letters again.
-        self._refused: list[tuple[DeadLetter, str]] = []
+        self.count = 0
+        self.refused: dict[tuple[int, int], str] = {}
 
     def send(self, letter: DeadLetter) -> None:
         """Send a letter; wait while the client's queue is full."""
+        place = letter.partition, letter.offset
         # The sender of the original may have set this header to any value.
         rounds = next(
             (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
@@ -205,41 +226,38 @@ class _Redriving:
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self._refused.append((letter, error.str()))
+                self.refused[place] = error.str()
             elif error is not None:
                 self._errors.append(f"{self._topic} did not accept them: {error.str()}")
 
         self._produce(self._topic, letter, headers, delivered)
-        self._count += 1
-        self._bury()
+        self.count += 1
 
-    def finish(self) -> int:
-        """Wait for all acknowledgements; return the number of letters.
-
-        Raises:
-            WritetimeError: some were not acknowledged.
-        """
-        self._producer.flush()
-        self._bury()
-        self._producer.flush()
-        if self._errors:
-            failed = f"{len(self._errors)} of {self._count} dead letters are not redriven"
-            raise WritetimeError(f"{failed}: {self._errors[0]}")
-        return self._count
-
-    def _bury(self) -> None:
-        """Make dead letters again of those that were refused."""
+    def bury(self, letter: DeadLetter) -> None:
+        """Make a dead letter again of one that was refused; do nothing with others."""
+        error = self.refused.get((letter.partition, letter.offset))
+        if error is None:
+            return
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 self._errors.append(f"{self._dead_letter_topic} did not accept them again: {error.str()}")
 
-        while self._refused:
-            letter, error = self._refused.pop()
-            reason = f"redriven, but {self._topic} does not accept it: {error}; raise its max.message.bytes"
-            added = {**letter.added, "reason": reason.encode()}
-            headers = [*letter.headers, *((HEADER_PREFIX + name, value) for name, value in added.items())]
-            self._produce(self._dead_letter_topic, letter, headers, delivered)
+        reason = f"redriven, but {self._topic} does not accept it: {error}; raise its max.message.bytes"
+        added = {**letter.added, "reason": reason.encode()}
+        headers = [*letter.headers, *((HEADER_PREFIX + name, value) for name, value in added.items())]
+        self._produce(self._dead_letter_topic, letter, headers, delivered)
+
+    def finish(self) -> None:
+        """Wait for all acknowledgements.
+
+        Raises:
+            WritetimeError: some letters were not acknowledged.
+        """
+        self._producer.flush()
+        if self._errors:
+            failed = f"{len(self._errors)} of {self.count} dead letters are not redriven"
+            raise WritetimeError(f"{failed}: {self._errors[0]}")
 
     def _produce(
         self,
