@@ -105,6 +105,15 @@ def test_batches_have_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sizes.found) > 20
 
 
+def test_few_large_rows_are_a_batch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 10,000 rows may be larger than Arrow's arrays of values."""
+    pages = [group(number, L.INSERT) for number in range(20)]
+    monkeypatch.setattr(pieces, "BATCH_BYTES", 3 * pages[0].nbytes)
+    sizes = Sizes()
+    list(read_pieces(cast("Pages", Streams(pages[:10], pages[10:])), sizes, [piece(0), piece(1)], 1))
+    assert sizes.found == [*[(3, True)] * 6, (2, True)]
+
+
 def test_many_streams_of_one_row_each_cost_as_much_per_row_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     row = group(1, L.INSERT)
     monkeypatch.setattr(pieces, "_whole", lambda reading, _: reading)

@@ -16,7 +16,9 @@ from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.pages import Pages, Reading
 
+# A batch ends after about this many rows or bytes, at the end of a group.
 BATCH_ROWS = 10_000
+BATCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -72,22 +74,23 @@ def read_pieces(
     captured_at = datetime.now(UTC)
     waiting: deque[tuple[Piece, Reading]] = deque()
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
 
     def take() -> Iterator[pa.RecordBatch]:
-        nonlocal rows
+        nonlocal rows, size
         piece, reading = waiting.popleft()
         for page in _whole(reading, table.full_name):
             if see is not None:
                 see(piece, L.times(page))
             held.append(page)
             rows += page.num_rows
+            size += page.nbytes
             # A group that has not ended is held whole. It is one write, whose size ScyllaDB limits.
-            if rows >= BATCH_ROWS and (end := _end_of_groups(page)):
+            if (rows >= BATCH_ROWS or size >= BATCH_BYTES) and (end := _end_of_groups(page)):
                 held[-1] = page.slice(0, end)
                 yield converter.convert(pa.concat_batches(held), captured_at)
                 held[:] = [page.slice(end)]
-                rows = page.num_rows - end
+                rows, size = held[0].num_rows, held[0].nbytes
 
     for piece in pieces:
         if len(waiting) == streams_at_once:
