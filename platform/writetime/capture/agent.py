@@ -58,6 +58,25 @@ _RELEASE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
+class _Pause:
+    """A pause after faults, which grows with each until a success. Times are in seconds."""
+
+    def __init__(self, shortest: float) -> None:
+        self._shortest = self._next = shortest
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def begin(self) -> None:
+        self._until = time.monotonic() + self._next
+        self._next = min(2 * self._next, _LONGEST_PAUSE_SECONDS)
+
+    def reset(self) -> None:
+        self._next = self._shortest
+
+
 @dataclass(frozen=True)
 class Pace:
     """The seconds between two actions of an agent.
@@ -137,8 +156,8 @@ class Agent:
         self._gaps_now: list[Gap] = []
         # Why completed segments stay where they are, and when each was last tried.
         self._stuck: dict[int, tuple[str, float]] = {}
-        # When segments are released again, and the pause after the next fault.
-        self._next_release, self._release_pause = 0.0, pace.pause
+        # Before any segment is released again, and before one that failed earlier is.
+        self._release_pause, self._stuck_pause = _Pause(pace.pause), _Pause(pace.pause)
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until the stop is requested."""
@@ -372,19 +391,20 @@ class Agent:
     def _let_go_of_finished(self, segments: list[Segment]) -> None:
         """Release the segments that are finished, for about `_RELEASE_SECONDS`, as live changes wait meanwhile. A fault
         ends this, and the next attempt is after a pause, which grows with each: an archive that does not answer makes
-        live changes wait once per pause.
+        live changes wait once per pause. Segments that failed before have a pause of their own, and others are released
+        meanwhile. Only the release of one of them resets that pause.
         """
         began = time.monotonic()
-        if began < self._next_release:
-            return
         waiting = [s for s in segments if (p := self._progress.segments[s.id]).finished and not p.kept]
         # Those with a fault last, the longest untried of them first, so that none holds up another.
         for segment in sorted(waiting, key=lambda s: self._stuck.get(s.id, ("", 0.0))[1]):
-            if not self._try_to_let_go(segment):
-                self._next_release = time.monotonic() + self._release_pause
-                self._release_pause = min(2 * self._release_pause, _LONGEST_PAUSE_SECONDS)
+            pause = self._stuck_pause if segment.id in self._stuck else self._release_pause
+            if not pause.is_over:
                 return
-            self._release_pause = self._pace.pause
+            if not self._try_to_let_go(segment):
+                pause.begin()
+                return
+            pause.reset()
             if time.monotonic() - began >= _RELEASE_SECONDS:
                 return
 

@@ -1,0 +1,68 @@
+"""How often an agent tries to release segments that hang, as live changes wait meanwhile; no server is needed."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from writetime.capture import agent
+
+_SECONDS = 1800
+# Between two completed segments.
+_EVERY = 10
+
+
+class Releasing(agent.Agent):
+    """An agent with a clock of its own, which uploads a segment in half a second, or gives up after half a minute."""
+
+    def __init__(self, hangs: Callable[[int], bool]) -> None:
+        self.now = 0.0
+        self.released: set[int] = set()
+        self.attempts: Counter[int] = Counter()
+        self._hangs = hangs
+        progress = SimpleNamespace(segments=defaultdict(lambda: SimpleNamespace(finished=True, kept=False)))
+        pauses = {"_release_pause": agent._Pause(1.0), "_stuck_pause": agent._Pause(1.0)}
+        vars(self).update(_progress=progress, _metrics=SimpleNamespace(error=id), _stuck={}, **pauses)
+
+    def _let_go(self, segment: Any, progress: Any) -> None:
+        del progress
+        self.attempts[segment.id] += 1
+        if self._hangs(segment.id):
+            self.now += 30
+            raise OSError("the archive does not answer")
+        self.now += 0.5
+        self.released.add(segment.id)
+
+    def run(self) -> None:
+        while self.now < _SECONDS:
+            there = range(int(self.now) // _EVERY + 1)
+            waiting: list[Any] = [SimpleNamespace(id=i, name=str(i)) for i in there if i not in self.released]
+            self._let_go_of_finished(waiting)
+            self.now += 0.5
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[int], bool]) -> Releasing:
+    made = Releasing(hangs)
+    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    made.run()
+    return made
+
+
+def test_a_segment_that_hangs_is_tried_once_per_growing_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if others are released all the time, which wait for no more than its attempt."""
+    found = simulated(monkeypatch, lambda segment: segment == 0)
+    assert 15 <= found.attempts[0] <= 25
+    assert len(found.released) >= _SECONDS // _EVERY - 5
+
+
+def test_an_archive_that_does_not_answer_is_tried_once_per_growing_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 15 <= simulated(monkeypatch, lambda _: True).attempts.total() <= 30
+
+
+def test_segments_that_failed_are_released_together_once_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Releasing(lambda _: made.now < _SECONDS / 2)
+    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    made.run()
+    assert len(made.released) >= _SECONDS // _EVERY - 2
