@@ -9,8 +9,8 @@ import pytest
 from tests.scylla_cdc.databases import SECOND, now
 from writetime.core.config import ScyllaCdc
 from writetime.schema.cql import parse_table
-from writetime.scylla_cdc.log import Gap, StaleSets, first_uuid, log_table
-from writetime.scylla_cdc.offsets import Offset, next_offset, offset_of_new, pieces_between
+from writetime.scylla_cdc.log import Gap, LogError, StaleSets, first_uuid, log_table
+from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, offset_of_new, pieces_between
 from writetime.scylla_cdc.options import CdcOptions
 from writetime.scylla_cdc.source import CdcSource
 
@@ -64,3 +64,12 @@ def test_an_answer_that_lacks_a_known_set_of_streams_is_asked_for_again() -> Non
     end = next_offset(source, start, source.settled(), None)
     with pytest.raises(StaleSets, match=r"knows no CDC streams of ks\.t from"):
         pieces_between(source, start, end)
+
+
+def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:
+    """It has read nothing yet, so nothing was read too early. Whoever has read further has."""
+    source = source_of(now() - HOUR, now() - HOUR)
+    start = first_offset(source, now() + HOUR, None)
+    assert next_offset(source, start, source.settled(), None) == start
+    with pytest.raises(LogError, match="which is not over"):
+        next_offset(source, replace(start, until=start.until + SECOND), source.settled(), None)

@@ -418,8 +418,7 @@ class LogAgent:
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and not table.attempts and offset is not None and offset.off_since is None:
-            is_early = offset.until > now()
-            return table.altered or is_early or settled >= offset.until + round(reading.window_seconds * 1e6)
+            return table.altered or offset.is_early or settled >= offset.until + round(reading.window_seconds * 1e6)
         # An alteration may end a fault.
         return (table.altered and table.fault is not None) or time.monotonic() >= table.next_look
 

@@ -66,6 +66,11 @@ class Offset:
         """Return the offset as Spark keeps it."""
         return asdict(self)
 
+    @property
+    def is_early(self) -> bool:
+        """Whether windows were read before they were over. A stream may also begin at a time to come."""
+        return self.since < self.until > now()
+
 
 def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) -> Offset:
     """Return where a stream begins: at a time, or at the start of the log.
@@ -139,7 +144,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
         LogError: the table was created again, or windows were read before they were over.
     """
-    if start.until > now():
+    if start.is_early:
         raise LogError(
             f"{source.name} was read up to {instant_text(start.until)}, which is not over: the reader's clock was "
             "ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that time, "
