@@ -73,3 +73,20 @@ def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:
     assert next_offset(source, start, source.settled(), None) == start
     with pytest.raises(LogError, match="which is not over"):
         next_offset(source, replace(start, until=start.until + SECOND), source.settled(), None)
+
+
+def test_rows_from_before_the_last_alteration_of_the_table_are_not_sure_to_be_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may have raised the log's TTL, and no one was there to see that."""
+    created, altered = now() - 100 * HOUR, now() - HOUR
+    for start in (None, now() - 20 * HOUR):
+        caplog.clear()
+        assert first_offset(source_of(created, created, altered=altered), start, None).whole_since == altered
+        assert "if that raised the ttl of its log, some earlier rows may have expired" in caplog.text
+    caplog.clear()
+    unaltered = first_offset(source_of(created, created, altered=created + SECOND), None, None)
+    later = first_offset(source_of(created, created, altered=altered), altered + SECOND, None)
+    new = first_offset(source_of(altered, created, altered=altered), None, None)
+    assert [found.whole_since - found.since for found in (unaltered, later, new)] == [0, 0, 0]
+    assert "some earlier rows" not in caplog.text

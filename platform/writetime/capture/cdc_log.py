@@ -235,7 +235,7 @@ class LogAgent:
         end = next_offset(source, offset, min(settled, offset.until + most * window), self._snapshot_at)
         # In a keyspace with vnodes, streams are older than the log, so it may be read from before its creation on.
         # Landing leaves out snapshots from before the agent found that the table was created again.
-        self._since[name] = max(offset.since, offset.captured_since, source.created)
+        self._since[name] = max(offset.since, offset.whole_since, offset.captured_since, source.created)
         self._schemas[name] = schema
         if end == offset:
             return

@@ -11,6 +11,7 @@ from typing import Any
 from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
 from writetime.schema.types import quote_table
+from writetime.scylla_cdc.column_history import LEEWAY
 from writetime.scylla_cdc.log import Gap, LogError, StaleSets
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource, Lack, now
@@ -56,6 +57,8 @@ class Offset:
     ttl: int = 0
     """How long the log keeps its next rows, see `CdcSource.ttl`. If the option was altered since, later rows have
     another TTL."""
+    whole_since: int = 0
+    """From here on the log was sure to have all rows when the stream began; 0 if it has not been recorded."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":
@@ -106,7 +109,23 @@ def _first_kept(source: CdcSource) -> int:
 
 def _offset_at(source: CdcSource, start: int) -> Offset:
     newest = max((t for t in source.sets.times if t <= start), default=source.sets.times[0])
-    return Offset(start, newest, start, str(source.schema.id), ttl=source.ttl)
+    whole_since = _whole_since(source, start)
+    return Offset(start, newest, start, str(source.schema.id), ttl=source.ttl, whole_since=whole_since)
+
+
+def _whole_since(source: CdcSource, start: int) -> int:
+    """Return the time from which the log is sure to have all rows, if it should have them from `start` on: the last
+    alteration of the table may have raised the log's `ttl`, and older rows keep theirs.
+    """
+    altered = source.options_since
+    if source.settings.log_ttl_seconds is not None or altered <= max(start, source.created + LEEWAY):
+        return start
+    log.warning(
+        "%s was altered at %s: if that raised the ttl of its log, some earlier rows may have expired; take a snapshot "
+        "then, and backfill it",
+        *(source.name, instant_text(altered)),
+    )
+    return altered
 
 
 def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at: int | None) -> list[Piece]:
