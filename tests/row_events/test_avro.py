@@ -14,6 +14,7 @@ from tests.support import generated
 from tests.support.avro import as_avro, numbers, plain
 from tests.support.examples import examples
 from tests.support.generate import Generator
+from writetime.core.format_version import FORMAT_VERSION
 from writetime.merge import merge
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
@@ -93,6 +94,13 @@ def test_the_fingerprint_is_that_of_apache_avro() -> None:
     ]
     schema = {"type": "record", "name": "event", "namespace": "rows.shop.a_x2d_b", "cql": "nor this", "fields": fields}
     assert fingerprint(schema) == 0xD5A7496E7939F1A4
+
+
+def test_the_schema_of_events_has_the_version_of_their_format() -> None:
+    """The fingerprint, and so each message, is the same without it."""
+    avro = event_avro(generated.SCHEMA)
+    assert avro["format"] == FORMAT_VERSION
+    assert fingerprint(avro) == fingerprint({name: value for name, value in avro.items() if name != "format"})
 
 
 @given(st.lists(generated.change(), min_size=1, max_size=8), st.lists(generated.change(), max_size=5))

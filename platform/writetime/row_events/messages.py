@@ -6,7 +6,8 @@ static columns: if a partition has static cells and no row, its one row has no c
 timestamps: a timestamp that does not fit into microseconds is null, and `key` and `position` distinguish such rows.
 
 A message's key is the serialised partition key. Its value is in Avro's single-object encoding (the topic
-`writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format.
+`writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format. The schema's property
+`format` is the version of the format of the messages; it is no part of the fingerprint.
 """
 
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
+from writetime.core.format_version import FORMAT_VERSION
 from writetime.row_events.events import KINDS
 from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable
 from writetime.schema.fingerprints import single_object_header
@@ -39,7 +41,7 @@ def event_avro(schema: TableSchema) -> dict[str, Any]:
         {"name": "before", "type": ["null", row], "default": None},
         {"name": "after", "type": ["null", "row"], "default": None},
     ]
-    return {"type": "record", "name": "event", "namespace": namespace, "fields": fields}
+    return {"type": "record", "name": "event", "namespace": namespace, "fields": fields, "format": FORMAT_VERSION}
 
 
 def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None) -> pa.Array:
