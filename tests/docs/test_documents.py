@@ -116,6 +116,10 @@ def test_the_settings_of_the_tutorial_for_scylladb_are_settings(
     assert ([table.name for table in tables], refused) == (["bakery.orders"], [])
 
 
+def test_documents_write_commands_in_one_way() -> None:
+    assert not [document for document in documents() if "bin/writetime" in (ROOT / document).read_text()]
+
+
 def test_every_command_that_is_mentioned_exists() -> None:
     for document in documents():
         for words in mentioned(document):

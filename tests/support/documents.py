@@ -77,5 +77,5 @@ def mentioned(document: str) -> Iterator[list[str]]:
         if block.language == "sh" and ("not run" in block.said or document == SCYLLA_TUTORIAL):
             for command in block.commands():
                 words = shlex.split(command, comments=True)
-                if words and words[0].endswith("writetime"):
+                if words and words[0] == "writetime":
                     yield words[1:]

@@ -100,7 +100,7 @@ class Folder:
         self._output, self._last = "", block
         commands = block.commands()
         for number, command in enumerate(commands, 1):
-            plain = command.replace(".venv/bin/", "").split("#")[0].strip()
+            plain = command.split("#")[0].strip()
             if plain in CHECKED:
                 if plain.startswith("make"):
                     self._bash(block, command.replace("make", "make -n", 1))
@@ -218,8 +218,8 @@ class Folder:
         return text
 
     def _environment(self) -> dict[str, str]:
-        # `writetime` alone is what the tutorial's first step makes of it. The folder is found as an installation finds
-        # it: by the environment, which may be that of another copy.
+        # `writetime` alone is what the first step of README and tutorials makes of it. The folder is found as an
+        # installation finds it: by the environment, which may be that of another copy.
         own = {
             "PATH": f"{self._path}/.venv/bin:{os.environ['PATH']}",
             "PYTHONPATH": f"{self._path}:{ROOT / 'platform'}:{ROOT}",
