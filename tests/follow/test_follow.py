@@ -60,6 +60,28 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
     assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
 
 
+def test_data_expires_while_nothing_follows(settings: Settings) -> None:
+    schema = schema_of(settings, "a")
+    name = schema.full_name
+    send(settings, schema, write(2, 0, 5, v="b"))
+    with following(settings, name):
+        wait_for(lambda: is_done(settings, name, 1))
+        now = int(time.time())
+        row = write(1, 0, now * 1_000_000, v="a")
+        row["marker"] |= {"ttl": 8, "expiry": now + 8}
+        row["v"] |= {"ttl": 8, "deletion_time": now + 8}
+        send(settings, schema, row)
+        wait_for(lambda: len(shown(settings, name)) == 2 and has_published(settings, name, 2))
+    wait_for(lambda: time.time() > now + 9)
+    assert len(shown(settings, name)) == 2
+    with following(settings, name):
+        wait_for(lambda: len(shown(settings, name)) == 1)
+        wait_for(lambda: has_published(settings, name, 3))
+    events = [(event["kind"], event["before"]) for event in decoded(settings, row_events_topic(name))]
+    assert [before["id"] for kind, before in events if kind == "DELETE"] == [1]
+    assert sorted(kind for kind, _ in events) == ["CREATE", "CREATE", "DELETE"]
+
+
 def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: bool) -> None:
     """Some expires between a batch and the look for what expires next."""
     count = 10 if is_long else 5
