@@ -3,17 +3,18 @@
 import pytest
 
 from tests.follow.waiting import wait_for
-from tests.support.following import following, is_done
+from tests.support.following import following, has_published, is_done
 from tests.support.published import hurry, produce, publish, published, schema_of
 from writetime.core.config import Settings
 from writetime.follow.follow_metrics import FollowMetrics
 from writetime.follow.program import Follower
+from writetime.lake.table import open_table
 from writetime.wire.topic_names import changes_topic
 
 
 def metrics(follower: Follower) -> dict[tuple[str, str | None], float]:
     """The values by metric and step."""
-    found = FollowMetrics(lambda: list(follower.tables.values()), dict).collect()
+    found = FollowMetrics(lambda: list(follower.tables.values()), dict, lambda: 7).collect()
     return {(sample.name, sample.labels.get("step")): sample.value for metric in found for sample in metric.samples}
 
 
@@ -30,6 +31,24 @@ def test_landing_is_a_step(settings: Settings) -> None:
             assert 0 < found[f"writetime_follow_{metric}", step] < 60
     assert found["writetime_follow_errors_total", "landing"] == 0
     assert found["writetime_follow_waiting_changes", None] == 0
+
+
+def files(follower: Follower) -> dict[str, float]:
+    """The live files by part."""
+    found = FollowMetrics(lambda: list(follower.tables.values()), dict, lambda: 7).collect()
+    samples = [sample for metric in found for sample in metric.samples if sample.name == "writetime_follow_files"]
+    return {sample.labels["part"]: sample.value for sample in samples}
+
+
+def test_files_and_cache_are_shown(settings: Settings) -> None:
+    (name,) = published(settings, "a")
+    with following(settings, name) as follower:
+        wait_for(lambda: is_done(settings, name, 3) and has_published(settings, name, 3))
+        table = open_table(settings, name)
+        parts = {"changes": table.changes, "state": table.state, "view": table.view, "row_events": table.row_events}
+        wait_for(lambda: files(follower) == {name: len(part.load().files) for name, part in parts.items()})
+        assert all(files(follower).values())
+        assert metrics(follower)["writetime_follow_cache_bytes", None] == 7
 
 
 def test_a_table_that_does_not_land_is_behind(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

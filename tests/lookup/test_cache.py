@@ -66,6 +66,12 @@ def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
     assert [(path, path.stat().st_ino) for path in files_of(cache)] == before
 
 
+def test_its_size_is_that_of_its_files(table: LakeTable, cache: Cache) -> None:
+    assert cache.size() == 0
+    assert_right(table, cache)
+    assert cache.size() == sum(path.stat().st_size for path in files_of(cache)) > 0
+
+
 def test_a_look_up_decodes_files_of_its_bucket_only(table: LakeTable, cache: Cache) -> None:
     opened(table, cache).at(partitions_of(table)[0])
     first = [len(files) for bucket, files in table.state.load().by_bucket.items() if bucket == 0]

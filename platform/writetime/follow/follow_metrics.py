@@ -18,10 +18,18 @@ STATUSES = ("landing", "waiting", "set aside")
 class FollowMetrics(Collector):
     """Metrics of some tables, and of topics that all of them need."""
 
-    def __init__(self, tables: Callable[[], Iterable[TablePipeline]], skipped: Callable[[], dict[str, int]]) -> None:
-        """Show tables; `skipped` returns how many messages of each shared topic could not be read."""
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[TablePipeline]],
+        skipped: Callable[[], dict[str, int]],
+        cached: Callable[[], int],
+    ) -> None:
+        """Show tables; `skipped` returns how many messages of each shared topic could not be read, `cached` the bytes
+        of the cache.
+        """
         self._tables = tables
         self._skipped = skipped
+        self._cached = cached
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
@@ -44,9 +52,14 @@ class FollowMetrics(Collector):
         waiting = GaugeMetricFamily(
             "writetime_follow_waiting_changes", "Changes in the topic that have not landed.", labels=["table"]
         )
+        files = GaugeMetricFamily(
+            "writetime_follow_files", "Live files of a part of a table in the lake.", labels=["table", "part"]
+        )
         tables = list(self._tables())
         for table in tables:
             waiting.add_metric([table.name], table.waiting)
+            for part, count in table.files.items():
+                files.add_metric([table.name, part], count)
             changes.add_metric([table.name], table.landing.rows)
             for name, step in table.counts().items():
                 names = [table.name, name]
@@ -69,7 +82,10 @@ class FollowMetrics(Collector):
         )
         for topic, count in self._skipped().items():
             skipped.add_metric([topic], count)
-        yield from (changes, waiting, errors, rows, seconds, cpu, batch, delay, behind, statuses, skipped)
+        cache = GaugeMetricFamily(
+            "writetime_follow_cache_bytes", "Bytes of the decoded files in lake.cache.", value=self._cached()
+        )
+        yield from (changes, waiting, errors, rows, seconds, cpu, batch, delay, behind, files, cache, statuses, skipped)
 
 
 def serve_metrics(settings: Settings, metrics: FollowMetrics) -> None:

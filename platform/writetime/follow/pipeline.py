@@ -81,6 +81,8 @@ class TablePipeline:
         self.landing = landing
         # Changes that wait in the topic, as of the last batch.
         self.waiting = 0
+        # The live files of each part that was loaded, as of the last turn.
+        self.files: dict[str, int] = {}
         every, wanted = settings.follow, entry.entry.row_events
         self.events = Step(settings, "row events", self.name, every.events_seconds, is_wanted=wanted)
         self.publishing = Step(settings, "publishing", self.name, every.events_seconds, is_wanted=wanted)
@@ -146,6 +148,7 @@ class TablePipeline:
         caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
         if caught_up and self._begins(self.upkeep):
             self.upkeep.attempt(self._keep_up)
+        self._count_files()
         self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
 
@@ -216,6 +219,13 @@ class TablePipeline:
         if self._table is None:
             self._table = open_table(self._settings, self.name)
         return self._table
+
+    def _count_files(self) -> None:
+        table = self._table
+        if table is not None:
+            parts = {"changes": table.changes, "state": table.state, "view": table.view, "row_events": table.row_events}
+            found = {name: part.known_files for name, part in parts.items()}
+            self.files = {name: count for name, count in found.items() if count is not None}
 
     def _find_events(self) -> int:
         return extend(self._opened(), run=self._run)

@@ -18,6 +18,7 @@ from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
 from writetime.follow.turns import Turns, turns
+from writetime.lake.cache import Cache
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import Runner
 from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
@@ -55,7 +56,8 @@ class Follower:
             WritetimeError: the port of the metrics cannot be used.
         """
         self._stop = stop
-        serve_metrics(self._settings, FollowMetrics(lambda: list(self.tables.values()), self._skipped))
+        cached = Cache.of(self._settings).size
+        serve_metrics(self._settings, FollowMetrics(lambda: list(self.tables.values()), self._skipped, cached))
         with (
             shares(self._settings) as own,
             _in_spark(self._settings) as self._in_spark,

@@ -157,7 +157,15 @@ class Cache:
         write(source, path, file.size)
         return read(path, file.size)
 
-    def _make_room(self, needed: int) -> None:
+    def size(self) -> int:
+        """Return the bytes of the files in the folder, those of other programs too; 0 if it cannot be read."""
+        try:
+            return sum(size for _, size, _ in self._files())
+        except OSError:
+            return 0
+
+    def _files(self) -> list[tuple[int, int, Path]]:
+        """Return the files of the folder: when each was used last (nanoseconds), its bytes, and its path."""
         files = []
         for path in self.folder.iterdir():
             try:
@@ -165,6 +173,10 @@ class Cache:
             except FileNotFoundError:
                 continue
             files.append((found.st_mtime_ns, found.st_size, path))
+        return files
+
+    def _make_room(self, needed: int) -> None:
+        files = self._files()
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total + needed <= self.limit:

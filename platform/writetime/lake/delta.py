@@ -188,6 +188,11 @@ class BucketedTable:
         found, commit = self._kept
         return commits.read_commit(self.storage, found.version) == commit
 
+    @property
+    def known_files(self) -> int | None:
+        """The number of files of the newest version that was loaded, if it is known. Nothing is read for this."""
+        return None if self._kept is None else len(self._kept[0].files)
+
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
 
