@@ -146,14 +146,10 @@ def test_tutorial(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clone.end()
 
 
-def test_metrics_and_checks_that_operations_names_exist() -> None:
+def test_checks_that_operations_names_exist() -> None:
     text = (ROOT / "docs/operations.md").read_text()
     code = "".join(path.read_text() for part in ("platform", "assets") for path in (ROOT / part).rglob("*.py"))
-    metrics = set(re.findall(r"writetime_(?:ingress|sink|capture|worker)_(\w+)", text))
     checks = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`[a-z_`, ]+`) \| `[^|]+` \|", text))))
-    assert len(metrics) > 10
     assert len(checks) > 15
-    for metric in metrics:
-        assert re.search(rf'(writetime_\w+_|")({metric}|{metric.removesuffix("_total")})\b', code), metric
     for check in checks:
         assert re.search(rf'def {check}\(|"{check}"', code), check
