@@ -17,21 +17,30 @@ from dagster import (
     SensorResult,
     build_schedule_context,
     build_sensor_context,
+    materialize,
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
+from tests.assets.runs import numbers
+from tests.support.made import add, write
+from tests.support.messages import decoded
+from tests.support.published import schema_of
 from tests.support.settings import write_settings
 from writetime.core import config
 from writetime.core.config import Settings, Table
 from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.table import create_table
 from writetime.landing.reports import Reporter
+from writetime.row_events.publish import EventPublisher, Fenced
+from writetime.row_events.stream import extend
 from writetime.servers.process import free_port
+from writetime.wire.topic_names import row_events_topic
 from writetime.wire.watermarks import LandingReport, StepReport, WatermarkTopic
-from writetime_dagster.assets import followed
+from writetime_dagster.assets import followed, row_events
 from writetime_dagster.assets.followed import progress
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.wiring import platform
-from writetime_dagster.resources import KafkaResource
+from writetime_dagster.resources import KafkaResource, LakeResource
 
 EXPECT = [{"type": "expect_column_values_to_not_be_null", "column": "v"}]
 
@@ -168,3 +177,33 @@ def test_schedules_leave_out_followed_tables(settings: Settings, tmp_path: Path)
         # One that no longer reports is no longer followed.
         report(settings, tables[1].name, time.time() - 1000)
         assert selected(instance, "catch_up_schedule") == of_b
+
+
+def test_an_asset_of_a_followed_table_is_materialized_by_hand(settings: Settings, tmp_path: Path) -> None:
+    """It publishes for the publisher that `writetime follow` keeps open, and the next one of that continues."""
+    lake = settings.lake.model_copy(update={"path": str(tmp_path / "lake"), "cache": str(tmp_path / "cache")})
+    settings = settings.model_copy(update={"lake": lake})
+    write_settings(settings, tmp_path / "writetime.toml")
+    followed_table = tables_of(settings)[0]
+    schema = schema_of(settings, "a")
+    table, publisher = create_table(settings, schema), EventPublisher(settings, schema.full_name)
+
+    def event(number: int) -> None:
+        add(table, [write(number, 1, 5, v="a")], number, schema)
+        assert extend(table) == 1
+
+    event(1)
+    assert publisher.publish(table) == 1
+    report(settings, schema.full_name, time.time())
+    assert key_of(schema.full_name, "row_topic") not in followed.left([followed_table])
+    event(2)
+    asset, resources = row_events.topic(followed_table), {"lake": LakeResource(), "kafka": KafkaResource()}
+    result = materialize([asset], instance=DagsterInstance.ephemeral(), resources=resources)
+    assert all(check.passed for check in result.get_asset_check_evaluations())
+    assert numbers(result, key_of(schema.full_name, "row_topic"))["events_published"] == 1
+    event(3)
+    with pytest.raises(Fenced):
+        publisher.publish(table)
+    assert EventPublisher(settings, schema.full_name).publish(table) == 1
+    events = decoded(settings, row_events_topic(schema.full_name))
+    assert sorted(each["after"]["id"] for each in events) == [1, 2, 3]
