@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,15 @@ from tests.support.captured import Captured
 from tests.support.lake_answers import view_rows
 from tests.support.waiting import wait_for
 from writetime.capture.agent import Pace
+from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import create_table, open_table
 from writetime.landing.landing import Landing, captured_tables
 from writetime.schema.stored import from_json
-from writetime.schema.table import Column, SchemaError
+from writetime.schema.system import from_rows
+from writetime.schema.table import Column, SchemaError, TableSchema
 from writetime.schema.types import Native
 from writetime.verify.comparison import verify
 
@@ -89,6 +92,30 @@ def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path) -> Non
                 in from_json(json.loads(stored.read_text())["versions"][-1]["table"]).columns
             )
         )
+
+
+def test_only_tables_that_changed_are_built_again(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all tables that a node has. A new type may change each table of its keyspace."""
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true")
+    watch = SchemaWatch(tmp_path, Node(captured.node.session(), None))
+    assert watch.refresh()
+    built: list[str] = []
+
+    def build(table: Any, *rows: Any) -> TableSchema:
+        built.append(f"{table['keyspace_name']}.{table['table_name']}")
+        return from_rows(table, *rows)
+
+    monkeypatch.setattr("writetime.capture.node_schemas.from_rows", build)
+    captured.write("ALTER TABLE {ks}.t ADD v int")
+    assert watch.refresh()
+    assert built == [f"{captured.keyspace}.t"]
+    [schema] = [schema for schema in watch.tables.captured if schema.full_name == f"{captured.keyspace}.t"]
+    assert Column("v", Native("int")) in schema.columns
+    captured.write("CREATE TYPE {ks}.u (a int)")
+    assert not watch.refresh()
+    assert sorted(built[1:]) == [f"{captured.keyspace}.{table}" for table in ("marks", "t")]
 
 
 def test_key_columns_that_are_renamed(captured: Captured, tmp_path: Path) -> None:

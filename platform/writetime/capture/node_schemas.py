@@ -27,7 +27,7 @@ from writetime.capture.durable import read_json, write_json
 from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.schema.stored import from_json, to_json
-from writetime.schema.system import from_rows, settled_rows
+from writetime.schema.system import TableRows, from_rows, rows_of_tables, settled_rows
 from writetime.schema.table import SchemaHistory, TableSchema
 from writetime.storage.batch import BatchMaker
 from writetime.storage.plan import Plan
@@ -277,6 +277,8 @@ class SchemaWatch:
         self._history = SchemaHistory()
         self._stored: dict[UUID, list[dict[str, Any]]] = {}
         self._tables: dict[UUID, Table] = {}
+        # The rows of tables that gave the present schemas. A schema change of one table rereads those of all.
+        self._taken: dict[UUID, TableRows] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
                 self._restore(UUID(path.stem), read_json(path))
@@ -298,19 +300,23 @@ class SchemaWatch:
             return False
         rows = settled_rows(self._node.rows, views="id")
         before = self.tables
-        for row in rows["tables"]:
-            self._take(row, rows)
+        for of_table in rows_of_tables(rows):
+            self._take(of_table)
         live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
         self.tables = Tables(dict(self._tables), live, views)
         self._version = version
         return (before.by_id, before.live) != (self.tables.by_id, live)
 
-    def _take(self, row: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
+    def _take(self, rows: TableRows) -> None:
+        """Take note of a table, unless its rows are those that were read last and gave a schema."""
+        row = rows[0]
         table_id, captured = row["id"], bool(row.get("cdc"))
+        if self._taken.get(table_id) == rows:
+            return
         old = self._tables.get(table_id)
         schema, fault = None, ""
         try:
-            found = from_rows(row, rows["columns"], rows["types"], rows["dropped_columns"])
+            found = from_rows(*rows)
             self._history.add(found)
             schema = self._history.get(table_id)
             if schema is not None:
@@ -322,18 +328,23 @@ class SchemaWatch:
             schema, fault = None, reason_of(e)
         seen_at = old.seen_at if old else time.time_ns() // 1000
         table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
-        if table == old:
-            return
+        if table != old:
+            self._note(table, old)
+        if schema is not None:
+            self._taken[table_id] = rows
+
+    def _note(self, table: Table, old: Table | None) -> None:
+        """Store a table that is new or has changed, and log what that means."""
         # The database's own tables are never dropped, and so never needed from here.
-        if schema is not None and not table.keyspace.startswith("system"):
+        if table.schema is not None and not table.keyspace.startswith("system"):
             # Before the table is known: if the disk is full, the next call stores it.
-            self._store(table_id, to_json(schema), captured=captured)
-        self._tables[table_id] = table
-        if old is not None and old.captured != captured:
-            self.switched.append((table, captured))
-        if captured and fault:
-            log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, fault)
-        elif captured:
+            self._store(table.id, to_json(table.schema), captured=table.captured)
+        self._tables[table.id] = table
+        if old is not None and old.captured != table.captured:
+            self.switched.append((table, table.captured))
+        if table.captured and table.fault:
+            log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, table.fault)
+        elif table.captured:
             log.info("table %s.%s is captured", table.keyspace, table.name)
         elif old is not None and old.captured:
             log.warning(

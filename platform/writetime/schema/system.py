@@ -4,7 +4,8 @@ ScyllaDB differs (2026.1): `clustering_order` is in capitals, and `dropped_colum
 `dropped_time` in microseconds.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from writetime.core.errors import WritetimeError
@@ -15,6 +16,10 @@ _ITSELF = "system_schema"
 _NAMES = "keyspace_name, table_name"
 # ScyllaDB refuses a query with more names (`max_partition_key_restrictions_per_query`, and that of clustering keys).
 _MOST_NAMES = 100
+
+Row = Mapping[str, Any]
+# Of one table: its row of `tables`, and its rows of `columns`, `types` and `dropped_columns`.
+TableRows = tuple[Row, Sequence[Row], Sequence[Row], Sequence[Row]]
 
 
 def from_rows(
@@ -156,22 +161,29 @@ def _names(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def schemas_of(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, TableSchema | WritetimeError]:
     """Return the schema of each table of `settled_rows` by its full name, or why it cannot be read."""
-    columns, dropped = (_by_table(rows[name]) for name in ("columns", "dropped_columns"))
     found: dict[str, TableSchema | WritetimeError] = {}
-    for table in rows["tables"]:
-        names = _names(table)
+    for of_table in rows_of_tables(rows):
         try:
-            schema = from_rows(table, columns.get(names, ()), rows["types"], dropped.get(names, ()))
+            schema = from_rows(*of_table)
         except WritetimeError as e:
             schema = e
-        found[".".join(names)] = schema
+        found[".".join(_names(of_table[0]))] = schema
     return found
 
 
-def _by_table(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def rows_of_tables(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[TableRows]:
+    """Yield what `from_rows` takes of each table of `settled_rows`, without the rows of others."""
+    columns, dropped = (_grouped(rows[name], _names) for name in ("columns", "dropped_columns"))
+    types = _grouped(rows["types"], itemgetter("keyspace_name"))
+    for table in rows["tables"]:
+        names = _names(table)
+        yield table, columns.get(names, []), types.get(names[0], []), dropped.get(names, [])
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(_names(row), []).append(row)
+        found.setdefault(key(row), []).append(row)
     return found
 
 
