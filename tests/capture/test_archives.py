@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from cassandra import OperationTimedOut
+from cassandra.concurrent import execute_concurrent_with_args
 from click.testing import CliRunner
 from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context, materialize
 from pyspark.sql import SparkSession
 
 from tests.capture.agents import complete
-from tests.support.captured import Captured
+from tests.support.captured import Captured, captured_keyspace
+from tests.support.format_server import FormatServer
 from tests.support.settings import write_settings
 from tests.support.vault import vault
 from tests.support.waiting import wait_for
@@ -25,6 +27,7 @@ from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.storage.segment import Segment, find_segments
@@ -69,20 +72,50 @@ def write_table(captured: Captured) -> list[Path]:
         "DELETE FROM {ks}.t WHERE k = 1 AND c > 1000",
         "DELETE FROM {ks}.t WHERE k = 5",
     )
-    insert = captured.node.session().prepare(f"INSERT INTO {captured.keyspace}.t (k, c, v) VALUES (?, ?, ?)")
-    for i in range(40):
-        captured.node.session().execute(insert, (i % 4, i, os.urandom(60_000)))
-    captured.fill(2)
+    session = captured.node.session()
+    insert = session.prepare(f"INSERT INTO {captured.keyspace}.t (k, c, v) VALUES (?, ?, ?)")
+    execute_concurrent_with_args(session, insert, [(i % 4, i, os.urandom(60_000)) for i in range(40)])
+    captured.fill(1)
     found = [path for path in complete(captured) if path not in before]
     assert len(found) >= 3
     return found
 
 
+@dataclass
+class Written:
+    """A keyspace with the table `t`, and copies of the segments that have all writes to it."""
+
+    captured: Captured
+    segments: list[Path]
+
+
+@pytest.fixture(scope="module")
+def written(node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    """Written once: each test publishes copies, with a checkpoint of its own."""
+    home = tmp_path_factory.mktemp("written")
+    with captured_keyspace(node, kafka, home) as captured:
+        captured.settings = captured.with_options(segments_seconds=0.1)
+        yield Written(captured, [copy(path, home / "segments") for path in write_table(captured)])
+
+
+@pytest.fixture
+def captured(written: Written) -> Captured:
+    """The keyspace, of whose changes nothing is published yet, as far as a test can tell."""
+    written.captured.forget("t")
+    return written.captured
+
+
+@pytest.fixture
+def segments(written: Written) -> list[Path]:
+    """The segments that have all writes to the table `t`, to be copied."""
+    return written.segments
+
+
 def test_changes_of_an_agent_are_published(
-    captured: Captured, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: Captured, segments: list[Path], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = tmp_path / "copies"
-    for path in write_table(captured):
+    for path in segments:
         copy(path, copies)
     with captured.agent():
         captured.settle()
@@ -139,9 +172,9 @@ def publish_by_the_asset(captured: Captured, copies: Path, changes: int) -> None
     assert all(check.passed for check in result.get_asset_check_evaluations())
 
 
-def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: Path) -> None:
+def test_segments_that_come_and_grow_are_followed(captured: Captured, segments: list[Path], tmp_path: Path) -> None:
     # Others are in the first one, too.
-    first, growing, *others = write_table(captured)
+    first, growing, *others = segments
     copies, stop, total = tmp_path / "copies", threading.Event(), Report()
 
     def follow() -> None:
@@ -168,8 +201,10 @@ def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: 
     captured.assert_same("t")
 
 
-def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, tmp_path: Path) -> None:
-    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+def test_files_that_are_no_known_segments_stop_no_other(
+    captured: Captured, segments: list[Path], tmp_path: Path
+) -> None:
+    copies = [copy(path, tmp_path / "copies") for path in segments]
     later, other = strays = [tmp_path / "copies" / name for name in ("CommitLog-9-1700000000000.log", "agent.log")]
     for stray in strays:
         stray.write_bytes(b"\0" * 1000)
@@ -186,9 +221,11 @@ def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, tmp_
         publish_segments(captured.settings, [str(other)], tmp_path / "another")
 
 
-def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tmp_path: Path) -> None:
+def test_missing_changes_are_reported_until_they_are_read(
+    captured: Captured, segments: list[Path], tmp_path: Path
+) -> None:
     copies, checkpoint = str(tmp_path / "copies"), tmp_path / "checkpoint"
-    broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in segments]
     contents = {path: path.read_bytes() for path in (broken, torn, index_of(mislabelled))}
     changed = bytearray(contents[broken])
     changed[len(changed) // 2] ^= 1
@@ -263,11 +300,11 @@ BreakOne = Callable[[Exception], tuple[Broken, Path, list[Path]]]
 
 
 @pytest.fixture
-def break_one(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BreakOne:
+def break_one(captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BreakOne:
     """Copies the segments of a table to `copies`, and lets the first one raise an error."""
 
     def act(error: Exception) -> tuple[Broken, Path, list[Path]]:
-        bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+        bad, *sound = [copy(path, tmp_path / "copies") for path in segments]
         broken = Broken({bad.name}, error)
         monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
         return broken, bad, sound
@@ -279,10 +316,9 @@ def break_one(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[Report]]:
     """Follow folders in a thread; the report is in the list at the end."""
     stop, reports = threading.Event(), list[Report]()
-    settings = captured.with_options(segments_seconds=0.1)
 
     def follow() -> None:
-        reports.append(follow_segments(settings, list(map(str, paths)), checkpoint, stop))
+        reports.append(follow_segments(captured.settings, list(map(str, paths)), checkpoint, stop))
 
     thread = threading.Thread(target=follow)
     thread.start()
@@ -353,10 +389,10 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
 
 @pytest.mark.parametrize("boundary", ["hand_over", "unbalanced"])
 def test_the_readable_part_of_a_segment_is_published_once(
-    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str
+    captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str
 ) -> None:
     """However often the disk does not return the rest, or all of it when it is counted."""
-    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    bad, *sound = [copy(path, tmp_path / "copies") for path in segments]
     tried: list[None] = []
     broken = threading.Event()
     broken.set()
@@ -402,6 +438,7 @@ def test_the_readable_part_of_a_segment_is_published_once(
 )
 def test_an_error_of_all_segments_is_waited_for(
     captured: Captured,
+    segments: list[Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -409,7 +446,7 @@ def test_an_error_of_all_segments_is_waited_for(
     kind: str,
 ) -> None:
     folder = tmp_path / "copies"
-    for path in write_table(captured):
+    for path in segments:
         copy(path, folder)
     left = [3]
     refresh = archives.SchemaWatch.refresh
@@ -432,9 +469,9 @@ def test_an_error_of_all_segments_is_waited_for(
 
 
 def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
-    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in write_table(captured):
+    for path in segments:
         copy(path, tmp_path / "copies")
     left = [3]
 
@@ -455,11 +492,15 @@ def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
 
 
 def test_a_refused_topic_ends_the_attempts(
-    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    captured: Captured,
+    segments: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """That of the schemas ends the run, as every table needs it; that of a table sets its segments aside, even if the
     publisher is asked again each time."""
-    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    copies = [copy(path, tmp_path / "copies") for path in segments]
     refused: list[str] = []
     topic = SCHEMAS_TOPIC
 
@@ -487,10 +528,10 @@ def test_a_refused_topic_ends_the_attempts(
 
 
 def test_records_of_published_segments_that_are_gone_are_dropped(
-    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "_FORGOTTEN_SECONDS", 0)
-    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    copies = [copy(path, tmp_path / "copies") for path in segments]
     other = copy(copies[-1], tmp_path / "other")
     paths, checkpoint = [str(tmp_path / "copies"), str(tmp_path / "other")], tmp_path / "checkpoint"
     publish_segments(captured.settings, paths, checkpoint)
@@ -508,10 +549,10 @@ def test_records_of_published_segments_that_are_gone_are_dropped(
 
 
 def test_an_unknown_error_of_a_task_loses_nothing(
-    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Segments of the other task are published, and those of the task that fails are not done."""
-    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    copies = [copy(path, tmp_path / "copies") for path in segments]
     made: list[archives.Decoder] = []
 
     class Failing(archives.Decoder):

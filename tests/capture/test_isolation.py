@@ -11,16 +11,17 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra.concurrent import execute_concurrent
 
 from tests.capture.agents import put_back, status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
 from writetime.capture import change_publisher, decoding, durable, segments, snapshots
-from writetime.capture.agent import Pace
 from writetime.capture.change_publisher import check_publishable
 from writetime.capture.progress import OPEN
 from writetime.capture.segments import SegmentFolder
@@ -44,8 +45,12 @@ def keys_of(captured: Captured, table: str) -> list[int]:
 
 
 def write_rows(captured: Captured, *tables: str, count: int = 20) -> None:
-    for k in range(count):
-        captured.write(*(f"INSERT INTO {{ks}}.{table} (k, v) VALUES ({k}, {k})" for table in tables))
+    statements = [
+        (f"INSERT INTO {captured.keyspace}.{table} (k, v) VALUES ({k}, {k})", ())
+        for k in range(count)
+        for table in tables
+    ]
+    execute_concurrent(captured.node.session(), statements)
 
 
 def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
@@ -75,7 +80,7 @@ def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypa
             write_rows(captured, _BAD, "good")
             captured.settle(60)
             written_at = time.time_ns() // 1000
-            captured.fill(2)
+            captured.fill(1)
             wait_for(lambda: list((state / "aside").glob("*.reason.json")))
             wait_for(lambda: until(captured, "good") > written_at)
             assert keys_of(captured, "good") == list(range(20))
@@ -115,7 +120,7 @@ def test_a_change_that_cannot_be_encoded_stops_no_other(captured: Captured, monk
             captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES ({_POISON}, {_POISON + 100})")
             captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES (14, 14)")
             captured.settle(60)
-            captured.fill(2)
+            captured.fill(1)
             wait_for(lambda: status_of(captured)["held"])
             assert keys_of(captured, "good") == list(range(20))
             assert keys_of(captured, _BAD) == [*range(_POISON), 14]
@@ -154,7 +159,7 @@ def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
     with captured.agent():
         write_rows(captured, _BAD, "good")
         captured.settle(60)
-        captured.fill(2)
+        captured.fill(1)
         wait_for(lambda: status_of(captured).get("held"))
         assert list(status_of(captured)["held"]) == [f"{captured.keyspace}.{_BAD}"]
         assert refused in status_of(captured)["held_by"]
@@ -174,7 +179,7 @@ def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypa
         with captured.agent():
             write_rows(captured, _BAD, "good")
             captured.settle(60)
-            captured.fill(2)
+            captured.fill(1)
             wait_for(lambda: status_of(captured).get("held"))
             assert list(status_of(captured)["held"]) == [bad]
             assert "nobody expects this" in status_of(captured)["held_by"]
@@ -315,7 +320,7 @@ def test_a_segment_that_cannot_be_read_stops_no_other(
 def test_a_fault_of_the_disk_publishes_nothing_twice(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment on a bad block: what was read before it is not read again at each attempt."""
     captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
-    captured.pace = Pace(pause=0.05)
+    captured.pace = replace(captured.pace, pause=0.05)
     broken = [True]
     failures: list[str] = []
     read = decoding.Decoder.read
@@ -342,7 +347,7 @@ def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monke
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     write_rows(captured, _BAD, "good")
     bad = f"{captured.keyspace}.{_BAD}"
-    captured.pace = Pace(snapshot=0.1)
+    captured.pace = replace(captured.pace, snapshot=0.1)
     monkeypatch.setattr(snapshots, "_open", failing(snapshots._open, lambda _, __, schema: schema.full_name == bad))
     with captured.agent(snapshot="initial"):
         wait_for(lambda: status_of(captured).get("snapshots", {}).get(bad, {}).get("status") == "failed")
@@ -470,7 +475,7 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
             write_rows(captured, _BAD, "good")
             captured.settle(60)
             written_at = time.time_ns() // 1000
-            captured.fill(2)
+            captured.fill(1)
             wait_for(lambda: disk.refused >= 2)
             wait_for(lambda: status_of(captured)["errors"].get("disk"))
             # It is logged once, the segment stays, and the other table goes on.
@@ -507,7 +512,7 @@ def test_a_snapshot_whose_progress_cannot_be_saved_is_published(
     write_rows(captured, "good")
     captured.write("ALTER TABLE {ks}.good WITH cdc = true")
     good = f"{captured.keyspace}.good"
-    captured.pace = Pace(snapshot=0.1)
+    captured.pace = replace(captured.pace, snapshot=0.1)
     disk = Disk(monkeypatch, "*/snapshots.json.new", after)
     with captured.agent(snapshot="initial"):
         wait_for(lambda: disk.refused >= 1)

@@ -53,7 +53,7 @@ class Counted:
 
 
 def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = published(settings, *(f"t{i}" for i in range(12)))
+    names = published(settings, *(f"t{i}" for i in range(6)))
     ensure_watermarks_topic(settings)
     now = time_now()
     mark(settings, settings.cassandra.keyspace, SourceMarks({name: TableMark(now) for name in names}))

@@ -22,15 +22,16 @@ from writetime.core.errors import Transient
 from writetime.core.outages import is_outage
 from writetime.lake.table import is_in_lake
 from writetime.lake.views import time_now
-from writetime.landing import following
+from writetime.landing import following, schema_changes
 from writetime.landing import reports as sending
 from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.schema.fingerprints import fingerprint
+from writetime.wire import publishing, watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
 from writetime.wire.topic_names import changes_topic
-from writetime.wire.watermarks import WATERMARKS_TOPIC, WatermarkTopic, ensure_watermarks_topic
+from writetime.wire.watermarks import WatermarkTopic, ensure_watermarks_topic
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), RecursionError("too deep"), KeyError("x"), MemoryError()])
@@ -147,23 +148,30 @@ def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
         yield key, value
 
 
-def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_in_shared_topics_stops_no_table(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Of this test alone: readers in all later tests would try the garbage, too.
+    schemas_topic, marks_topic = (f"{settings.cassandra.keyspace}.{name}" for name in ("schemas", "watermarks"))
+    for module in (publishing, schema_changes):
+        monkeypatch.setattr(module, "SCHEMAS_TOPIC", schemas_topic)
+    monkeypatch.setattr(watermarks, "WATERMARKS_TOPIC", marks_topic)
     first, second = published(settings, "a", "b")
     ensure_watermarks_topic(settings)
-    for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
+    for topic in (schemas_topic, marks_topic):
         produce(settings, topic, *garbage(1))
     # CQL of the second table that cannot be read, and a field that nobody knows yet.
     broken = change_avro(schema_of(settings, "b")) | {"table": {"name": "no"}}
-    produce(settings, SCHEMAS_TOPIC, (b"%016x" % 7, json.dumps(broken).encode()))
+    produce(settings, schemas_topic, (b"%016x" % 7, json.dumps(broken).encode()))
     said = {"tables": {first: {"until": time_now(), "unknown": 1}}, "unknown": True}
-    produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), json.dumps(said).encode()))
+    produce(settings, marks_topic, (settings.cassandra.keyspace.encode(), json.dumps(said).encode()))
     marks = WatermarkTopic(settings)
     assert marks.read()[settings.cassandra.keyspace].tables[first].until > 0
     schemas = SchemaTopic(settings)
     schemas.read_on()
     assert marks.skipped > 50
     assert schemas.skipped > 50
-    assert f"topic {SCHEMAS_TOPIC}, partition 0, offset" in caplog.text
+    assert f"topic {schemas_topic}, partition 0, offset" in caplog.text
     tables = Tables(settings, [first, second])
     look(tables)
     assert (count(settings, first), count(settings, second)) == (3, 3)
@@ -172,11 +180,11 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     assert tables.topics is not None
     assert tables.topics.watermarks.skipped == marks.skipped
     # A message without a value deletes the report.
-    produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), None))
+    produce(settings, marks_topic, (settings.cassandra.keyspace.encode(), None))
     assert settings.cassandra.keyspace not in marks.read()
     avro = change_avro(schema_of(settings, "a"))
     assert schemas.get(fingerprint(avro)) == avro
-    produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(avro), None))
+    produce(settings, schemas_topic, (b"%016x" % fingerprint(avro), None))
     schemas.read_on()
     assert schemas.get(fingerprint(avro)) is None
 

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.capture.agents import complete, node_id, progress_of, put_back
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture.agent import Pace, run
+from writetime.capture.agent import run
 from writetime.capture.agent_metrics import read_status, summary
 from writetime.capture.durable import copy_file
 from writetime.capture.progress import Progress, SegmentProgress
@@ -78,7 +79,7 @@ def test_an_archive_that_does_not_answer_is_asked_once_per_pause(
         raise OSError("AWS Error NETWORK_CONNECTION")
 
     monkeypatch.setattr(SegmentFolder, "release", archive)
-    captured.pace = Pace(pause=0.2)
+    captured.pace = replace(captured.pace, pause=0.2)
     with captured.agent(finished="archive", archive=f"file://{tmp_path / 'archive'}"):
         wait_for(lambda: len(asked) >= 4)
         pauses = [later - earlier for earlier, later in itertools.pairwise(asked[:4])]
@@ -95,7 +96,6 @@ def test_the_status_of_an_agent(
 ) -> None:
     """In its metrics, in Kafka, where whoever looks at all agents finds it, in the log, and by the command."""
     caplog.set_level(logging.INFO, "writetime")
-    captured.pace = Pace(mark=0.1)
     table = f"{captured.keyspace}.marks"
     port = free_port()
     with captured.agent(metrics_port=port, backlog_warning=1e-9):
@@ -104,7 +104,8 @@ def test_the_status_of_an_agent(
         assert_another_agent_is_refused(captured, tmp_path)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
-        time.sleep(1.1)  # The status is written every second.
+        # The status is written again.
+        time.sleep(1.5 * captured.pace.status)
         captured.settle()
         node = node_id(captured)
         wait_for(lambda: table in statuses(captured.settings).get(node, {}).get("changes", {}))

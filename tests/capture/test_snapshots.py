@@ -21,13 +21,13 @@ from tests.capture.agents import node_id
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
-from writetime.capture.agent import Pace
 from writetime.clients import node_snapshots
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landing import Landing, captured_tables
+from writetime.runtime.nodetool import nodetool
 from writetime.servers.process import free_port
 
 ROWS, FILES = 4_000, 2
@@ -38,12 +38,6 @@ def landed(captured: Captured, tmp_path: Path) -> Captured:
     """A keyspace that is captured with its snapshots, and a lake of its own."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.with_options(snapshot="initial").model_copy(update={"lake": lake})
-    captured.pace = Pace(mark=0.05)
-    # Of other tests' tables no snapshots are to be taken.
-    session = captured.node.session()
-    for table in session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables"):
-        if table.cdc and table.keyspace_name != captured.keyspace:
-            session.execute(f"ALTER TABLE {table.keyspace_name}.{table.table_name} WITH cdc = false")
     return captured
 
 
@@ -60,7 +54,8 @@ def fill(captured: Captured, table: str, files: int = FILES) -> None:
             f"DELETE FROM {{ks}}.{table} WHERE k = {number + 20} AND c > 100 AND c < 2000",
             f"UPDATE {{ks}}.{table} USING TTL 100000 SET s = 'static' WHERE k = {number + 40}",
         )
-        captured.node.nodetool("flush", captured.keyspace, table)
+        # Not by the oracle, whose start costs more than two of these.
+        nodetool(captured.node.jmx_port, "flush", captured.keyspace, table)
 
 
 def snapshots(captured: Captured) -> dict[str, dict[str, Any]]:

@@ -7,12 +7,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from cassandra.concurrent import execute_concurrent_with_args
 
 from tests.support.format_server import FormatServer
 from tests.support.lake_answers import cql_rows, view_rows
@@ -21,10 +22,11 @@ from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.capture.agent import Pace, run
 from writetime.changes.model import change_schema
-from writetime.clients.kafka import end_offsets, messages_between
+from writetime.clients.kafka import NoTopic, end_offsets, messages_between
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.lake.row_form import fit
 from writetime.merge import live_rows, merge
 from writetime.schema.system import read_schema
@@ -35,6 +37,12 @@ from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+# Of agents in threads: tests wait for watermarks, for the status, and for the next attempt after a fault.
+_PACE = Pace(mark=0.25, pause=0.1, status=0.25)
+# Two fit into a segment, and one of them may be no more than half of it.
+_FILLING_BYTES = 400_000
+# A table without CDC, beside the captured keyspaces.
+_REST = "rest.filling"
 
 
 class Captured:
@@ -45,7 +53,7 @@ class Captured:
         self.settings = settings
         self.keyspace = keyspace
         # Of agents in threads.
-        self.pace = Pace()
+        self.pace = _PACE
         self._home = home
         self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
@@ -54,6 +62,8 @@ class Captured:
         self._marks_seen: set[int] = set()
         self._marks_read: dict[int, int] = {}
         self._faults: list[BaseException] = []
+        # Where the messages of topics begin that `changes` returns.
+        self._starts: dict[str, dict[int, int]] = {}
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
         self.write("CREATE TABLE {ks}.marks (id int PRIMARY KEY, filling blob) WITH cdc = true")
 
@@ -62,33 +72,51 @@ class Captured:
         """How far all sources are. It is kept: the topic has what all tests have sent, and only what is new is read."""
         return WatermarkTopic(self.settings)
 
+    @cached_property
+    def _marks_schema(self) -> TableSchema:
+        return self.schema("marks")
+
     def write(self, *statements: str) -> None:
         """Execute statements, with the keyspace for `{ks}`."""
         for statement in statements:
             self.node.write_one(statement.replace("{ks}", self.keyspace))
 
     def end(self) -> None:
-        """Switch the CDC of all tables of the keyspace off."""
-        query = "SELECT table_name, cdc FROM system_schema.tables WHERE keyspace_name = %s"
-        for row in self.node.session().execute(query, [self.keyspace]):
-            if row.cdc:
-                self.write(f'ALTER TABLE {{ks}}."{row.table_name}" WITH cdc = false')
+        """Drop the keyspace, and leave no segment with writes to it. Each agent that comes later would read the schemas
+        of all tables, and an agent that does not know a table sets its segments aside."""
+        self.node.write_one(f"CREATE KEYSPACE IF NOT EXISTS rest WITH replication = {REPLICATION}")
+        self.node.write_one(f"CREATE TABLE IF NOT EXISTS {_REST} (id int PRIMARY KEY, filling blob)")
+        indexes = list(self.node.cdc_raw.glob("*_cdc.idx"))
 
-    def fill(self, mebibytes: int) -> None:
-        """Write so much that the node goes on to other segments."""
-        insert = self.node.session().prepare(f"INSERT INTO {self.keyspace}.marks (id, filling) VALUES (-1, ?)")
-        for _ in range(mebibytes * 10):
-            self.node.session().execute(insert, (os.urandom(105_000),))
+        def are_complete() -> bool:
+            return all(not index.exists() or index.read_text().endswith("COMPLETED") for index in indexes)
+
+        while not wait_until(are_complete, 0.1, 0.02):
+            self._fill(_REST, 1)
+        for index in indexes:
+            index.with_name(index.name.replace("_cdc.idx", ".log")).unlink(missing_ok=True)
+            index.unlink(missing_ok=True)
+        self.write("DROP KEYSPACE {ks}")
+
+    def fill(self, segments: int) -> None:
+        """Write so much that the node is done with some more segments."""
+        self._fill(f"{self.keyspace}.marks", 2 * segments + 1)
+
+    def _fill(self, table: str, count: int) -> None:
+        session = self.node.session()
+        insert = session.prepare(f"INSERT INTO {table} (id, filling) VALUES (-1, ?)")
+        execute_concurrent_with_args(session, insert, [(os.urandom(_FILLING_BYTES),) for _ in range(count)])
 
     def schema(self, table: str) -> TableSchema:
         """The schema of a table now."""
         return read_schema(self.node.session(), f"{self.keyspace}.{table}")
 
     def changes(self, table: str, schema: TableSchema | None = None) -> pa.Table:
-        """All changes of a table that were published."""
+        """All changes of a table that were published, since `forget` if that was called."""
         schema = schema or self.schema(table)
+        topic = changes_topic(schema.full_name)
         try:
-            found = messages(self.settings, changes_topic(schema.full_name))
+            found = messages(self.settings, topic, self._starts.get(topic))
         except WritetimeError:
             return change_schema(schema).empty_table()
         registry = registry_of(self.settings)
@@ -96,6 +124,12 @@ class Captured:
         changes = decoder.decode([value for _, _, value in found])
         assert changes["key"].to_pylist() == [key for _, key, _ in found]
         return changes
+
+    def forget(self, table: str) -> None:
+        """Leave out of `changes` what was published of a table until now."""
+        topic = changes_topic(f"{self.keyspace}.{table}")
+        with suppress(NoTopic):
+            self._starts[topic] = end_offsets(self.settings, topic)
 
     def settle(self, seconds: float = 300) -> None:
         """Wait until all that was written before is published: until a second mark is there. The first one may be in
@@ -118,7 +152,7 @@ class Captured:
         values = [m.value() for m in messages_between(self.settings, topic, starts, ends)]
         if values:
             registry = registry_of(self.settings)
-            decoder = ChangeDecoder(self.schema("marks"), self._schemas.get, registry and registry.get)
+            decoder = ChangeDecoder(self._marks_schema, self._schemas.get, registry and registry.get)
             self._marks_seen |= set(decoder.decode(values)["id"].to_pylist())
         self._marks_read = ends
         return self._marks_seen
@@ -178,7 +212,7 @@ class Captured:
 
 @contextmanager
 def captured_keyspace(node: FormatServer, settings: Settings, home: Path) -> Iterator[Captured]:
-    """A keyspace that is captured, until the end: else each agent would have the tables of all tests before."""
+    """A keyspace that is captured, until the end."""
     cassandra = settings.cassandra.model_copy(update={"port": node.port})
     # More than one partition, and each costs the broker; an agent that looks less often costs less.
     capture = Capture(state_dir=home / "state", snapshot="schema-only", partitions=2, poll_seconds=0.05)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import fastavro
@@ -13,12 +14,13 @@ from writetime.core.config import Settings
 from writetime.wire.publishing import SCHEMAS_TOPIC
 
 
-def messages(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes]]:
-    """Partition, key and value of all messages that a reader of committed ones gets, in order of each partition."""
+def messages(settings: Settings, topic: str, starts: Mapping[int, int] | None = None) -> list[tuple[int, bytes, bytes]]:
+    """Partition, key and value of all messages that a reader of committed ones gets, in order of each partition; from
+    the starts of partitions on, if they are given."""
     own = {"group.id": "test", "isolation.level": "read_committed", "enable.partition.eof": True}
     consumer = Consumer(client_config(settings, **own))
     open_partitions = set(end_offsets(settings, topic))
-    consumer.assign([TopicPartition(topic, p, 0) for p in open_partitions])
+    consumer.assign([TopicPartition(topic, p, (starts or {}).get(p, 0)) for p in open_partitions])
     found = []
     while open_partitions:
         message = consumer.poll(30)

@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 _PORTION = 50_000
 # Longest time between two saves of the progress. Each save syncs the disk, which may also hold the commit log.
 _SAVE_SECONDS = 0.5
-_STATUS_SECONDS = 1.0
 _WARNING_SECONDS = 60.0
 # How long completed segments are released in one round, and the longest pause after one that cannot be.
 _RELEASE_SECONDS = 1.0
@@ -86,12 +85,14 @@ class Pace:
         mark: between two watermarks.
         pause: between a fault and the next attempt; of completed segments, the first such pause.
         snapshot: the same, for the snapshot of a table.
+        status: between two writes of the status file.
     """
 
     schema: float = 1.0
     mark: float = 5.0
     pause: float = 1.0
     snapshot: float = 60.0
+    status: float = 1.0
 
 
 _USUAL = Pace()
@@ -504,7 +505,7 @@ class Agent:
         )
         self._metrics.lag(lag)
         if now >= self._next_status:
-            self._next_status = now + _STATUS_SECONDS
+            self._next_status = now + self._pace.status
             write_status(self._progress.folder, self._status())
         share = lag.backlog_bytes / self._limit if self._limit else 0.0
         if share >= self._settings.capture.backlog_warning and now >= self._next_warning:
