@@ -55,8 +55,6 @@ from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
 
-_TABLES = 3
-_REPLICAS = 2
 _PATIENCE_SECONDS = 240.0
 NODE: dict[str, object] = {
     "commitlog_segment_size": "1MiB",
@@ -73,11 +71,18 @@ class Dose:
     Attributes:
         pause_seconds: the longest pause of a thread between two writes.
         kills: how often each program is killed, beside the kills while a server is away.
+        quiet_seconds: the longest time between two faults.
+        tables: how many tables of random columns are written to, beside one of counters and one of large values. One of
+            them comes later than the others.
+        replicas: how many more agents publish copies of the segments.
         snapshot: which snapshots the agents of replicas publish.
     """
 
     pause_seconds: float = Writer.pause_seconds
     kills: int = 2
+    quiet_seconds: float = 3.0
+    tables: int = 3
+    replicas: int = 2
     snapshot: str = "initial"
 
 
@@ -207,7 +212,7 @@ class EndToEnd:
             schema_metadata_enabled=False,
         )
         session = self._cluster.connect()
-        kinds = [(Writer, f"t{i}") for i in range(_TABLES)] + [(Counters, "counts"), (Filling, "filling")]
+        kinds = [(Writer, f"t{i}") for i in range(dose.tables)] + [(Counters, "counts"), (Filling, "filling")]
         self._writers = [
             kind(session, clock, self._captured.keyspace, name, 1000 * seed + i, self._stop)
             for i, (kind, name) in enumerate(kinds)
@@ -223,7 +228,7 @@ class EndToEnd:
         """
         replicas: list[Replica] = []
         try:
-            homes = [self._home / f"replica{i}" for i in range(_REPLICAS)]
+            homes = [self._home / f"replica{i}" for i in range(self._dose.replicas)]
             replicas = [Replica(self._captured, home, self._dose.snapshot) for home in homes]
             for thread in (*self._writers[1:], self._agent, self._follow):
                 thread.start()
@@ -263,7 +268,7 @@ class EndToEnd:
         ]
         self._random.shuffle(faults)
         for name, fault in faults:
-            time.sleep(self._random.uniform(0.2, 3))
+            time.sleep(self._random.uniform(0.2, self._dose.quiet_seconds))
             if not self._writers[0].is_alive() and self._random.random() < 0.5:
                 # A table that comes later than the others.
                 self._begin(self._writers[0])

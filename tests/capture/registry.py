@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -29,10 +30,8 @@ class RegistryServer(EmbeddedServer):
         super().__init__(home, {"port": self._port}, 120)
 
     def command(self) -> list[str]:
-        """Unpack the server."""
-        (archive,) = jars.fetch("registry")
-        shutil.unpack_archive(archive, self.folder, "gztar")
-        (runner,) = self.folder.glob("*-runner.jar")
+        """Run the server from where it was unpacked."""
+        (runner,) = _unpacked().glob("*-runner.jar")
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dquarkus.http.host=127.0.0.1"]
         return [str(java()), *options, f"-Dquarkus.http.port={self._port}", "-jar", str(runner)]
 
@@ -51,6 +50,18 @@ class RegistryServer(EmbeddedServer):
         request = urllib.request.Request(self.url + path, body, headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+
+def _unpacked() -> Path:
+    """Return the folder of the server, which is unpacked once on a machine, beside the jars."""
+    (archive,) = jars.fetch("registry")
+    folder = jars.cache_folder().parent / "registry" / archive.name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            shutil.unpack_archive(archive, Path(made) / "all", "gztar")
+            (Path(made) / "all").rename(folder)
+    return folder
 
 
 @contextmanager

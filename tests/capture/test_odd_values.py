@@ -87,7 +87,9 @@ def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[s
 
 
 @pytest.mark.cassandra_5_only("vectors")
-def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> None:
+def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path, *, is_long: bool) -> None:
+    # Of each partition: itself, and some more.
+    others = len(MILLIS) if is_long else 3
     landed.write(
         "CREATE TYPE {ks}.u (a timestamp, b int)",
         "CREATE TABLE {ks}.t (p timestamp, q frozen<map<timestamp, int>>, c timestamp, "
@@ -98,9 +100,9 @@ def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> Non
         "AND CLUSTERING ORDER BY (c DESC, d ASC)",
     )
     with landed.agent():
-        for p in MILLIS:
+        for number, p in enumerate(MILLIS):
             landed.write(f"UPDATE {{ks}}.t SET st = {p} WHERE p = {p} AND q = {{{p}: 1, 5: 2}}")
-            for c in MILLIS:
+            for c in (*MILLIS, *MILLIS)[number : number + others]:
                 landed.write(
                     "INSERT INTO {ks}.t (p, q, c, d, v, l, s, m, n, u, fu, t, e, mm) VALUES "
                     f"({p}, {{{p}: 1, 5: 2}}, {c}, ({c}, 1), {c}, [{c}, 7, {p}], {{{c}, {p}}}, {{{c}: 1, 0: 2}}, "
@@ -114,7 +116,7 @@ def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> Non
                     )
         landed.settle()
     unfit = assert_whole_way(landed, "t", tmp_path)
-    assert unfit["p"] == unfit["c"] == unfit["st"] == unfit["v"] == len(MILLIS) * 4
+    assert unfit["p"] == unfit["c"] == unfit["st"] == unfit["v"] == others * 4
     assert set(unfit) == {c.name for c in landed.schema("t").columns}
 
 
