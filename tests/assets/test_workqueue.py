@@ -1,5 +1,6 @@
 """The assets of the work queue on a real database: observed, drained on Spark, copied to the lake, checked."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,18 +24,20 @@ from pyspark.sql import SparkSession
 from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, Item, NewItem, audit, completed
+from writetime.workqueue import Enqueuer, Item, NewItem, Worker, audit, completed
 from writetime.workqueue.audit import InLake
 from writetime.workqueue.inspect import Look
 from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import Tables
-from writetime.workqueue.spark_workers import drain
 from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 _T = TypeVar("_T")
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
+# One of them fails.
+ITEMS = 30
+COMPLETED = ITEMS - 1
 
 
 def handle(item: Item) -> dict[str, int]:
@@ -58,15 +61,16 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     own = settings.workqueue.model_copy(update={"lease_seconds": 10.0})
     settings = settings.model_copy(update={"workqueue": own})
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1, "max_depth": 99}}')
+    queues = {"jobs": {"shards": 2, "max_attempts": 1, "max_depth": ITEMS - 1}}
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", json.dumps(queues))
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
-        enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(100)])
+        enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(ITEMS)])
     with DagsterInstance.ephemeral() as instance:
         drain_a_queue_that_is_stuck(instance, monkeypatch)
         for _ in range(2):
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
             [event] = result.get_asset_materialization_events()
-            assert event.materialization.metadata["dagster/row_count"].value == 99
+            assert event.materialization.metadata["dagster/row_count"].value == COMPLETED
         # A bucket that cannot be read keeps its rows, and fails the check.
         with monkeypatch.context() as patch:
             patch.setattr(completed, "faults", lambda _: {Place("jobs", 0, 5): "a bad row"})
@@ -78,12 +82,12 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
         )
     lost = looked_for_losses()
     assert lost.passed
-    assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
+    assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [COMPLETED, 1, 0]
     rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
-    assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
-    assert compared_with_the_lake() == (True, [99, 99, 0, 0])
+    assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(ITEMS) if n != 13}
+    assert compared_with_the_lake() == (True, [COMPLETED, COMPLETED, 0, 0])
     assert_lakes_that_differ_are_found(settings, monkeypatch)
-    assert compared_with_the_lake() == (True, [99, 99, 0, 0])
+    assert compared_with_the_lake() == (True, [COMPLETED, COMPLETED, 0, 0])
     # A dead item without its letter is reported.
     with database.connect(settings) as session:
         session.execute(f"TRUNCATE {settings.cassandra.keyspace}.queue_dead_letters", timeout=60)
@@ -103,8 +107,8 @@ def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.M
     assert isinstance(asked, RunRequest)
     assert_reported_once(instance, cursor, monkeypatch)
     observed, [check] = health(instance)
-    assert (observed["depth"].value, check.passed) == (100, False)
-    assert check.description == "queue jobs: 100 items are not finished"
+    assert (observed["depth"].value, check.passed) == (ITEMS, False)
+    assert check.description == f"queue jobs: {ITEMS} items are not finished"
     monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
     asked, cursor = tick(instance, cursor)
     assert isinstance(asked, RunRequest), "it is stuck for another reason, too"
@@ -154,16 +158,16 @@ def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.M
     lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
     with monkeypatch.context() as patch:
         patch.setattr(audit, "in_lake", lambda *_: lacking)
-        assert compared_with_the_lake() == (True, [99, 99 - len(have), len(have), 0])
+        assert compared_with_the_lake() == (True, [COMPLETED, COMPLETED - len(have), len(have), 0])
         buckets = f"{settings.cassandra.keyspace}.queue_buckets"
         close = f"UPDATE {buckets} SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
         with database.connect(settings) as session:
             for place in have:
                 session.execute(close, place)
-        assert compared_with_the_lake() == (False, [99, 99 - len(have), 0, len(have)])
+        assert compared_with_the_lake() == (False, [COMPLETED, COMPLETED - len(have), 0, len(have)])
         more = {place: InLake(found.items + 1, 0) for place, found in have.items()}
         patch.setattr(audit, "in_lake", lambda *_: more)
-        assert compared_with_the_lake() == (False, [99, 99 + len(have), 0, len(have)])
+        assert compared_with_the_lake() == (False, [COMPLETED, COMPLETED + len(have), 0, len(have)])
 
 
 @pytest.mark.usefixtures("queue_tables")
@@ -250,7 +254,7 @@ def test_a_queue_that_cannot_be_copied_fails_a_check(
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("broken", "sound"):
             enqueuer.enqueue(queue, 1)
-    drain(spark, settings, "sound", handle, 1)
+    Worker(settings, {"sound": handle}).run(until_idle=True)
     result = materialize([workqueue.completed_events], resources=RESOURCES)
     [event] = result.get_asset_materialization_events()
     assert event.materialization.metadata["dagster/row_count"].value == 1
