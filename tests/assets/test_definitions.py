@@ -1,7 +1,5 @@
 """The definitions that the web UI shows."""
 
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from dagster import (
     AssetKey,
     CodeReferencesMetadataValue,
@@ -22,6 +21,7 @@ from dagster import (
     build_defs_for_component,
     build_schedule_context,
 )
+from dagster._cli import cli
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph, BaseAssetNode
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.repository_definition import RepositoryLoadData
@@ -527,8 +527,12 @@ def test_a_schedule_starts_no_second_run(config: Path, instance: DagsterInstance
         assert requests(schedule.name) == [], schedule.name
 
 
-def test_workspace_loads() -> None:
-    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
-    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
-    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
+def test_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has loaded Dagster already."""
+    monkeypatch.delitem(sys.modules, "writetime_dagster.assets.definitions")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    # The command sets it for its process.
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    answer = CliRunner().invoke(cli, ["definitions", "validate", "-w", "workspace.yaml"])
+    assert answer.exit_code == 0, answer.output

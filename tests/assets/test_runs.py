@@ -1,7 +1,7 @@
 """The end of a run, however it was started: one report, and one alert to a webhook that accepts it or not."""
 
+import locale
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
@@ -32,6 +33,7 @@ from dagster import (
     define_asset_job,
     materialize,
 )
+from dagster._cli import cli
 
 from demo import definitions as demo
 from tests.support.webhooks import receiving
@@ -175,13 +177,23 @@ def test_a_report_that_cannot_be_written_keeps_no_alert_back(
     assert run_reports.REPORT in ended(instance, run.run_id).tags
 
 
+@pytest.fixture
+def ascii_only() -> Iterator[None]:
+    """A locale in which files have ASCII only, unless Python is told to use UTF-8 in all."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+@pytest.mark.usefixtures("ascii_only")
 def test_a_report_is_utf_8_in_every_locale(tmp_path: Path) -> None:
     """Also if a message has characters that UTF-8 cannot encode."""
+    if not sys.flags.utf8_mode:
+        with pytest.raises(UnicodeEncodeError):
+            (tmp_path / "other").write_text("ü")
     path = tmp_path / "report.md"
-    script = f"from {run_reports.__name__} import _write, Path; print(_write(Path({str(path)!r}), '\\u00fc\\udc80'))"
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ | ascii_only, capture_output=True, check=True)
-    assert done.stdout == b"[]\n"
+    assert run_reports._write(path, "\u00fc\udc80") == []
     assert path.read_text(encoding="utf-8") == "ü\\udc80"
 
 
@@ -303,11 +315,13 @@ def test_every_way_to_start_a_run(
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    # The command loads it by these settings.
+    monkeypatch.delitem(sys.modules, "writetime_dagster.assets.definitions")
     command = ["job", "execute", "-m", "writetime_dagster.assets.definitions", "-j", "verify"]
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         job = platform(load()).resolve_job_def("verify")
         job.execute_in_process(instance=instance, raise_on_error=False)
-        subprocess.run([sys.executable, "-m", "dagster", *command], capture_output=True, check=False)
+        CliRunner().invoke(cli, command)
         found = instance.get_runs()
         assert {run.status for run in found} == {DagsterRunStatus.FAILURE}
         reports = {report_of(instance, run) for run in found}
