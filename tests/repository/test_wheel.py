@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import Distribution, PathDistribution, distribution, distributions
 from pathlib import Path
+from typing import Any
 from zipfile import Path as ZipPath
 from zipfile import ZipFile
 
@@ -81,9 +82,12 @@ port = 1
 [tables.shop.others]
 """,
 }
-BROUGHT_IN = """
+# The listing is `dagster asset list` of the code location of an installation.
+LOADED = """
 import json
 from importlib.metadata import entry_points
+from click.testing import CliRunner
+from dagster._cli import cli
 from bakery.definitions import defs
 repository = defs().get_repository_def()
 graph = repository.asset_graph
@@ -93,13 +97,20 @@ print(json.dumps({
     "checks": [f"{key.asset_key.to_user_string()}:{key.name}" for key in graph.asset_check_keys],
     "jobs": repository.job_names,
     "listed": hasattr(found.load(), "WritetimeComponent"),
+    "platform": CliRunner().invoke(cli, ["asset", "list", "-m", "writetime_dagster.assets.definitions"]).output,
 }))
 """
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both distributions."""
+    return built(ROOT, tmp_path_factory.mktemp("dist"), "sdist", "wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return only(dist, "*.whl")
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +119,16 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_dagster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(wheel, tmp_path_factory.mktemp("dagster") / "environment", "dagster")
+def loaded(wheel: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Dagster loads of an installation with its extra, in a project and by itself: in one process, as most of the
+    time goes into the imports."""
+    folder = tmp_path_factory.mktemp("dagster")
+    python = extended(wheel, base, folder / "environment", "dagster")
+    for name, text in PROJECT.items():
+        path = folder / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return json.loads(run(folder / "project" / "src", python, "-c", LOADED).stdout)
 
 
 def test_a_base_installation_is_small_and_runs_the_agent(wheel: Path, base: Path, tmp_path: Path) -> None:
@@ -127,12 +146,13 @@ def test_a_command_of_an_absent_extra_names_it(base: Path, tmp_path: Path, comma
     assert refused.stderr == f'Error: this needs writetime[{extra}]: pip install "writetime[{extra}]"\n'
 
 
-def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_makes_the_same_wheel(dist: Path, wheel: Path, tmp_path: Path) -> None:
     # As PyPI has both. The folders of Dagster have two names in the tree, and one in each distribution.
-    shutil.unpack_archive(built(ROOT, "sdist", tmp_path / "sdist"), tmp_path)
+    shutil.unpack_archive(only(dist, "*.tar.gz"), tmp_path)
     (source,) = tmp_path.glob("writetime-*")
     assert not (source / "platform" / "writetime_dagster" / "assets").exists()
-    names, again = (ZipFile(path).namelist() for path in (wheel, built(source, "wheel", tmp_path / "wheel")))
+    from_source = only(built(source, tmp_path / "wheel", "wheel"), "*.whl")
+    names, again = (ZipFile(path).namelist() for path in (wheel, from_source))
     assert names == again
     assert len(set(names)) == len(names)
     assert {"writetime_dagster/assets/definitions.py", "writetime_dagster/resources/base.py"} <= set(names)
@@ -140,23 +160,16 @@ def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Pat
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"writetime", "writetime_dagster"}
 
 
-def test_the_code_location_loads_with_its_extra(with_dagster: Path, tmp_path: Path) -> None:
-    command = ["-m", "dagster", "asset", "list", "-m", "writetime_dagster.assets.definitions"]
-    listed = run(tmp_path, with_dagster, *command)
-    assert {"ingest/user_events", "ingest/dead_letters"} <= set(listed.stdout.split())
+def test_the_code_location_loads_with_its_extra(loaded: dict[str, Any]) -> None:
+    assert {"ingest/user_events", "ingest/dead_letters"} <= set(loaded["platform"].split())
 
 
-def test_the_component_brings_tables_into_a_project(with_dagster: Path, tmp_path: Path) -> None:
-    for name, text in PROJECT.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    found = json.loads(run(tmp_path / "src", with_dagster, "-c", BROUGHT_IN).stdout)
-    assert {"sales", "shop/orders/orders", "shop/orders/orders_view", "capture/agents"} <= set(found["assets"])
-    assert not any(name.startswith(("shop/others", "ingest", "workqueue")) for name in found["assets"])
-    assert "shop/orders/orders_view:rows_are_those_of_the_database" in found["checks"]
-    assert {"land", "views", "row_events", "verify", "maintain"} <= set(found["jobs"])
-    assert found["listed"]
+def test_the_component_brings_tables_into_a_project(loaded: dict[str, Any]) -> None:
+    assert {"sales", "shop/orders/orders", "shop/orders/orders_view", "capture/agents"} <= set(loaded["assets"])
+    assert not any(name.startswith(("shop/others", "ingest", "workqueue")) for name in loaded["assets"])
+    assert "shop/orders/orders_view:rows_are_those_of_the_database" in loaded["checks"]
+    assert {"land", "views", "row_events", "verify", "maintain"} <= set(loaded["jobs"])
+    assert loaded["listed"]
 
 
 def test_each_module_is_of_an_extra_that_installs_it(wheel: Path) -> None:
@@ -171,27 +184,44 @@ def test_the_extra_for_developers_has_all_others(wheel: Path) -> None:
         assert listed(own, extra) <= listed(own, "dev"), extra
 
 
-def built(source: Path, target: str, folder: Path) -> Path:
-    """Build a distribution of a tree, and return its file."""
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder], cwd=source, check=True)
-    (found,) = folder.iterdir()
+def built(source: Path, folder: Path, *targets: str) -> Path:
+    """Build distributions of a tree into a folder, and return the folder."""
+    options = [option for target in targets for option in ("-t", target)]
+    subprocess.run([sys.executable, "-m", "hatchling", "build", *options, "-d", folder], cwd=source, check=True)
+    return folder
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
     return found
 
 
-def installed(wheel: Path, folder: Path, *chosen: str) -> Path:
+def installed(wheel: Path, folder: Path) -> Path:
     """Make an environment with the wheel and all that it requires; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
     subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for found in required(metadata(wheel), *chosen):
+    packages = packages_of(python)
+    for found in required(metadata(wheel)):
         link(found, packages)
     # What numba keeps of the kernel, by the text of its files: to compile it again would take a minute.
     kept = Path("writetime", "storage", "kernel", "__pycache__")
     (ROOT / "platform" / kept).mkdir(exist_ok=True)
     (packages / kept).symlink_to(ROOT / "platform" / kept)
     return python
+
+
+def extended(wheel: Path, python: Path, folder: Path, extra: str) -> Path:
+    """Make an environment like that of a Python, with an extra of the wheel, too; return its Python."""
+    shutil.copytree(python.parents[1], folder, symlinks=True)
+    for found in required(metadata(wheel), extra):
+        link(found, packages_of(folder / "bin" / "python"))
+    return folder / "bin" / "python"
+
+
+def packages_of(python: Path) -> Path:
+    return only(python.parents[1], "lib/python*/site-packages")
 
 
 def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -203,11 +233,13 @@ def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.Compl
     return done
 
 
+@cache
 def metadata(wheel: Path) -> Distribution:
     (folder,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
     return PathDistribution(folder)  # type: ignore[arg-type]
 
 
+@cache
 def listed(own: Distribution, extra: str) -> set[str]:
     """Return the packages that an extra lists, itself or by other extras."""
     names: set[str] = set()
