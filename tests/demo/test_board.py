@@ -1,4 +1,4 @@
-"""The demo's way from the work queue to the departures board, and its figures there: 1,000 real flights."""
+"""The demo's way from the work queue to the departures board, and its figures there: some real flights."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,27 +66,35 @@ def cells(session: Session, table: str) -> list[Any]:
     return list(session.execute(f"SELECT {columns}, arrived, air_minutes, {times} FROM {table}"))
 
 
+@pytest.fixture
+def count(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many flights there are, a multiple of ten: in a long run those of two days. Half of them fill a batch."""
+    count = 1000 if is_long else 200
+    monkeypatch.setattr(published, "BATCH_FLIGHTS", count // 2)
+    return count
+
+
 @pytest.mark.usefixtures("queue_tables")
-def test_from_the_work_queue_to_the_view(own: Settings) -> None:
+def test_from_the_work_queue_to_the_view(own: Settings, count: int) -> None:
     settings, table = own, f"{own.cassandra.keyspace}.{board.TABLE}"
     with pytest.raises(WritetimeError, match="create it with ensure_board"):
         board.work(settings)
     for _ in range(2):
         board.ensure_board(settings)
-    publish_1000_flights(settings)
+    publish_flights(settings, count)
     # The database agrees with the data set: in total, and for each flight.
-    expected = figures.published_figures(1000)
+    expected = figures.published_figures(count)
     assert figures.database_figures(settings) == expected
     with connect(settings) as session:
         session.execute(f"USE {settings.cassandra.keyspace}")
-        compare(session)
+        compare(session, count)
         before = cells(session, table)
         # A replay changes nothing.
         seek(settings, published.QUEUE, board.PROCESSOR, 1)
-        assert board.work(settings) == Applied(3, 1000)
+        assert board.work(settings) == Applied(3, count)
         assert cells(session, table) == before
         assert figures.database_figures(settings) == expected
-        correction = apply_a_later_batch_first(settings)
+        correction = apply_a_later_batch_first(settings, count)
         found = f"SELECT tail, arrival_delay FROM {table} WHERE origin = 'EWR' AND day = '2013-01-01' LIMIT 1"
         assert session.execute(found).one() == ("N1", -60)
         if settings.capture.source == "commitlog":
@@ -99,28 +107,30 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
         assert cells(session, table) == before
 
 
-def publish_1000_flights(settings: Settings) -> None:
+def publish_flights(settings: Settings, count: int) -> None:
     """A flight that is not enriched yet holds up those after it, and nothing is published twice."""
-    items = list(enrichment.items(flights.flights(1000)))
-    enrich(settings, [*items[:299], *items[300:600]])
-    assert published.publish(settings) == Published(299, 1, 299, 300)
-    assert published.publish(settings) == Published(0, 0, 299, 300)
+    items = list(enrichment.items(flights.flights(count)))
+    waiting = count * 3 // 10
+    missing = waiting - 1
+    enrich(settings, [*items[:missing], *items[missing + 1 :][:waiting]])
+    assert published.publish(settings) == Published(missing, 1, missing, waiting)
+    assert published.publish(settings) == Published(0, 0, missing, waiting)
     work = ("replay", "work", published.QUEUE, board.PROCESSOR, "--handler", board.HANDLER, "--until-idle")
     assert run(*work) == "1 batches\n"
-    assert figures.database_figures(settings) == figures.published_figures(299)
-    enrich(settings, [*items[299:300], *items[600:]])
-    assert published.publish(settings) == Published(701, 2, 1000, 0)
-    assert board.work(settings) == Applied(2, 701)
+    assert figures.database_figures(settings) == figures.published_figures(missing)
+    enrich(settings, [items[missing], *items[2 * waiting :]])
+    assert published.publish(settings) == Published(count - missing, 2, count, 0)
+    assert board.work(settings) == Applied(2, count - missing)
     assert board.work(settings) == Applied(0, 0)
 
 
-def apply_a_later_batch_first(settings: Settings) -> dict[str, Any]:
+def apply_a_later_batch_first(settings: Settings, count: int) -> dict[str, Any]:
     """Correct the first flight by a later batch, which wins, also if an earlier one is applied after it."""
     [first, *_] = replay(settings, published.QUEUE)
     correction = orjson.loads(first.items[0]) | {"tail": "N1", "arrival_delay": -60}
     with Publisher(settings, published.QUEUE) as publisher:
         publisher.publish([orjson.dumps(correction)], producer="correction", sequence=1)
-        assert publisher.last_sequence(published.PRODUCER) == 1000
+        assert publisher.last_sequence(published.PRODUCER) == count
     assert board.work(settings) == Applied(1, 1)
     with Board(settings) as late:
         late.apply(first)
@@ -159,9 +169,9 @@ def test_flights_are_enqueued_once_by_a_database_that_is_slow(settings: Settings
     assert enrichment.account(settings, 0).items == 100
 
 
-def compare(session: Session) -> None:
+def compare(session: Session, count: int) -> None:
     """Compare each flight with the record of the data set, by DuckDB."""
-    first = "(SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMIT 1000)"
+    first = f"(SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMIT {count})"
     with duckdb.connect() as connection:
         connection.register("flights", dataset.read("flights"))
         connection.register("airports", dataset.read("airports"))
@@ -189,6 +199,7 @@ def compare(session: Session) -> None:
     )
     assert all((row.departed - row.scheduled).total_seconds() == row.departure_delay * 60 for row in rows)
     days = session.execute("SELECT DISTINCT origin, day, cancelled FROM flights")
+    assert cancelled
     assert sorted(cancelled) == sorted((d.origin, str(d.day), sorted(d.cancelled)) for d in days if d.cancelled)
     ttls = [row[0] for row in session.execute("SELECT ttl(position) FROM flights") if row[0] is not None]
     assert all(0 < ttl <= board.POSITION_SECONDS for ttl in ttls)

@@ -13,8 +13,8 @@ def enrich(item: NewItem) -> dict[str, Any]:
     return asyncio.run(enrichment.enrich(Item("flights", UUID(int=0), item.key, item.payload, 1)))
 
 
-def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None:
-    frame = flights.flights(2000)
+def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds(is_long: bool) -> None:
+    frame = flights.flights(2000 if is_long else 500)
     weather = dataset.read("weather")[["origin", "time_hour", "wind_speed"]].assign(seen=True)
     planes = dataset.read("planes").rename(columns={"year": "built"})[["tailnum", "model", "built"]].assign(known=True)
     joined = frame.merge(planes, how="left", on="tailnum").merge(weather, how="left", on=["origin", "time_hour"])
@@ -33,7 +33,7 @@ def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None
             assert plane.get("built") == (None if pd.isna(row["built"]) else row["built"])
         if sky is not None:
             assert sky.get("wind_mph") == (None if pd.isna(row["wind_speed"]) else row["wind_speed"])
-    assert 0 < sum(result["plane"] is None for result in found) < 1000
+    assert 0 < sum(result["plane"] is None for result in found) < len(found) / 2
 
 
 @pytest.mark.parametrize("payload", [None, "UA1545", {"flight": "UA1545"}])
