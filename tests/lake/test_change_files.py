@@ -61,7 +61,7 @@ def test_one_file(tmp_path: Path, kind: str) -> None:
 
 
 def test_files_of_several_kinds(tmp_path: Path) -> None:
-    files = [made(tmp_path, kind, 5000) for kind in KINDS]
+    files = [made(tmp_path, kind, 1000) for kind in KINDS]
     # Its keys do not repeat, so they have no dictionary, and its fields are those of the first.
     rows = pa.Table.from_batches([batch([write(i, i, 5, v=str(i), w=i) for i in range(2000)])])
     files.append((files[0][0], write_file(files[0][0], without_empty(rows), 0, rows["token"]).path))

@@ -8,11 +8,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.timed import SECOND, around, by_value, deletion, rows_at
@@ -29,7 +29,8 @@ from writetime.view.upkeep import upkeep
 
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))
-@examples(8)
+# The first one is the simplest.
+@settings(max_examples=8 if is_long_run() else 2)
 def test_levels_that_come_meanwhile_show_nothing_that_was_deleted(
     schema: TableSchema, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chooser: random.Random
 ) -> None:

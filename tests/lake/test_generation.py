@@ -208,7 +208,7 @@ def test_merged_history_of_several_nodes_is_refused(tmp_path: Path, monkeypatch:
 
 
 def rows_of(number: int) -> Iterable[dict[str, Any]]:
-    return [write(id_, number, 5, v="x") | logged("a", 1, number) for id_ in range(20)]
+    return [write(id_, number, 5, v="x") | logged("a", 1, number) for id_ in range(8)]
 
 
 def test_rows_of_cdc_logs_by_their_times(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def test_killed_at_commits(tmp_path: Path, is_long: bool) -> None:
     # An odd number, so that some kills are before a commit and some are after it.
-    every = 1 if is_long else 7
+    every = 1 if is_long else 11
     first = random.randint(1, every)
     command = [sys.executable, "-m", "tests.lake.killed", str(tmp_path), str(every), str(first)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.event_replay import replayed
-from tests.support.examples import examples, is_long_run
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.lake_views import held, looked_up
 from tests.support.made import add, new_table, write
@@ -137,7 +137,11 @@ def all_of(table: LakeTable) -> pa.Table:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 @given(st.data(), st.randoms(use_true_random=False))
-@examples(12, suppress_health_check=[HealthCheck.large_base_example, HealthCheck.data_too_large])
+@settings(
+    # The first one is the simplest.
+    max_examples=12 if is_long_run() else 2,
+    suppress_health_check=[HealthCheck.large_base_example, HealthCheck.data_too_large],
+)
 def test_histories(
     schema: TableSchema,
     share: float,

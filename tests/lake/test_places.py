@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.made import SCHEMA, batch, write
 from writetime.changes.model import change_schema
 from writetime.lake import decoded
@@ -54,7 +54,7 @@ CHANGES = st.lists(generated.change(), max_size=6)
 
 
 @given(st.lists(CHANGES, min_size=1, max_size=4), CHANGES, st.randoms(use_true_random=False))
-@examples(60)
+@settings(max_examples=60 if is_long_run() else 8)
 def test_the_merge_at_places(
     tmp_path_factory: pytest.TempPathFactory,
     several: list[list[generated.Change]],

@@ -61,7 +61,7 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
     settings = settings_of(store, "whole")
     tables = create_table(settings, SCHEMA), new_table(tmp_path)
     for table in tables:
-        for number in range(5):
+        for number in range(3):
             add(table, [write(i, number, 5 + number, v="x" * number) for i in range(20)], number)
             assert not add(table, [write(i, number, 5 + number, v="other") for i in range(20)], number)
             state.fold(table)
@@ -97,7 +97,7 @@ def test_writers_that_meet_lose_nothing(store: ObjectStore, is_long: bool) -> No
 
 
 def test_views_that_are_refreshed_at_once(store: ObjectStore, is_long: bool) -> None:
-    each = 4 if is_long else 2
+    writers, each = (3, 4) if is_long else (2, 2)
     settings = settings_of(store, "refreshed")
     table = create_table(settings, SCHEMA)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 0)
@@ -114,13 +114,13 @@ def test_views_that_are_refreshed_at_once(store: ObjectStore, is_long: bool) -> 
                     refresh(settings, own)
                     break
 
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(work, range(3)))
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(work, range(writers)))
     refresh(settings, table)
     view = pl.read_delta(table.view.storage.address, storage_options=store.options)
     rows = sorted((r["id"], r["n"], r["v"]) for r in view_rows(views.virtual(table)))
     assert view.select("id", "n", "v").sort("id", "n").rows() == rows
-    assert [v for _, _, v in rows].count("b") == 3 * each
+    assert [v for _, _, v in rows].count("b") == writers * each
 
 
 def test_options_of_the_store(store: ObjectStore) -> None:
