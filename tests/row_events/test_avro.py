@@ -7,12 +7,12 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.avro import as_avro, numbers, plain
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.generate import Generator
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.merge import merge
@@ -25,7 +25,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql
 from writetime.wire.change_messages import change_avro
 
-EXAMPLES = examples(150)
+EXAMPLES = settings(max_examples=150 if is_long_run() else 15)
 
 
 def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.event_replay import apply, in_order
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.generated import SCHEMA, Change, change, table
 from tests.support.lake_answers import view_rows
 from writetime.merge import live_rows, merge
@@ -18,7 +18,7 @@ from writetime.row_events.compare import different
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.ids import siphash
 
-EXAMPLES = examples(100)
+EXAMPLES = settings(max_examples=100 if is_long_run() else 10)
 
 
 def times_of(value: object) -> Iterator[int]:

@@ -23,7 +23,7 @@ from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
 # The batches of `test_random_writes`, whose cost grows with the square of their number.
-_BATCHES = 30 if is_long_run() else 15
+_BATCHES = 30 if is_long_run() else 10
 
 
 def static(id_: int, at: int) -> dict[str, Any]:
