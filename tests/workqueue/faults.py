@@ -89,6 +89,15 @@ def bucket_ends(stage: Stage) -> None:
     stage.worker()
 
 
+def database_away(stage: Stage) -> None:
+    """The database ends all connections in the midst of it all, and answers again later."""
+    stage.enqueuer(ITEMS, pause=0.05)
+    stage.worker(work_seconds=0.02)
+    stage.wait_for("completed", 5)
+    with stage.proxy.down():
+        time.sleep(stage.rng.uniform(0, 2))
+
+
 def database_killed(stage: Stage) -> None:
     """The database is killed in the midst of it all, and started again."""
     stage.enqueuer(ITEMS, pause=0.05)
@@ -107,6 +116,7 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
     "wrong clocks": wrong_clocks,
     "lost answers": lost_answers,
     "bucket ends": bucket_ends,
+    "database away": database_away,
     "database killed": database_killed,
 }
 # A bucket of seconds instead of an hour.

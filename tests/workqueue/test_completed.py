@@ -19,15 +19,15 @@ from writetime.workqueue.statements import Unknown
 
 @pytest.fixture
 def places(queue_settings: Settings, jobs: str) -> list[Place]:
-    """The buckets of a queue with 500 completed items and a delayed one, and dead ones between them."""
+    """The buckets of a queue with 180 completed items and a delayed one, and dead ones between them."""
     settings = with_queue(queue_settings, jobs, {"shards": 2, "max_attempts": 1})
 
     def handle(item: Any) -> dict[str, int]:
         return {"twice": 2 * item.payload} if item.payload % 10 else item.payload["no number"]
 
     with Enqueuer(settings) as enqueuer:
-        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(550)])
-        enqueuer.enqueue(jobs, 551, delay_seconds=366 * 86_400)
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(200)])
+        enqueuer.enqueue(jobs, 201, delay_seconds=366 * 86_400)
     Worker(settings, {jobs: handle}).run(until_idle=True)
     return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
 
@@ -40,7 +40,7 @@ def test_a_bucket_is_read_in_batches(
     assert max(batch.num_rows for batch in batches) == 70
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert sorted((int(row["payload"]), row["result"]) for row in rows) == [
-        (n, f'{{"twice":{2 * n}}}') for n in range(550) if n % 10
+        (n, f'{{"twice":{2 * n}}}') for n in range(200) if n % 10
     ]
     assert {(row["attempts"], row["fault"]) for row in rows} == {(1, None)}
     monkeypatch.setattr(completed, "_BATCH_CHARACTERS", 200)

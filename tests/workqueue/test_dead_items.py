@@ -9,10 +9,10 @@ from cassandra.cluster import ResponseFuture, Session
 from cassandra.query import BoundStatement
 
 from tests.workqueue.conftest import with_queue
-from tests.workqueue.working import until, working
+from tests.workqueue.working import until, until_stored, working
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, audit, inspect, redrive
+from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, audit, inspect, queue_tables, redrive
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.items import first_id, time_of
 from writetime.workqueue.queue_tables import DeadLetter, Tables
@@ -57,7 +57,7 @@ def test_a_redrive_that_goes_on_after_the_bucket_was_closed(
     assert other.redriven_as is None
     done: list[Any] = []
     with working(settings, {jobs: lambda item: done.append(item.payload)}):
-        until(lambda: all(row.closed is not None for row in audit.buckets(settings, jobs)))
+        until_stored(lambda: all(row.closed is not None for row in audit.buckets(settings, jobs)))
         assert redrive(settings, jobs) == 2
         until(lambda: len(done) == 2)
         assert redrive(settings, jobs) == 0
@@ -97,10 +97,10 @@ def test_the_statements_of_inspect_do_not_grow_with_dead_letters(queue_settings:
     settings = with_dead_items(queue_settings, jobs, 3, bucket_seconds=10**9)
     few = statements_of_inspect(settings, jobs)
     assert inspect(settings, jobs).dead_letters == 3
-    with_dead_items(queue_settings, jobs, 60, bucket_seconds=10**9)
+    with_dead_items(queue_settings, jobs, 20, bucket_seconds=10**9)
     assert len(statements_of_inspect(settings, jobs)) == len(few)
-    assert redrive(settings, jobs) == 63
-    assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 63}
+    assert redrive(settings, jobs) == 23
+    assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 23}
     ran = statements_of_inspect(settings, jobs)
     # The states of letters that were redriven are not read.
     assert len(ran) == len(few) - 1
@@ -110,16 +110,20 @@ def test_the_statements_of_inspect_do_not_grow_with_dead_letters(queue_settings:
     assert len(serial) == 2
     assert not any("item_id" in text for text in serial)
     state = inspect(settings, jobs)
-    assert (state.dead_letters, state.redriven, state.depth) == (63, 63, 0)
+    assert (state.dead_letters, state.redriven, state.depth) == (23, 23, 0)
 
 
 def _is_serial(level: int | None) -> bool:
     return level in (ConsistencyLevel.SERIAL, ConsistencyLevel.LOCAL_SERIAL)
 
 
-def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: str) -> None:
+def test_a_letter_counts_once_its_item_is_dead(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker lost its shard after it wrote the letter, and the next one completes the item."""
-    settings = with_dead_items(queue_settings, jobs, 150)
+    # Several statements ask for the items.
+    monkeypatch.setattr(queue_tables, "_ITEMS_AT_ONCE", 10)
+    settings = with_dead_items(queue_settings, jobs, 15)
     with Enqueuer(settings) as enqueuer:
         ids = [enqueuer.enqueue(jobs, n) for n in range(2)]
 
@@ -131,9 +135,9 @@ def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: s
     with connect(settings) as session:
         asyncio.run(write_letters(session))
     # The bucket of the last one was dropped long ago.
-    assert inspect(settings, jobs).dead_letters == len(dead_letters(settings, jobs)) == 151
+    assert inspect(settings, jobs).dead_letters == len(dead_letters(settings, jobs)) == 16
     assert not {letter.item_id for letter in dead_letters(settings, jobs)} & {*ids}
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 2}
-    assert inspect(settings, jobs).dead_letters == 151
-    assert redrive(settings, jobs) == 151
+    assert inspect(settings, jobs).dead_letters == 16
+    assert redrive(settings, jobs) == 16
     assert audit.audit(settings, jobs).dead_without_letter == 0

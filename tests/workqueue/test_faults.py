@@ -12,7 +12,7 @@ from writetime.core.config import Settings
 
 # One of each kind; `python -m tests.workqueue.faults` has all of them, many times. They wait for leases most of the
 # time, each with a queue of its own: three at once.
-QUICK = ["wrong clocks", "killed after effect", "zombie", "bucket ends", "lost answers"]
+QUICK = ["wrong clocks", "killed after effect", "zombie", "bucket ends", "lost answers", "database away"]
 
 
 def test_faults(queue_keyspace: Settings, tmp_path: Path) -> None:
@@ -27,6 +27,7 @@ def test_faults(queue_keyspace: Settings, tmp_path: Path) -> None:
         print(*pool.map(fail, QUICK), sep="\n")
 
 
+@pytest.mark.long_only("`database away` is in each run, and tests/faults/test_restarts.py kills a database")
 @pytest.mark.cassandra_only("kills the embedded database")
 def test_the_database_is_killed(queue_keyspace: Settings, tmp_path: Path) -> None:
     print(run(queue_keyspace, "database killed", _seed(), tmp_path))

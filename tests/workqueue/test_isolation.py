@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.workqueue.conftest import with_queue
-from tests.workqueue.working import states, until, working
+from tests.workqueue.working import states, until, until_stored, working
 from writetime.clients import database
-from writetime.core.config import Settings
+from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue import audit, completed, handling
 from writetime.workqueue.bucket_life import Buckets
@@ -29,6 +29,7 @@ from writetime.workqueue.shards import Shares
 from writetime.workqueue.worker import Worker
 
 SHARDS = 2
+ITEMS = 10
 
 
 class Injected(Exception):
@@ -83,29 +84,50 @@ BOUNDARIES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 }
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_a_fault_of_one_shard_or_queue_stops_no_other(
-    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, boundary: str
-) -> None:
-    other = f"{jobs}-other"
-    settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
+OF_QUEUES = ("buckets", "leases", "opening")
+ALONE = pytest.mark.long_only("together with the others, each is at a queue of its own")
+
+
+def enqueue_all(settings: Settings, queues: dict[str, str]) -> tuple[set[str], set[str]]:
+    """Enqueue items to the queue of each boundary; return the payloads of all, and of those that its fault stops."""
+    payloads, stopped = set[str](), set[str]()
     with Enqueuer(settings) as enqueuer:
-        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
-        enqueuer.enqueue_many(other, [NewItem(f"other {n}") for n in range(10)])
-    owner, name, applies = BOUNDARIES[boundary]
-    broken = [1]
-    break_method(monkeypatch, owner, name, functools.partial(applies, jobs), broken)
-    whole_queue = boundary in ("buckets", "leases", "opening")
-    sound = {n for n, i in enumerate(ids) if not whole_queue and shard_of(None, i, SHARDS) != 0}
-    expected = {*sound, *(f"other {n}" for n in range(10))}
+        for boundary, queue in queues.items():
+            own = [f"{boundary} {n}" for n in range(ITEMS)]
+            ids = enqueuer.enqueue_many(queue, [NewItem(payload) for payload in own])
+            payloads |= {*own}
+            for payload, item_id in zip(own, ids, strict=True):
+                if boundary in OF_QUEUES or (boundary in BOUNDARIES and shard_of(None, item_id, SHARDS) == 0):
+                    stopped.add(payload)
+    return payloads, stopped
+
+
+@pytest.mark.parametrize(
+    "boundaries",
+    [[*BOUNDARIES], *(pytest.param([name], marks=ALONE) for name in BOUNDARIES)],
+    ids=["all", *BOUNDARIES],
+)
+def test_a_fault_of_one_shard_or_queue_stops_no_other(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, boundaries: list[str]
+) -> None:
+    queues = {name: f"{jobs}-{name}" for name in (*boundaries, "other")}
+    shards = Queue(shards=SHARDS, backoff_base_seconds=0.05)
+    settings = with_queue(queue_settings, jobs, queues=dict.fromkeys(queues.values(), shards))
+    payloads, stopped = enqueue_all(settings, queues)
+    broken = {name: [1] for name in boundaries}
+    for boundary, times in broken.items():
+        owner, name, applies = BOUNDARIES[boundary]
+        break_method(monkeypatch, owner, name, functools.partial(applies, queues[boundary]), times)
+    faulty = {queues[name] for name in boundaries}
     done: set[Any] = set()
     pauses = Pauses(retry_seconds=0.1, rest_seconds=3.0)
-    with working(settings, dict.fromkeys((jobs, other), lambda item: done.add(item.payload)), pauses=pauses):
-        until(lambda: expected <= done and len(broken) > 1)
-        until(lambda: any(row.queue == jobs and "Injected" in row.reason for row in worker_faults(settings)))
-        broken.clear()
-        until(lambda: set(range(30)) <= done)
-        until(lambda: {row.status for row in states(settings, jobs).values()} == {"COMPLETED"})
+    with working(settings, dict.fromkeys(queues.values(), lambda item: done.add(item.payload)), pauses=pauses):
+        until(lambda: payloads - stopped <= done and all(len(times) > 1 for times in broken.values()))
+        until_stored(lambda: faulty <= {row.queue for row in worker_faults(settings) if "Injected" in row.reason})
+        for times in broken.values():
+            times.clear()
+        until(lambda: payloads <= done)
+        until_stored(lambda: {row.status for row in states(settings, *faulty).values()} == {"COMPLETED"})
 
 
 def test_an_item_that_fails_outside_its_handler_is_dead_after_three_tries(

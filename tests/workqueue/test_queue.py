@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.workqueue.conftest import with_queue
-from tests.workqueue.working import states, until, working
+from tests.workqueue.working import states, until, until_stored, working
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
@@ -28,11 +28,11 @@ def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, job
         return {"n": item.payload["n"], "attempt": item.attempt}
 
     with Enqueuer(queue_settings) as enqueuer:
-        ids = enqueuer.enqueue_many(jobs, [NewItem({"n": n}, key=f"k{n % 5}") for n in range(200)])
-        ids += [enqueuer.enqueue(jobs, {"n": n}) for n in range(200, 250)]
+        ids = enqueuer.enqueue_many(jobs, [NewItem({"n": n}, key=f"k{n % 5}") for n in range(60)])
+        ids += [enqueuer.enqueue(jobs, {"n": n}) for n in range(60, 80)]
     outcomes = Worker(queue_settings, {jobs: handle}).run(until_idle=True)
-    assert outcomes == {"completed": 250}
-    assert sorted(n for _, n in seen) == list(range(250))
+    assert outcomes == {"completed": 80}
+    assert sorted(n for _, n in seen) == list(range(80))
     for k in range(5):
         own = [n for key, n in seen if key == f"k{k}"]
         assert own == sorted(own)
@@ -107,13 +107,13 @@ def test_shards_are_shared_out_and_taken_over(queue_settings: Settings, jobs: st
         count += 1
 
     with Enqueuer(queue_settings) as enqueuer, working(queue_settings, {jobs: handle}):
-        until(lambda: len(owners()) == 4)
+        until_stored(lambda: len(owners()) == 4)
         with working(queue_settings, {jobs: handle}):
-            until(lambda: sorted(list(owners().values()).count(o) for o in set(owners().values())) == [2, 2])
+            until_stored(lambda: sorted(list(owners().values()).count(o) for o in set(owners().values())) == [2, 2])
             enqueuer.enqueue_many(jobs, [NewItem(n, key=str(n % 9)) for n in range(100)])
         # The second has gone gracefully: no lease has to end.
-        until(lambda: len(owners()) == 4 and len(set(owners().values())) == 1)
-        until(lambda: inspect(queue_settings, jobs).depth == 0)
+        until_stored(lambda: len(owners()) == 4 and len(set(owners().values())) == 1)
+        until_stored(lambda: inspect(queue_settings, jobs).depth == 0)
     assert count == 100
     assert owners() == {}
 
@@ -193,11 +193,11 @@ def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Setting
         until(lambda: done == ["first"])
         insert_late("late", first)
         until(lambda: done == ["first", "late"])
-        until(lambda: all(registered().values()))
+        until_stored(lambda: all(registered().values()))
         # The millisecond beside it, in the same bucket.
         insert_late("very late", UUID(int=first.int ^ (1 << 80)))
         until(lambda: "very late" in done)
-        until(lambda: not registered())
+        until_stored(lambda: not registered())
     keyspace = settings.cassandra.keyspace
     place = (jobs, 0, bucket_of(first, 1))
     with database.connect(settings) as session:
@@ -303,7 +303,7 @@ def test_no_stored_bucket_time_or_payload_breaks_a_worker(queue_settings: Settin
         enqueuer.enqueue(other, "other")
     with working(settings, dict.fromkeys((jobs, other), lambda item: done.append(item.payload))):
         until(lambda: {*range(20), "other"} <= set(done))
-        until(lambda: len(dead_letters(settings, jobs)) == 4)
+        until_stored(lambda: len(dead_letters(settings, jobs)) == 4)
     state = inspect(settings, jobs)
     assert state.dead_letters == 4
     letters = {letter.payload[:1] for letter in dead_letters(settings, jobs)}

@@ -13,12 +13,12 @@ from writetime.workqueue import Worker
 from writetime.workqueue.faults import PAUSES, Pauses
 
 
-def states(settings: Settings, jobs: str) -> dict[UUID, Any]:
-    """The states of all items, by CQL."""
+def states(settings: Settings, *jobs: str) -> dict[UUID, Any]:
+    """The states of all items of queues, by CQL."""
     columns = "queue, item_id, status, attempts, textAsBlob(result) AS result, error"
     with database.connect(settings) as session:
         found = session.execute(f"SELECT {columns} FROM {settings.cassandra.keyspace}.queue_state")
-        own = [row for row in found if row.item_id is not None and row.queue == jobs]
+        own = [row for row in found if row.item_id is not None and row.queue in jobs]
         # Results of other tests may not be text.
         return {row.item_id: row._replace(result=row.result and row.result.decode()) for row in own}
 
@@ -43,3 +43,10 @@ def working(
 
 def until(condition: Callable[[], bool], seconds: float = 90) -> None:
     assert wait_until(condition, seconds, 0.02), "waited in vain"
+
+
+def until_stored(condition: Callable[[], bool], seconds: float = 90) -> None:
+    """Wait for what the database has. Each look opens a connection, which costs more CPU than most of the work that is
+    waited for, so it is rare.
+    """
+    assert wait_until(condition, seconds, 0.4), "waited in vain"
