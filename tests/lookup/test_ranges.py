@@ -12,10 +12,10 @@ from unittest.mock import patch
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from writetime.api.tables import Table, open_table
@@ -40,7 +40,10 @@ _PARTITIONS = 8
 _TEXTS = ("", "a", "aa", "b", "\u00e9")
 _int, _text = serialiser(Native("int")), serialiser(Native("text"))
 _encode = position_encoder(SCHEMA.clustering)
-_EXAMPLES = examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+_EXAMPLES = settings(
+    max_examples=80 if is_long_run() else 10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def change(chooser: random.Random, at: int) -> dict[str, Any]:
