@@ -55,7 +55,10 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
     assert by_query(table.view.storage.address).num_rows == 50
 
 
-@pytest.mark.parametrize("minutes", [3, 16, 20])
+@pytest.mark.parametrize(
+    "minutes",
+    [3, pytest.param(16, marks=pytest.mark.long_only("20 is more than a quarter of an hour, too")), 20],
+)
 def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
     """All that it removes is deleted, once, an hour and a quarter later, or at the next refresh."""
     now, deleted, delete = time.time(), Counter[str](), view_upkeep._delete
