@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+import urllib.request
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from pathlib import Path
 
 import click
 import psutil
+from cassandra import OperationTimedOut, WriteTimeout
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.logs import log_to_file
 from tests.support.made import SCHEMA, batch, write
@@ -45,7 +48,7 @@ from writetime.lake.table import LakeTable, open_table, table_storage
 from writetime.landing.landed_offsets import landed_offsets
 from writetime.servers.process import free_port, port_answers
 from writetime.wire.topic_names import changes_topic
-from writetime.workqueue import Enqueuer, Item, NewItem
+from writetime.workqueue import Enqueuer, EnqueueUnknown, Item, NewItem
 
 KEYSPACE = "soak"
 KEYS = 200_000
@@ -88,7 +91,9 @@ def write_rows(settings: Settings, tables: Sequence[str], rate: float, stop: thr
                     value = f"value {random.randrange(10**9)}"
                     sent.append(session.execute_async(updates[table], (value, random.randrange(100), key, n)))
             for future in sent:
-                future.result()
+                # While all services start, the node may not answer in time. It knows whether it has the write.
+                with suppress(OperationTimedOut, WriteTimeout):
+                    future.result()
 
         at_rate(stop, rate, work)
 
@@ -113,7 +118,14 @@ def enqueue_items(settings: Settings, rate: float, stop: threading.Event) -> Non
     with Enqueuer(settings) as enqueuer:
 
         def work(count: int) -> None:
-            enqueuer.enqueue_many(QUEUE, [NewItem({"at": time.time()}) for _ in range(count)])
+            items = [NewItem({"at": time.time()}) for _ in range(count)]
+            while items:
+                try:
+                    enqueuer.enqueue_many(QUEUE, items)
+                    items = []
+                except EnqueueUnknown as e:
+                    # While all services start, the node may not answer in time.
+                    items = [replace(item, item_id=own) for item, own in zip(items, e.item_ids, strict=False)] or items
 
         at_rate(stop, rate, work)
 
@@ -233,13 +245,15 @@ class Soak:
             print(
                 f"  {name:10}{cores:7.3f} cores{process.memory_info().rss >> 20:7} MiB{process.num_threads():6} threads"
             )
+        self._show_steps(seconds)
         for table in self._tables:
             lake = LakeTable(table_storage(self._settings, table), 0)
-            for part in (lake.changes, lake.state, lake.row_events):
+            for part in (lake.changes, lake.state, lake.row_events, lake.view):
                 if part.exists():
                     folder = Path(part.storage.address)
                     now = part.load()
-                    on_disk, log = (sum(1 for _ in folder.glob(p)) for p in ("token_bucket=*/*", "_delta_log/*"))
+                    log = sum(1 for _ in (folder / "_delta_log").glob("*"))
+                    on_disk = sum(path.parent.name != "_delta_log" for path in folder.rglob("*.parquet"))
                     print(
                         f"  {table} {folder.name:10}{len(now.files):6} files{on_disk:7} on disk{now.version:7} commits"
                         f"{log:6} in the log{sum(f.rows for f in now.files):10} rows"
@@ -256,6 +270,22 @@ class Soak:
             self._show("item to handler", waited[self._delays_read :])
             self._delays_read = len(waited)
         print(end="", flush=True)
+
+    def _show_steps(self, seconds: float) -> None:
+        """Print the cores of each step of `follow`, of all tables, and the longest delay of its last batches."""
+        found = urllib.request.urlopen(f"http://127.0.0.1:{self._settings.follow.metrics_port}", timeout=30).read()
+        cpu, delay = defaultdict[str, float](float), dict[str, float]()
+        for family in text_string_to_metric_families(found.decode()):
+            for sample in family.samples:
+                step = sample.labels.get("step", "")
+                if sample.name == "writetime_follow_cpu_seconds_total":
+                    cpu[step] += sample.value
+                elif sample.name == "writetime_follow_delay_seconds":
+                    delay[step] = max(delay.get(step, 0.0), sample.value)
+        for step, used in cpu.items():
+            cores = (used - self._cpu.get(step, 0.0)) / seconds
+            self._cpu[step] = used
+            print(f"    {step:12}{cores:7.3f} cores, last delay {delay.get(step, 0.0):.1f} s")
 
     def _show(self, what: str, waited: Sequence[float]) -> None:
         if waited:
@@ -281,6 +311,7 @@ def settings_of(home: Path) -> Settings:
             "servers": ["kafka", "cassandra"],
         },
         ingest={"port": free_port()},
+        follow={"metrics_port": free_port()},
         capture={"state_dir": home / "state"},
         lake={"path": str(home / "lake")},
     )
@@ -296,6 +327,8 @@ def settings_of(home: Path) -> Settings:
 def main(*, minutes: float, rate: float, items: float, events: float, period: float, landing_only: bool) -> None:
     """Run everything."""
     tables = [f"{KEYSPACE}.one", f"{KEYSPACE}.two"]
+    # It ends its services and servers then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         home = Path(name)
         settings = settings_of(home)
