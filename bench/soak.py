@@ -220,9 +220,10 @@ class Soak:
         costs = self._costs.setdefault(command, Costs())
         costs.cpu.append(used.ru_utime + used.ru_stime)
         costs.seconds.append(time.monotonic() - begin)
+        last = (self._home / f"{command}.log").read_text().splitlines()[-1]
         if process.returncode:
-            self._faults.append(f"{command} {table} ended with status {process.returncode}")
-        return (self._home / f"{command}.log").read_text().splitlines()[-1]
+            self._faults.append(f"{command} {table} ended with status {process.returncode}: {last}")
+        return last
 
     def watch_landing(self, stop: threading.Event) -> None:
         """Measure how long messages wait in Kafka until they are in the lake."""
