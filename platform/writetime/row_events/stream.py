@@ -26,6 +26,7 @@ from writetime.row_events.changed_rows import (
     Names,
     Position,
     TooLate,
+    ahead_of_clock,
     first_rows,
     moved_on,
     next_rows,
@@ -96,14 +97,16 @@ def extend(
 
     Args:
         table: the table.
-        as_of: the time at which expiry is evaluated (microseconds), now by default; not before that of the last batch.
+        as_of: the time at which expiry is evaluated (microseconds), now by default; not before that of the last batch,
+            unless the stream begins again.
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, they are not committed.
         rebuild: rebuild the stream from the state.
 
     Raises:
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run it again.
-        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
+        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago; or the last
+            batch is as of a time well after the present one, because a clock was ahead.
     """
     delta = create_stream(table)
     stream = delta.load()
@@ -115,19 +118,23 @@ def extend(
     if generation_of(state) != generation:
         # Landing is about to rebuild the state.
         return 0
-    instant = time_now() if as_of is None else as_of
+    now = time_now()
+    instant = now if as_of is None else as_of
     follows = last is not None and not rebuild and generation_of(stream) == generation
     # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.
-    number = time_now() // 1_000_000
+    number = now // 1_000_000
     try:
         if last and follows:
             # Events from before the drop have values that the column no longer has.
             follows = not _column_is_back(table, last, changes)
         if last is None:
             batch = Batch(number, 1, instant)
+        elif follows:
+            if fault := ahead_of_clock(table.name, "row_events", last, now):
+                raise WritetimeError(fault)
+            batch = Batch(last.batch.generation, last.batch.sequence + 1, max(instant, last.batch.as_of))
         else:
-            number = last.batch.generation if follows else max(number, last.batch.generation + 1)
-            batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
+            batch = Batch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)
         if last and follows:
             rows = next_rows(table, last, state, changes, batch)
         else:

@@ -6,7 +6,7 @@ read in one pass, and only rows of groups that differ are held.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +18,8 @@ from writetime.core.printing import json_value
 from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.versions import TableVersion
-from writetime.lake.views import BucketView, present_views
-from writetime.row_events.changed_rows import Position, position_of
+from writetime.lake.views import BucketView, present_views, time_now
+from writetime.row_events.changed_rows import Position, ahead_of_clock, position_of
 from writetime.view.placed_rows import NAMES
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
     met: list[Exception] = []
     try:
-        return _compare(table, now.version, position, met)
+        found = _compare(table, now.version, position, met)
     except (WritetimeError, FileNotFoundError, exceptions.DeltaError, duckdb.Error) as e:
         # DuckDB and delta-rs pass on the text of an error of the store, and not its kind.
         cause = met[0] if met else OSError(str(e)) if isinstance(e, exceptions.DeltaError | duckdb.Error) else e
@@ -79,6 +79,9 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         remedy = f"verify again, refresh it, or run `writetime rebuild {table.name} view`"
         fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
+    if found and not found.fault:
+        found = replace(found, fault=ahead_of_clock(table.name, "view", position, time_now()))
+    return found
 
 
 def _compare(table: LakeTable, view: TableVersion, position: Position, met: list[Exception]) -> CompactedView | None:

@@ -10,12 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
-from writetime.core.errors import reason_of
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
@@ -28,7 +28,15 @@ from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
-from writetime.row_events.changed_rows import Position, TooLate, moved_on, next_rows, position_of, reshaped
+from writetime.row_events.changed_rows import (
+    Position,
+    TooLate,
+    ahead_of_clock,
+    moved_on,
+    next_rows,
+    position_of,
+    reshaped,
+)
 from writetime.row_events.events import Batch
 from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
 from writetime.view.view_packing import pack
@@ -91,6 +99,8 @@ def refresh(
 
     Raises:
         Conflict: another process changed the view meanwhile: run it again.
+        WritetimeError: the view is as of a time well after the present one, because a clock was ahead, and is not
+            written whole.
     """
     before = table.view_files.load()
     # The state first: it never holds more than the changes that are read after it.
@@ -107,10 +117,10 @@ def refresh(
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
-    batch = Batch(generation_of(changes), number, max(time_now(), last.batch.as_of if last else 0))
+    batch = Batch(generation_of(changes), number, time_now())
     try:
         follows = None if whole else last
-        found = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)
+        found, batch = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)
         whole = False
     except (_Whole, TooLate, FileNotFoundError) as e:
         if before.files and not whole:
@@ -178,13 +188,14 @@ def _next(
     changes: TableVersion,
     batch: Batch,
     run: Runner,
-) -> Written:
-    """Write what changed since the last refresh.
+) -> tuple[Written, Batch]:
+    """Write what changed since the last refresh; return it with the batch, not as of an earlier time than the last one.
 
     Raises:
         _Whole: that is not enough.
         TooLate: the rows as of the last refresh are gone.
         FileNotFoundError: as `TooLate`.
+        WritetimeError: the last refresh is as of a time well after the present one.
     """
     if last is None:
         raise _Whole("it was not kept by deletion vectors")
@@ -196,6 +207,9 @@ def _next(
         )
     if not before.is_ours:
         raise _Whole("another program changed which files or rows count")
+    if fault := ahead_of_clock(table.name, "view", last, batch.as_of):
+        raise WritetimeError(fault)
+    batch = replace(batch, as_of=max(batch.as_of, last.batch.as_of))
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
@@ -204,7 +218,7 @@ def _next(
     marked = sum(map(len, found.marks.values()))
     if marked != found.gone:
         raise _Whole(f"it has {marked} of the {found.gone} rows that changed or went")
-    return found
+    return found, batch
 
 
 def _files_of(version: LiveVersion, bucket: int) -> tuple[LiveFile, ...]:
