@@ -1,7 +1,10 @@
 """The lake at an address, as in object stores: the same client writes the files and the commits."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from tests.support.lake_answers import view_rows
@@ -10,7 +13,9 @@ from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.lake_storage import Storage, lake_storage
+from writetime.lake.object_store import ObjectStore
 from writetime.lake.table import create_table, open_table
+from writetime.view.refreshing import refresh
 
 
 def test_behind_an_address(tmp_path: Path) -> None:
@@ -27,6 +32,32 @@ def test_behind_an_address(tmp_path: Path) -> None:
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
     # The same tables by a path of the local disk.
     assert view_rows(views.virtual(open_table(settings_at(tmp_path / "lake"), "shop.items"))) == rows
+
+
+def test_a_process_opens_a_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all tables: to open one costs more than a request."""
+    opened: list[str] = []
+    first, second = ObjectStore.__init__, obstore.store.from_url
+
+    def files(self: ObjectStore, address: str, *rest: Any) -> None:
+        opened.append(f"files of {address}")
+        first(self, address, *rest)
+
+    def commits(address: str, **rest: Any) -> Any:
+        opened.append(f"commits of {address}")
+        return second(address, **rest)
+
+    monkeypatch.setattr(ObjectStore, "__init__", files)
+    monkeypatch.setattr(obstore.store, "from_url", commits)
+    address = f"file://{tmp_path}/lake"
+    settings = settings_at(tmp_path).model_copy(update={"lake": config.Lake(path=address, buckets=2)})
+    for name in ("items", "others"):
+        table = create_table(settings, replace(SCHEMA, name=name))
+        add(table, [write(i, 1, 5, v="x") for i in range(20)], 1)
+        state.fold(table)
+        assert refresh(settings, table).rows == 20
+        assert len(view_rows(views.virtual(open_table(settings, table.name)))) == 20
+    assert sorted(opened) == [f"commits of {address}", f"files of {address}"]
 
 
 def test_options_are_secret_and_reach_the_store() -> None:

@@ -83,7 +83,8 @@ def put_new(storage: Storage, path: str, data: bytes) -> bool:
         WritetimeError: the store refuses it; a `Transient` if that may pass. Then the file may be there.
     """
     try:
-        obstore.put(_store_of(storage.address, tuple(storage.options.items())), path, data, mode="create")
+        opened = _store_of(storage.root, tuple(storage.options.items()))
+        obstore.put(opened, f"{storage.below}/{path}" if storage.below else path, data, mode="create")
     except exceptions.AlreadyExistsError:
         return False
     except exceptions.BaseError as e:

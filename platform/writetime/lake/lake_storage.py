@@ -15,14 +15,28 @@ from writetime.core.extras import require
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder by its address, and the options to open it (including secrets). A task may carry it along."""
+    """A folder by its address, and the options to open it (including secrets). A task may carry it along.
+
+    `above` is the address of the folder that it was found in by `folder`, at any depth; empty if it was not.
+    """
 
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    above: str = field(default="", repr=False, compare=False)
 
     def folder(self, name: str) -> "Storage":
         """Return a folder below this one."""
-        return Storage(f"{self.address}/{name}", self.options)
+        return Storage(f"{self.address}/{name}", self.options, self.root)
+
+    @property
+    def root(self) -> str:
+        """The address of the folder that is opened for this one, so that all folders below it share connections."""
+        return self.above or self.address
+
+    @property
+    def below(self) -> str:
+        """The path of this folder below `root`; empty if it is that one."""
+        return self.address[len(self.root) + 1 :]
 
     @property
     def is_local(self) -> bool:
@@ -35,9 +49,10 @@ class Storage:
             return fs.SubTreeFileSystem(self.address, fs.LocalFileSystem())
         # Agents import this module, and are installed without deltalake.
         require("deltalake")
-        from writetime.lake.object_store import ObjectStore
+        from writetime.lake.object_store import opened
 
-        return fs.PyFileSystem(ObjectStore(self.address, dict(self.options)))
+        whole = fs.PyFileSystem(opened(self.root, tuple(self.options.items())))
+        return fs.SubTreeFileSystem(self.below, whole) if self.below else whole
 
 
 def lake_storage(settings: Settings) -> Storage:

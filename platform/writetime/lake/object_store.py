@@ -1,5 +1,6 @@
 """The file system of an object store, by delta-rs."""
 
+import functools
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,14 @@ class ObjectStore(DeltaStorageHandler):
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
         """Return a stream that writes a file."""
         return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+# Kept, because opening one costs more than a request; it renews its credentials when they expire. A fork of a process
+# that has used delta-rs cannot use delta-rs at all.
+@functools.lru_cache(64)
+def opened(address: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """Open the folder at an address, once per process, by the options under the names that delta-rs uses."""
+    return ObjectStore(address, dict(options))
 
 
 class _Bytes:
