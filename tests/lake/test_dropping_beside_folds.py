@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from tests.support import generated
 from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
-from tests.support.made import add, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from tests.support.timed import SECOND, around, by_value, deletion, rows_at
 from writetime.lake import buckets, retention, state
+from writetime.lake.buckets import ALL
 from writetime.lake.delta import Conflict
 from writetime.lake.horizon import horizon_of, register_source, watermark
+from writetime.lake.merging import write_state
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.merge import live_rows, merge
@@ -63,6 +66,29 @@ def test_levels_that_come_meanwhile_show_nothing_that_was_deleted(
             wanted = live_rows(merge([generated.table(seen, schema)], schema), schema, second)
             assert by_value(rows_at(table, second)) == by_value(view_rows([wanted]))
             state.fold(table)
+
+
+def test_a_state_that_is_rebuilt_meanwhile_stays(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=2)
+    other = open_table(settings_at(tmp_path, buckets=2), table.name)
+    add(table, [write(i, 1, 100 * SECOND, v="a") for i in range(4)], 1)
+    add(table, [deletion(9, 1, 100 * SECOND)], 2)
+    state.rebuild(table)
+    # The changes do not have this row, so another rebuild removes it.
+    wrong = merge([pa.Table.from_batches([batch([write(7, 1, 101 * SECOND, v="wrong")])])], SCHEMA)
+    levels = write_state(table.state.storage, wrong, ALL, 2)
+    table.state.rewrite(table.state.load(), [], levels, data_change=False)
+
+    def beside(function: Any, tasks: Any) -> Iterator[Any]:
+        for task in tasks:
+            yield function(task)
+        state.rebuild(other)
+
+    with pytest.raises(Conflict, match="run this again"):
+        state.drop_tombstones(table, 103 * SECOND, beside)
+    assert sorted(row["id"] for row in rows_at(table, 103)) == [0, 1, 2, 3]
+    assert state.drop_tombstones(table, 103 * SECOND) == 1
+    assert sorted(row["id"] for row in rows_at(table, 103)) == [0, 1, 2, 3]
 
 
 def test_upkeep_of_a_table_that_is_written_all_the_time(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from writetime.schema.table import TableSchema
 Staged = Callable[[Sequence[WrittenFile]], None]
 
 FOLDED = "changes"
+# The number of times that the state was rebuilt.
+_REBUILT = "rebuilt"
 # This many levels of about one size become a larger one, four times as large. A level is rewritten log4(state / batch)
 # times in all, and a reader reads at most three levels of each size.
 FAN = 4
@@ -194,7 +196,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     dropped = [DataFile(f.path, f.bucket, f.rows, f.size, 0) for f in merged if is_dropped(f.path)]
     for _ in range(ATTEMPTS):
         now = table.state.load()
-        if any(now.transaction(name) != state.transaction(name) for name in (HORIZON, GENERATION, CREATED)):
+        if any(now.transaction(name) != state.transaction(name) for name in (HORIZON, GENERATION, CREATED, _REBUILT)):
             break
         added = [file for file in levels_of(now) if file.path not in known] if dropped else []
         gone = [file for file in now.files if file.path in removed] + added
@@ -257,7 +259,8 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     changes = table.changes.load()
     schema = table.schema(changes)
     levels = _merged(table, table.changes.storage, changes.by_bucket, schema, run)
-    numbers = {FOLDED: changes.version, GENERATION: generation_of(changes)}
+    rebuilt = (state.transaction(_REBUILT) or 0) + 1
+    numbers = {FOLDED: changes.version, GENERATION: generation_of(changes), _REBUILT: rebuilt}
     if created_of(state) == created_of(changes):
         table.state.rewrite(state, state.files, levels, data_change=False, also=numbers)
     else:
