@@ -41,7 +41,9 @@ else:
 FORMAT = "writetime.format"
 VECTORS = "delta.enableDeletionVectors"
 """The property of a table that may have deletion vectors."""
-FORGET_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
+REMEMBER_REMOVED = "delta.deletedFileRetentionDuration"
+"""The property for how long checkpoints name files that were removed: a week if a table does not have it."""
+FORGET_REMOVED = {REMEMBER_REMOVED: "interval 2 hours"}
 """The property of a table whose checkpoints soon leave out files that were removed. A stream removes thousands per
 hour, and each checkpoint has all that it does not leave out. `vacuum` deletes such files by their own age.
 """

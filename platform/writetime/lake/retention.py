@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.delta import BucketedTable
+from writetime.lake.delta import REMEMBER_REMOVED, BucketedTable
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.lake_storage import Storage
+from writetime.lake.live_files import has_vectors
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
@@ -23,6 +24,9 @@ from writetime.schema.table import TableSchema
 
 ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
 """In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
+
+# How long checkpoints name removed files by Delta's default.
+_REMEMBERED_HOURS = 168
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,17 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
 
     A reader, or a task that has not committed, that takes longer than this loses its files.
     """
+    for part in (table.state, *([] if has_vectors(table.view.load()) else [table.view])):
+        _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
     for part in (table.changes, table.state, *([table.row_events] if table.row_events.exists() else [])):
         paths = part.load().table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         gone += [f"{part.storage.address}/{path}" for path in paths]
     return gone
+
+
+def _remember_removed(part: BucketedTable, hours: int) -> None:
+    """Let checkpoints name removed files for at least so many hours: a vacuum deletes others by their own age."""
+    wanted = f"interval {hours} hours"
+    if hours > _REMEMBERED_HOURS and part.load().properties.get(REMEMBER_REMOVED) != wanted:
+        part.set_property(REMEMBER_REMOVED, wanted)
