@@ -11,15 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, batch, new_table, write
-from writetime.lake import buckets, retention, state, views
+from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
+from writetime.lake import buckets, commits, retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict
+from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change
 from writetime.lake.parquet import PARTITION, SORTED_BY
 from writetime.lake.state import FAN, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile
+from writetime.row_events import stream
+from writetime.view.refreshing import refresh
 
 
 def values(table: LakeTable) -> list[tuple[int, int, str]]:
@@ -73,6 +76,23 @@ def test_one_of_many_at_once(tmp_path: Path) -> None:
         folded = list(pool.map(lambda _: state.fold(deepcopy(table)), range(4)))
     assert sum(folded) == sum(done)
     assert len(table.state.load().files) == 1
+
+
+def test_a_commit_whose_request_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of a store repeats it if the answer is lost, and finds that the file is there."""
+    table, put_new = new_table(tmp_path), commits.put_new
+
+    def repeated(storage: Storage, path: str, data: bytes) -> bool:
+        put_new(storage, path, data)
+        return put_new(storage, path, data)
+
+    monkeypatch.setattr(commits, "put_new", repeated)
+    for number in (1, 2):
+        assert add(table, [write(number, 1, 5, v="a")], number)
+        assert state.fold(table) == 1
+        assert stream.extend(table) == 1
+        assert refresh(settings_at(tmp_path), table).written == 1
+    assert values(table) == [(1, 1, "a"), (2, 1, "a")]
 
 
 def test_files_of_no_commit_go(tmp_path: Path) -> None:

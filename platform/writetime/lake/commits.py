@@ -71,9 +71,11 @@ def actions_of(commit: bytes) -> list[Action]:
 
 
 def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
-    """Write a commit; return its file, or None if there is one with its number."""
+    """Write a commit; return its file, or None if there is another one with its number."""
     data = b"\n".join(map(orjson.dumps, actions))
-    return data if put_new(storage, commit_name(version), data) else None
+    # A client repeats a request whose answer was lost, and the store answers that the file is there.
+    is_made = put_new(storage, commit_name(version), data) or read_commit(storage, version) == data
+    return data if is_made else None
 
 
 def put_new(storage: Storage, path: str, data: bytes) -> bool:
