@@ -40,7 +40,7 @@ from writetime.clients.topic_retention import waiting_too_long
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
-from writetime.ingest.pipeline import Outcome
+from writetime.ingest.event_pipeline import Outcome
 from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings, from_waiting
 from writetime_dagster.assets.failures import by_kind

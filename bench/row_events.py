@@ -19,10 +19,10 @@ from writetime.lake import state
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
-from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages
 from writetime.row_events.messages import encode_events
+from writetime.row_events.stream_files import batch_files
 
 SMALL_BATCHES = 8
 

@@ -20,8 +20,8 @@ from writetime.core.config import Settings
 from writetime.lake import retention, state
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
-from writetime.row_events.batches import events_since
 from writetime.row_events.changed_rows import Position, position_of
+from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
 from writetime.view import refreshing
 

@@ -18,7 +18,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.row_events import publish as publishing
 from writetime.row_events import stream
-from writetime.row_events.batches import merged_to
+from writetime.row_events.stream_files import merged_to
 from writetime_dagster.assets import expectations, row_events
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import maintain_job

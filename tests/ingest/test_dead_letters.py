@@ -199,7 +199,7 @@ def test_the_list_has_no_control_characters(settings: Settings, monkeypatch: pyt
 
     produce(settings, [b"\x1b]0;owned\x07\tpoison\x9b2J\n\xe2\x80\xae"])
     with monkeypatch.context() as patch:
-        patch.setattr("writetime.ingest.pipeline.decode", refuse)
+        patch.setattr("writetime.ingest.event_pipeline.decode", refuse)
         run_once(settings)
     (line,) = CliRunner(catch_exceptions=False).invoke(main, ["dead-letters", "list"]).output.splitlines()
     origin, reason, value = line.split("\t")

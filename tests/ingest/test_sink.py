@@ -16,7 +16,7 @@ from writetime.clients.kafka import client_config, commit_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
-from writetime.ingest import drain, pipeline, sink, writer
+from writetime.ingest import drain, event_pipeline, sink, writer
 from writetime.ingest.writer import EventWriter
 
 MODES = ["lwt", "lwt-batch", "upsert"]
@@ -127,17 +127,17 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     values = [an_event(n, f'"{"x" * 1_000}"', user=f"u{n}").value() for n in range(100)]
-    monkeypatch.setattr(pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
+    monkeypatch.setattr(event_pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
     for module in (sink, drain):
         monkeypatch.setattr(module, "_FETCH_MESSAGES", 2)
     most: list[int] = []
-    take = pipeline.EventPipeline.take
+    take = event_pipeline.EventPipeline.take
 
-    def counting(self: pipeline.EventPipeline, message: Message) -> None:
+    def counting(self: event_pipeline.EventPipeline, message: Message) -> None:
         take(self, message)
         most.append(self.unfinished)
 
-    monkeypatch.setattr(pipeline.EventPipeline, "take", counting)
+    monkeypatch.setattr(event_pipeline.EventPipeline, "take", counting)
     produce(settings, values)
     if program == "drain":
         assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 100
@@ -180,7 +180,7 @@ def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(pipeline, "decode"), (EventWriter, "submit"), (EventWriter, "_bind"), (EventWriter, "_handle_rows")],
+    [(event_pipeline, "decode"), (EventWriter, "submit"), (EventWriter, "_bind"), (EventWriter, "_handle_rows")],
 )
 def test_a_message_with_an_unforeseen_fault_is_a_dead_letter_and_others_are_stored(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

@@ -81,6 +81,16 @@ def test_every_module_has_a_room() -> None:
     assert loose == {"__init__.py", "__main__.py"}
 
 
+def test_no_two_rooms_have_a_module_of_one_name() -> None:
+    """But for those that CONTRIBUTING.md allows: their rooms make the meaning clear."""
+    engine, named = ROOT / "platform" / "writetime", dict[str, set[str]]()
+    for path in engine.rglob("*.py"):
+        room = path.relative_to(engine).parts[0]
+        if path.stem not in {"__init__", "__main__"} and room not in {"cli", "clients", "servers", "sources"}:
+            named.setdefault(path.stem, set()).add(room)
+    assert {name: rooms for name, rooms in named.items() if len(rooms) > 1} == {"table": {"schema", "lake"}}
+
+
 def imports_of_tests() -> Iterator[tuple[Path, list[str]]]:
     """Yield each import of a module of tests: the importing file, and the parts of the module's name."""
     for folder in ("tests", "bench", "demo", "tools"):

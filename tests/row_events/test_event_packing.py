@@ -19,10 +19,10 @@ from writetime.lake.checkpoints import read_checkpoint
 from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, stream
-from writetime.row_events.batches import batch_files, events_since, merged_to
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published
+from writetime.row_events.stream_files import batch_files, events_since, merged_to
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table

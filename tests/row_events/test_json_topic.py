@@ -14,7 +14,7 @@ from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.table import LakeTable, create_table
 from writetime.lake.views import time_now
 from writetime.row_events import publish, stream
-from writetime.row_events.batches import events_since
+from writetime.row_events.stream_files import events_since
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic

@@ -18,8 +18,8 @@ from writetime.lake import state, views
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
-from writetime.row_events.batches import batch_files
 from writetime.row_events.changed_rows import TooLate
+from writetime.row_events.stream_files import batch_files
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tests.support.made import add, new_table, write
 from writetime.lake import buckets, merging, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream, trimming
-from writetime.row_events.batches import merged_to
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import PUBLISHED, Reached, _parts
+from writetime.row_events.stream_files import merged_to
 from writetime.row_events.trimming import merge_events
 
 

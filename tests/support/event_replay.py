@@ -9,10 +9,10 @@ from tests.support.lake_answers import view_rows
 from writetime.core.arrow import pc
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
-from writetime.row_events.batches import batch_files
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream import NAMES
+from writetime.row_events.stream_files import batch_files
 
 Place = tuple[int, bytes, bytes]
 Image = dict[str, Any]

@@ -12,8 +12,8 @@ from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import placed_rows
 from writetime.schema.cql import parse_table
+from writetime.verify.compared_rows import differing
 from writetime.verify.lag import NO_TIME, Lag, lag_of, times_at
-from writetime.verify.rows import differing
 
 _TABLE = parse_table(
     "CREATE TABLE shop.items (id int, n int, s text STATIC, v text, w int, l frozen<list<int>>, PRIMARY KEY (id, n))"

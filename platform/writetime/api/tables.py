@@ -16,8 +16,8 @@ from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import places_of_keys
 from writetime.lookup.matching import keys_table, matching
 from writetime.lookup.reading import Reader
-from writetime.row_events.batches import events_since
 from writetime.row_events.events import event_schema
+from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
 
 

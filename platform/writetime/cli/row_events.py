@@ -15,11 +15,11 @@ from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable, create_missing_parts, open_table
-from writetime.row_events.batches import events_since
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend
+from writetime.row_events.stream_files import events_since
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.view.expected_rows import check_of
 from writetime.view.refreshing import refresh

@@ -27,7 +27,7 @@ from writetime.clients.kafka import (
 )
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.ingest.event_pipeline import EventPipeline, Receipt
 from writetime.ingest.sink import start_offset
 
 RECEIPT_SCHEMA = pa.schema(

@@ -17,7 +17,7 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import beginning_offsets, client_config, committed, end_offsets, offset_fault
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.ingest.event_pipeline import EventPipeline, Receipt
 from writetime.ingest.sink_metrics import SinkMetrics
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from writetime.clients.topic_retention import RETENTION_ALARM, UnknownRetention, topic_retention_seconds
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.ingest.event_pipeline import EventPipeline, Receipt
 
 log = logging.getLogger(__name__)
 

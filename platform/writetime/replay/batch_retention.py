@@ -13,9 +13,9 @@ from itertools import islice
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.replay.batch_reading import find_time
 from writetime.replay.batches import Batches
 from writetime.replay.coordination import Coordination, coordination
-from writetime.replay.reading import find_time
 
 _AT_ONCE = 100
 

@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.core.config import Settings
+from writetime.replay.batch_reading import replay
 from writetime.replay.batches import Batch, Seal
-from writetime.replay.reading import replay
 
 SCHEMA = pa.schema(
     [

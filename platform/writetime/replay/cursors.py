@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.replay.batch_reading import find_time
 from writetime.replay.batches import Batches, Gone, NoBatch
 from writetime.replay.coordination import Moved, coordination
-from writetime.replay.reading import find_time
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from writetime.lake.packing import FAN
 from writetime.lake.parquet import PARTITION, read_file, write_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
-from writetime.row_events.batches import PREFIX, batch_files, merged_to
+from writetime.row_events.stream_files import PREFIX, batch_files, merged_to
 
 # Larger batches stay as they are, so that the result has at most 16 times this much (bytes of Parquet).
 _LARGEST = 1 << 20

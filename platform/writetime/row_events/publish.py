@@ -43,11 +43,11 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
-from writetime.row_events.batches import FIRST, batch_files, merged_to, read_to
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import GENERATION, has_other_table
+from writetime.row_events.stream_files import FIRST, batch_files, merged_to, read_to
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, command_to_set, ensure_schemas_topic
 from writetime.wire.topic_names import row_events_topic

@@ -20,7 +20,6 @@ from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_now
-from writetime.row_events.batches import FIRST, PREFIX
 from writetime.row_events.changed_rows import (
     ChangedRows,
     Names,
@@ -34,6 +33,7 @@ from writetime.row_events.changed_rows import (
 )
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.events import Batch, event_schema
+from writetime.row_events.stream_files import FIRST, PREFIX
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
 NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)

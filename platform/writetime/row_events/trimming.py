@@ -20,10 +20,10 @@ from writetime.lake.state import together
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, by_bucket
 from writetime.merge.order import group_by
-from writetime.row_events.batches import MERGED, PREFIX, batch_files, merged_to
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.stream import has_other_table
+from writetime.row_events.stream_files import MERGED, PREFIX, batch_files, merged_to
 
 
 def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:

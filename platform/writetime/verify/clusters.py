@@ -21,10 +21,10 @@ from writetime.lake.views import time_now
 from writetime.row_events.compare import Matched, Rows
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
+from writetime.verify.compared_rows import differing, digest, json_row, tokens_of
 from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.rows import differing, digest, json_row, tokens_of
 from writetime.verify.suspects import Suspects
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1

@@ -37,9 +37,9 @@ from writetime.row_events.compare import Matched, Rows
 from writetime.row_events.events import placed_rows
 from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
+from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.

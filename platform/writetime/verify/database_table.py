@@ -24,8 +24,8 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
+from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
-from writetime.verify.rows import between
 
 _PAGE_ROWS = 2000
 
