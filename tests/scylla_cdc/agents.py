@@ -28,7 +28,10 @@ from writetime.lake.parquet import read_file
 from writetime.lake.row_form import fit
 from writetime.lake.table import open_table, view_schema
 from writetime.landing.landing import Landing
-from writetime.wire.watermarks import WatermarkTopic
+from writetime.wire.watermarks import Sources, WatermarkTopic
+
+# By their brokers.
+_topics: dict[str, WatermarkTopic] = {}
 
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
@@ -62,9 +65,17 @@ def is_marked(settings: Settings, table: Logged) -> bool:
     name = table.schema.full_name
     saved = json.loads((settings.capture.state_dir / "logs.json").read_text())[name]["table_id"]
     with suppress(WritetimeError):
-        found = WatermarkTopic(settings).read().get(source_of(table))
+        found = sources(settings).get(source_of(table))
         return found is not None and name in found.tables and found.tables[name].id == saved
     return False
+
+
+def sources(settings: Settings) -> Sources:
+    """The last mark of each source. Of the topic, which has what all tests have sent, only what is new is read."""
+    brokers = settings.kafka.bootstrap_servers
+    if brokers not in _topics:
+        _topics[brokers] = WatermarkTopic(settings)
+    return _topics[brokers].read()
 
 
 def source_of(table: Logged) -> str:

@@ -20,6 +20,7 @@ from tests.scylla_cdc.agents import (
     reached,
     settings_for,
     source_of,
+    sources,
     truncate,
     wait_for_metrics,
     wait_until,
@@ -48,7 +49,7 @@ from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import CdcSource
 from writetime.servers.process import free_port
 from writetime.verify.comparison import verify
-from writetime.wire.watermarks import WatermarkTopic, statuses
+from writetime.wire.watermarks import statuses
 
 
 @pytest.mark.long_only("kills and starts an agent again and again")
@@ -106,7 +107,7 @@ def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logg
     cdc.session.execute(f"ALTER TABLE {late.schema.full_name} WITH gc_grace_seconds = 1")
     late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
     cdc.announce_tablets(late.schema, late.sets)
-    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, confidence_seconds=5)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, confidence_seconds=2)
     with agent(settings):
         for key in range(10):
             insert(cdc, late, key)
@@ -143,7 +144,7 @@ def test_the_agent_finds_and_counts_late_rows(cdc: CdcDatabase, late: Logged, tm
     times = (closed - 30 * SECOND, closed)
     late.sets = [stream_set(random.Random(i), time, [0, (1 << 63) - 1]) for i, time in enumerate(times)]
     cdc.announce_tablets(late.schema, late.sets)
-    settings = settings_for(cdc, tmp_path, late, window_seconds=1, rescan_seconds=20)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=1, rescan_seconds=10)
     port = free_port()
     capture = settings.capture.model_copy(update={"metrics_port": port})
     settings = settings.model_copy(update={"capture": capture})
@@ -155,7 +156,7 @@ def test_the_agent_finds_and_counts_late_rows(cdc: CdcDatabase, late: Logged, tm
         late.origins += cdc.log(late.schema, [Group(data, at, rows)], late.sets[:1] if old else late.sets, key)
 
     def watermark() -> int:
-        return WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until
+        return sources(settings)[source_of(late)].tables[late.schema.full_name].until
 
     log(closed - SECOND, 1, old=True)
     log(closed + SECOND, 2, old=False)
@@ -166,7 +167,7 @@ def test_the_agent_finds_and_counts_late_rows(cdc: CdcDatabase, late: Logged, tm
         log(closed + SECOND, 4, old=True)
         log(closed + SECOND, 5, old=False)
         log(now(), 6, old=True)
-        wait_until(settings, late, closed + 23 * SECOND)
+        wait_until(settings, late, closed + 13 * SECOND)
         wait_for(lambda: watermark() >= closed + 2 * SECOND)
         counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'
         wanted = [counted.format(kind, late.schema.full_name, n) for kind, n in (("closed_set", 3.0), ("late", 1.0))]
@@ -191,13 +192,13 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
             time.sleep(0.1)
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
-    said = WatermarkTopic(settings).read()[source_of(late)]
+    said = sources(settings)[source_of(late)]
     # It holds back from the start what waits for watermarks.
     assert said.tables[name].until <= written.base
     assert "the log keeps rows for 30 seconds" in said.status["held_by"]
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
-        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until > written.base)
+        wait_for(lambda: sources(settings)[source_of(late)].tables[name].until > written.base)
 
 
 def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
@@ -239,13 +240,13 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
     with agent(with_snapshot(old)):
         wait_for(lambda: "writes in between are in neither" in caplog.text)
         wait_until(settings, late, now())
-    assert WatermarkTopic(settings).read()[source_of(late)].tables[name].until == 0
+    assert sources(settings)[source_of(late)].tables[name].until == 0
     new = take_snapshot(cdc.settings, name, "new")
     insert(cdc, late, 2)
     delete(cdc, late, 3)
     with agent(with_snapshot(new)):
         wait_until(settings, late, now())
-        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until)
+        wait_for(lambda: sources(settings)[source_of(late)].tables[name].until)
     assert all(path.is_dir() for path in new)
     found = land(settings, late)
     assert {origin: count for origin, count in found.items() if origin.startswith("0x")} == Counter(late.origins)
@@ -276,7 +277,7 @@ def test_a_table_that_is_truncated(cdc: CdcDatabase, late: Logged, tmp_path: Pat
         time.sleep(0.01)
         insert(cdc, late, 3)
         wait_until(settings, late, now())
-        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].truncation)
+        wait_for(lambda: sources(settings)[source_of(late)].tables[name].truncation)
         landing = Landing(settings, name)
         landing.drain()
         assert_view(settings, late)
@@ -324,7 +325,7 @@ def test_truncations_that_cannot_be_read_hold_the_watermark(
         insert(cdc, late, 1)
         wait_until(settings, late, now())
         wait_for(lambda: "system.nothing cannot be read, so watermarks stay" in caplog.text)
-    assert WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until == 0
+    assert sources(settings)[source_of(late)].tables[late.schema.full_name].until == 0
     assert land(settings, late) == Counter(late.origins)
     assert_view(settings, late)
 
@@ -362,7 +363,7 @@ class Two:
         monkeypatch.setattr(owner, method, fail)
 
     def watermark(self, table: Logged) -> int:
-        return WatermarkTopic(self.settings).read()[source_of(table)].tables[table.schema.full_name].until
+        return sources(self.settings)[source_of(table)].tables[table.schema.full_name].until
 
     def fault(self) -> str | None:
         status = read_status(self.settings.capture.state_dir)

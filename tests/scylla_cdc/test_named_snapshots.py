@@ -8,7 +8,17 @@ from uuid import uuid4
 
 import pytest
 
-from tests.scylla_cdc.agents import assert_view, follow, insert, land, settings_for, source_of, truncate, wait_until
+from tests.scylla_cdc.agents import (
+    assert_view,
+    follow,
+    insert,
+    land,
+    settings_for,
+    source_of,
+    sources,
+    truncate,
+    wait_until,
+)
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
@@ -21,7 +31,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import find_snapshots
 from writetime.landing.landing import Landing
 from writetime.scylla_cdc.source import open_source
-from writetime.wire.watermarks import TableMark, WatermarkTopic
+from writetime.wire.watermarks import TableMark
 
 RECORDED = str(SCYLLA / "rec101" / "Tab2.sstables")
 
@@ -33,7 +43,7 @@ def naming(settings: Settings, table: Logged, folders: Sequence[Path]) -> Settin
 
 
 def mark(settings: Settings, table: Logged) -> TableMark:
-    return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name]
+    return sources(settings)[source_of(table)].tables[table.schema.full_name]
 
 
 def create_again(cdc: CdcDatabase, table: Logged) -> None:

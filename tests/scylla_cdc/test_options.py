@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
+from tests.scylla_cdc.agents import reached, settings_for, source_of, sources, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.odd import STREAM, Odd, read
@@ -21,7 +21,6 @@ from writetime.capture.agent_metrics import read_status
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import open_source
-from writetime.wire.watermarks import WatermarkTopic
 
 LACKING = pytest.mark.parametrize(
     ("options", "while_so", "afterwards"),
@@ -191,7 +190,7 @@ def test_the_agent_reports_a_gap_until_a_younger_snapshot_closes_it(
             wait_for(lambda: "delta was keys" in fault())
             assert any("writetime backfill" in line for line in status_lines(settings))
         assert reached(settings)[odd.name] == stopped
-    assert WatermarkTopic(settings).read()[source_of(tables[0])].tables[odd.name].until <= stopped
+    assert sources(settings)[source_of(tables[0])].tables[odd.name].until <= stopped
     snapshot_at = now()
     with agent(settings, snapshot_at=snapshot_at):
         wait_until(settings, tables[0], now())

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from writetime.capture import cdc_log
+from writetime.capture.cdc_log import LogPace
 from writetime.core.config import Settings
 
 # How long a program may take to end.
 _PATIENCE_SECONDS = 240.0
+# Of agents in threads: tests wait for watermarks, for the status, and for the next attempt after a fault.
+PACE = LogPace(mark=0.5, pause=0.25, status=0.25)
 
 
 class Program(threading.Thread):
@@ -62,7 +65,7 @@ class Program(threading.Thread):
 def agent(settings: Settings, snapshot_at: int | None = None) -> Iterator[None]:
     """An agent in a thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=cdc_log.run, args=(settings, stop, snapshot_at))
+    thread = threading.Thread(target=cdc_log.run, args=(settings, stop, snapshot_at, PACE))
     thread.start()
     try:
         yield

@@ -64,11 +64,8 @@ _FILE = "logs.json"
 # has no more, nor more bytes in memory.
 _PORTION = 50_000
 _PORTION_BYTES = 64 << 20
-_PAUSE_SECONDS = 1.0
 # The longest pause of a table with a fault that lasts.
 _LONGEST_PAUSE_SECONDS = 60.0
-_STATUS_SECONDS = 1.0
-_MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
 # Differences between images of a table that are logged in this time.
 _IMAGE_WARNINGS = 10
@@ -76,13 +73,34 @@ _IMAGE_WARNINGS = 10
 _QUIET_PAUSES = (0.2, 0.5, 1.0)
 
 
-def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = None) -> Counter[str]:
+@dataclass(frozen=True)
+class LogPace:
+    """The seconds between two actions of an agent of logs.
+
+    Attributes:
+        mark: between two announcements of all watermarks.
+        pause: between a fault and the next attempt; of a fault that lasts, the first such pause.
+        status: between two writes of the status file.
+    """
+
+    mark: float = 5.0
+    pause: float = 1.0
+    status: float = 1.0
+
+
+_USUAL = LogPace()
+
+
+def run(
+    settings: Settings, stop: threading.Event, snapshot_at: int | None = None, pace: LogPace = _USUAL
+) -> Counter[str]:
     """Publish changes until `stop` is set; return how many of each table were acknowledged.
 
     Args:
         settings: with `capture.tables`.
         stop: ends it.
         snapshot_at: start time of the snapshot that closes gaps, or that is published, in microseconds.
+        pace: how long it waits.
 
     Raises:
         WritetimeError: no database at the start, or another agent has the state folder.
@@ -91,7 +109,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
         closing(LogProgress(settings.capture.state_dir)) as progress,
         connect_for_pages(settings, settings.capture.tables) as (session, pages),
     ):
-        agent = LogAgent(settings, session, pages, progress, snapshot_at)
+        agent = LogAgent(settings, session, pages, progress, snapshot_at, pace=pace)
         agent.follow(stop)
         return agent.published + agent.snapshots.published
 
@@ -130,12 +148,12 @@ class _Table:
     """
 
     name: str
+    pause: float
     altered: bool = False
     next_look: float = 0.0
     fault: str | None = None
     next_warning: float = 0.0
     attempts: int = 0
-    pause: float = _PAUSE_SECONDS
     windows: int = 1
     aim: int = 0
     failed_until: int = 0
@@ -148,9 +166,17 @@ class LogAgent:
     """See the module."""
 
     def __init__(
-        self, settings: Settings, session: Session, pages: Pages, progress: LogProgress, snapshot_at: int | None
+        self,
+        settings: Settings,
+        session: Session,
+        pages: Pages,
+        progress: LogProgress,
+        snapshot_at: int | None,
+        *,
+        pace: LogPace,
     ) -> None:
         self._settings = settings
+        self._pace = pace
         assert session.cluster is not None
         self._session = session
         self._events = SchemaEvents(session.cluster, lambda: local_nodes(session))
@@ -159,7 +185,7 @@ class LogAgent:
         self._snapshot_at = snapshot_at
         self._metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings, before_schema=self._mark_of)
-        self._tables = [_Table(name) for name in settings.capture.tables]
+        self._tables = [_Table(name, pace.pause) for name in settings.capture.tables]
         # As they were last read.
         self._schemas: dict[str, TableSchema] = {}
         # The time from which the log of each of these has all writes (microseconds).
@@ -200,7 +226,7 @@ class LogAgent:
             self._metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
             log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
             self._publisher = self._publisher.after(e)
-            return _PAUSE_SECONDS
+            return self._pace.pause
         return 0 if is_behind else self._settings.capture.poll_seconds
 
     def advance(self, table: _Table, stop: threading.Event) -> None:
@@ -358,7 +384,7 @@ class LogAgent:
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Announce how far each table is; return whether the broker has it, False only if it stops."""
-        self._next_mark = time.monotonic() + _MARK_SECONDS
+        self._next_mark = time.monotonic() + self._pace.mark
         self._look_for_truncations()
         for table in self._tables:
             try:
@@ -379,7 +405,7 @@ class LogAgent:
         fault that is not an outage grow, too.
         """
         table.altered = False
-        pause = _PAUSE_SECONDS
+        pause = self._pace.pause
         try:
             yield
         except Exception as e:
@@ -406,7 +432,7 @@ class LogAgent:
         else:
             table.fault = None
             table.attempts = 0
-            table.pause = _PAUSE_SECONDS
+            table.pause = self._pace.pause
             table.next_warning = 0.0
         table.next_look = time.monotonic() + pause
 
@@ -425,7 +451,7 @@ class LogAgent:
     def _measure(self) -> None:
         if time.monotonic() < self._next_status:
             return
-        self._next_status = time.monotonic() + _STATUS_SECONDS
+        self._next_status = time.monotonic() + self._pace.status
         for table in self._tables:
             if (seconds := self._behind(table)) is not None:
                 self._metrics.log_lag(table.name, seconds)
