@@ -65,7 +65,13 @@ def installation(server_settings: Settings, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
+def were_programs() -> set[str]:
+    """The commands that some block has run as a program."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def folder(installation: Path, spark: SparkSession, were_programs: set[str]) -> Iterator[Folder]:
     """A clone, and what documents take as given: a captured table `shop.orders`, a snapshot of it, names in Python."""
     settings = config.load()
     with connect(settings) as session:
@@ -87,7 +93,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         "schema": schema,
         "values": [],
     }
-    found = Folder(installation / "clone", settings.ingest.port, given)
+    found = Folder(installation / "clone", settings.ingest.port, given, were_programs=were_programs)
     try:
         yield found
     finally:
@@ -135,9 +141,10 @@ def test_every_command_that_is_mentioned_exists() -> None:
 
 
 @pytest.mark.timeout(2400)
-def test_tutorial(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial(installation: Path, were_programs: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """From a clone in which nothing was done."""
-    clone = Folder(installation / "fresh", config.load().ingest.port, {"snapshot": ""})
+    port = config.load().ingest.port
+    clone = Folder(installation / "fresh", port, {"snapshot": ""}, were_programs=were_programs)
     monkeypatch.chdir(installation / "fresh")
     try:
         for block in blocks(TUTORIAL):

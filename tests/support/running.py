@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.documents import ROOT, Block
+from tests.support.examples import is_long_run
 from writetime.cli.main import main
 from writetime.core import config
 from writetime.servers.process import port_answers
@@ -25,6 +26,9 @@ from writetime.wire.watermarks import statuses
 
 # Programs that run until Ctrl-C: the test starts and ends them.
 SERVICES = ("serve", "sink", "agent", "follow", "work")
+# `make test` starts these once for all documents that name them with the same arguments: no command of later documents
+# needs them, and each start takes seconds.
+_ONCE = ("writetime agent", "writetime follow", "writetime work")
 # Commands that are looked at and not run, and why.
 CHECKED = {
     "make setup": "tests run in an environment that is set up",
@@ -42,11 +46,17 @@ class Folder:
     """Runs blocks one after the other. What they export is kept, as in a terminal.
 
     Each command of `writetime` is run as a program once. From then on it runs in this process, unless its line needs a
-    shell: most of the CPU of such a program goes into its imports.
+    shell: most of the CPU of such a program goes into its imports. `were_programs` are the commands that were run so
+    already; several folders may share it.
     """
 
     def __init__(
-        self, path: Path, ingress_port: int, given: dict[str, Any], replaced: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        ingress_port: int,
+        given: dict[str, Any],
+        replaced: Mapping[str, str] | None = None,
+        were_programs: set[str] | None = None,
     ) -> None:
         self._path = path
         self._given = given
@@ -58,7 +68,8 @@ class Folder:
         }
         self._ingress_port = ingress_port
         self._services: dict[str, subprocess.Popen[bytes]] = {}
-        self._were_programs: set[str] = set()
+        self._were_services: set[str] = set()
+        self._were_programs = set[str]() if were_programs is None else were_programs
         self._output = ""
         self._last: Block | None = None
         path.mkdir()
@@ -92,7 +103,8 @@ class Folder:
             self._ends(block) if block.language == "ends" else kinds[block.language](block)
 
     def end(self) -> None:
-        """End what still runs, as Ctrl-C does."""
+        """End what still runs, as Ctrl-C does: a document is at its end."""
+        self._were_services |= self._services.keys()
         for command in list(self._services):
             self._end(command)
 
@@ -112,11 +124,14 @@ class Folder:
 
     def _once(self, block: Block, command: str, fails: str | None) -> str:
         """Run a command that ends by itself; return what it prints."""
+        named = set(re.findall(r"writetime ([\w-]+)", command))
+        if not named <= self._were_programs:
+            self._were_programs |= named
+            return self._bash(block, command, fails)
+        # What a shell puts in the place of a command.
+        command = re.sub(r"\$\((.*?)\)", lambda inner: " ".join(self._once(block, inner[1], None).split()), command)
         program, *arguments = words(self._with(command)) or [""]
         if not arguments or not program.endswith("writetime"):
-            return self._bash(block, command, fails)
-        if arguments[0] not in self._were_programs:
-            self._were_programs.add(arguments[0])
             return self._bash(block, command, fails)
         with chdir(self._path):
             answer = CliRunner().invoke(main, arguments, catch_exceptions=False)
@@ -138,7 +153,8 @@ class Folder:
         return answer.stdout
 
     def _start(self, plain: str, command: str) -> None:
-        if plain in self._services:
+        was_started = plain in self._were_services and plain.startswith(_ONCE) and not is_long_run()
+        if plain in self._services or was_started:
             return
         status = self._path / ".writetime/capture/status.json"
         status.unlink(missing_ok=True)
