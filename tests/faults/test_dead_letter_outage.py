@@ -35,9 +35,9 @@ def test_dead_letter_topic_takes_only_small_messages_for_a_while(stage: Callable
 
 def _poison_holds_commits_back(s: Stage) -> None:
     """Let the sink do all but the poison, kill it, and let another come to the same point."""
-    s.ledger.events(200, users=10)
+    s.ledger.events(60, users=10)
     poison = s.ledger.send_poison(POISON)
-    events = s.ledger.events(200, users=10)
+    events = s.ledger.events(60, users=10)
     s.ledger.flush()
     sink = s.sink()
     s.wait_for_rows(events)

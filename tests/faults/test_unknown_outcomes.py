@@ -8,13 +8,13 @@ from tests.faults.stage import Stage
 
 
 @pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
-def test_lost_replies_of_conditional_writes(stage: Callable[..., Stage], mode: str) -> None:
+def test_lost_replies_of_conditional_writes(stage: Callable[..., Stage], mode: str, is_long: bool) -> None:
     s = stage(mode=mode)
-    s.ledger.events(600, users=30, repeated=0.1)
+    s.ledger.events(600 if is_long else 300, users=30, repeated=0.1)
     s.proxy.loss = 0.2
     s.sink()
     s.wait_for_writes(40)
-    s.ledger.events(200, users=30, repeated=0.1)
+    s.ledger.events(200 if is_long else 100, users=30, repeated=0.1)
     s.wait_for_writes(40)
     assert s.proxy.lost, "no reply was lost, so nothing was tested"
     s.proxy.loss = 0.0
