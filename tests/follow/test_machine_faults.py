@@ -9,7 +9,7 @@ import pytest
 
 from tests.follow.waiting import wait_for
 from tests.support.disks import fill, small_disk
-from tests.support.following import following, has_published, is_done, shown
+from tests.support.following import following, has_published, is_done, rows_shown, shown
 from tests.support.made import write
 from tests.support.messages import decoded
 from tests.support.object_store import BUCKET, ObjectStore
@@ -84,12 +84,13 @@ def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: 
     row["v"] |= {"ttl": 1800, "deletion_time": now + 1800}
     send(settings, schema, row, write(2, 0, 5, v="b"))
     with following(settings, schema.full_name):
-        wait_for(lambda: len(shown(settings, schema.full_name)) == 2)
+        wait_for(lambda: rows_shown(settings, schema.full_name) == 2)
         for step, rows in ((-3600, 12), (3600, 21), (0, 31)):
             monkeypatch.setattr(time, "time", lambda step=step: real[0]() + step)
             monkeypatch.setattr(time, "time_ns", lambda step=step: real[1]() + step * 10**9)
             publish(settings, schema, *range(rows * 10, rows * 10 + 10))
-            wait_for(lambda rows=rows: len(shown(settings, schema.full_name)) == rows)
+            wait_for(lambda rows=rows: rows_shown(settings, schema.full_name) == rows)
+            assert len(shown(settings, schema.full_name)) == rows
         assert_each_event_once(settings, schema.full_name, 33)
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
     assert (kinds.count("CREATE"), kinds.count("DELETE")) == (32, 1)

@@ -9,7 +9,8 @@ from tests.support.view_readers import by_query
 from writetime.core.config import Settings
 from writetime.follow.program import Follower
 from writetime.lake import views
-from writetime.lake.table import is_in_lake, open_table
+from writetime.lake.live_files import LiveFiles
+from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.row_events.publish import published_since
 
 
@@ -38,6 +39,12 @@ def shown(settings: Settings, name: str) -> list[str]:
     return unordered([by_query(table.view.storage.address).select(names)])
 
 
+def rows_shown(settings: Settings, name: str) -> int:
+    """How many rows the compacted view has by its log, which costs a tenth of what it takes to read them."""
+    view = LakeTable(table_storage(settings, name), 0).view
+    return LiveFiles(view).load().rows if view.exists() else 0
+
+
 def computed(settings: Settings, name: str) -> list[str]:
     """The rows of the virtual view."""
     return unordered(views.virtual(open_table(settings, name)))
@@ -45,6 +52,8 @@ def computed(settings: Settings, name: str) -> list[str]:
 
 def is_done(settings: Settings, name: str, rows: int) -> bool:
     """Whether the compacted view has so many rows, and those of the virtual view."""
+    if rows_shown(settings, name) != rows:
+        return False
     found = shown(settings, name)
     return len(found) == rows and found == computed(settings, name)
 
