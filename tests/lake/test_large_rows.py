@@ -23,7 +23,9 @@ def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
     add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)
 
 
-def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path) -> None:
+def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(state, "_SMALL", 1 << 20)
     table = new_table(tmp_path)
     add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
     state.fold(table)

@@ -4,7 +4,8 @@ The bucket of a token is its top bits, so a bucket is a token range, and SSTable
 read by bucket without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
 
 Few rows are one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`. Large rows are by
-bucket all the same, as a task and an Arrow array hold only so much.
+bucket all the same, as a task and an Arrow array hold only so much. Tasks read such files by parts: equal ranges of
+buckets, as few as hold little enough each.
 """
 
 from typing import TypeVar
@@ -22,12 +23,7 @@ ALL = -1
 FEW_ROWS = 1 << 12
 """Rows are few if they are fewer than this per bucket."""
 
-FEW_BYTES = 1 << 19
-"""Files have few bytes if they have at most this per bucket, as Parquet, and few enough for one task."""
-
-# An Arrow array of texts holds 2 GiB. LZ4 makes values up to 255 times smaller, and mostly 2 to 10 times.
-_MOST_FILE_BYTES = 64 << 20
-# In memory. Several such files are merged or packed in one task.
+# In memory. Several such files are merged or packed in one task, and an Arrow array of texts holds 2 GiB.
 _MOST_ROW_BYTES = 256 << 20
 
 
@@ -57,9 +53,21 @@ def are_few(rows: int, buckets: int, size: int = 0) -> bool:
     return rows < FEW_ROWS * buckets and size <= _MOST_ROW_BYTES
 
 
-def are_few_in_files(rows: int, buckets: int, size: int) -> bool:
-    """Return whether the rows of files, of a size as Parquet (bytes), are for one task, and not for one per bucket."""
-    return rows < FEW_ROWS * buckets and size <= min(FEW_BYTES * buckets, _MOST_FILE_BYTES)
+def count_parts(rows: int, buckets: int, size: int) -> int:
+    """Return into how many parts of the token range, each for one task, rows of a size in memory (bytes) are split: one
+    per bucket if they are many, or else the fewest that are small enough.
+    """
+    if rows >= FEW_ROWS * buckets:
+        return buckets
+    parts = 1
+    while parts < buckets and size > parts * _MOST_ROW_BYTES:
+        parts *= 2
+    return parts
+
+
+def bucket_of_part(part: int, parts: int, buckets: int) -> int:
+    """Return the bucket of the files of a part of the token range: its own one, or `ALL` if it has several."""
+    return part if parts == buckets else ALL
 
 
 def bucket_of_few(tokens: pa.ChunkedArray, buckets: int) -> int:

@@ -20,7 +20,7 @@ from writetime.lake.merging import Source, merge_files
 from writetime.lake.places import Places, TokenRange, places_of
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import merge_places, merge_tokens
-from writetime.lake.versions import DataFile, TableVersion, by_bucket
+from writetime.lake.versions import DataFile, TableVersion, by_part
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -132,37 +132,34 @@ def _merged(
 
 
 class StateFiles:
-    """The files of a version of the state, by bucket. As the bucket `ALL`, it has the files of all buckets together.
+    """The files of a version of the state, by bucket, or by larger equal parts of the token range.
 
     They are the state as it is, or as it would be if nothing written or expired after `since` (microseconds) had been
     dropped: what was dropped is merged with the levels again.
     """
 
-    def __init__(self, table: LakeTable, state: TableVersion, since: int | None = None) -> None:
+    def __init__(
+        self, table: LakeTable, state: TableVersion, since: int | None = None, parts: int | None = None
+    ) -> None:
         self._table = table
+        self._parts = table.buckets if parts is None else parts
         is_as_it_is = since is None or horizon_of(state) < since
         self._horizon = horizon_of(state) if is_as_it_is else 0
-        self._levels = _and_all(levels_of(state) if is_as_it_is else state.files, table.buckets)
-        self._dropped = _and_all(dropped_of(state) if is_as_it_is else [], table.buckets)
+        self._levels = by_part(levels_of(state) if is_as_it_is else state.files, self._parts, table.buckets)
+        self._dropped = by_part(dropped_of(state) if is_as_it_is else [], self._parts, table.buckets)
 
-    def waiting(self, bucket: int, files: Iterable[DataFile]) -> Waiting:
-        """Return files of `changes` that are to be merged with a bucket."""
+    def waiting(self, part: int, files: Iterable[DataFile]) -> Waiting:
+        """Return files of `changes` that are to be merged with a part."""
         table = self._table
-        changes = Source.of_bucket(table.changes.storage, files, bucket, table.buckets)
-        return Waiting((changes,), (self._of(self._dropped, bucket),), self._horizon, table.buckets, table.cache)
-
-    def contents(self, bucket: int, files: Iterable[DataFile]) -> Contents:
-        """Return what a bucket holds, with these files of `changes`."""
-        return Contents((self._of(self._levels, bucket),), self.waiting(bucket, files))
+        changes = Source.of_bucket(table.changes.storage, files, part, self._parts)
+        return Waiting((changes,), (self._of(self._dropped, part),), self._horizon, table.buckets, table.cache)
 
     def all_contents(self, files: Mapping[int, Sequence[DataFile]]) -> dict[int, Contents]:
-        """Return what each bucket holds, with these files of `changes` by bucket, in the order of the buckets."""
-        buckets = sorted((self._levels.keys() | files.keys()) - {ALL})
-        return {bucket: self.contents(bucket, files.get(bucket, ())) for bucket in buckets}
+        """Return what each part holds, with these files of `changes` by part, in the order of the parts."""
+        return {
+            part: Contents((self._of(self._levels, part),), self.waiting(part, files.get(part, ())))
+            for part in sorted(self._levels.keys() | files.keys())
+        }
 
-    def _of(self, files: Mapping[int, Sequence[DataFile]], bucket: int) -> Source:
-        return Source.of_bucket(self._table.state.storage, files.get(bucket, ()), bucket, self._table.buckets)
-
-
-def _and_all(files: Sequence[DataFile], buckets: int) -> dict[int, Sequence[DataFile]]:
-    return {**by_bucket(files, buckets), ALL: files}
+    def _of(self, files: Mapping[int, Sequence[DataFile]], part: int) -> Source:
+        return Source.of_bucket(self._table.state.storage, files.get(part, ()), part, self._parts)

@@ -211,6 +211,12 @@ def count_values(storage: Storage, path: str, column: str) -> int:
     return sum(group.num_values - group.statistics.null_count for group in groups)
 
 
+def uncompressed_size(storage: Storage, path: str) -> int:
+    """Return the size (bytes) of a file's rows before compression, by its footer."""
+    with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
+        return sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+
+
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Return the columns of this schema, with nulls for the fields, including nested ones, that `table` does not have.
 

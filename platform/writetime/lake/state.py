@@ -14,15 +14,15 @@ from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.buckets import ALL, are_few_in_files
+from writetime.lake.buckets import ALL, bucket_of_part, count_parts
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
 from writetime.lake.delta import ATTEMPTS, Conflict
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
-from writetime.lake.parquet import WrittenFile, count_values
+from writetime.lake.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
-from writetime.lake.versions import DataFile, TableVersion, by_bucket, by_folder
+from writetime.lake.versions import DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.schema.table import TableSchema
 
 # Checks new levels before they are committed.
@@ -35,6 +35,9 @@ _REBUILT = "rebuilt"
 # times in all, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
+# Files of this size (bytes) never have 2 GiB of texts, which is what an Arrow array holds: LZ4 makes values up to 255
+# times smaller.
+_SMALL = 8 << 20
 
 # The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
 # `packed-<version>-...`. They hold no more than this version of `changes`.
@@ -56,22 +59,20 @@ def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> di
     return StateFiles(table, state).all_contents(pending(table, changes, state))
 
 
-def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int, list[DataFile]]:
-    """Return files by bucket, or, if they are small, all files as those of `ALL`: one task costs less than many."""
-    every = distinct(found)
-    if len(found) > 1 and are_small(every, buckets):
-        return {ALL: every}
-    return {bucket: list(files) for bucket, files in found.items()}
+def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
+    """Return into how many parts of the token range files are split, each for one task: as `count_parts` does, because
+    each part reads the files of all buckets again.
+    """
+    is_small = sum(file.size for file in files) <= _SMALL
+    size = 0 if is_small else sum(uncompressed_size(storage, file.path) for file in files)
+    return count_parts(sum(file.rows for file in files), buckets, size)
 
 
-def are_small(files: Sequence[DataFile], buckets: int) -> bool:
-    """Return whether files have few rows, in few bytes."""
-    return are_few_in_files(sum(file.rows for file in files), buckets, sum(file.size for file in files))
-
-
-def distinct(found: Mapping[int, Sequence[DataFile]]) -> list[DataFile]:
-    """Return the files of all buckets, each once."""
-    return list({file.path: file for files in found.values() for file in files}.values())
+def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple[int, dict[int, list[DataFile]]]:
+    """Return the number of parts by `parts_of`, and the files of each part. Files of one bucket stay files of it."""
+    own = by_bucket(files, buckets)
+    parts = buckets if len(own) == 1 else parts_of(storage, files, buckets)
+    return parts, by_part(files, parts, buckets)
 
 
 def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:
@@ -124,18 +125,25 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
         return 0
-    files = pending(table, changes, state)
+    files = files_since(table, changes, folded_version(state))
     schema = table.schema(changes)
-    of_state = StateFiles(table, state)
+    parts, files_of = in_parts(table.changes.storage, files, table.buckets)
+    of_state = StateFiles(table, state, parts=parts)
     tasks = [
-        _Fold(of_state.waiting(bucket, found), schema, bucket, table.buckets, table.state.storage)
-        for bucket, found in together(files, table.buckets).items()
+        _Fold(
+            of_state.waiting(part, found),
+            schema,
+            bucket_of_part(part, parts, table.buckets),
+            table.buckets,
+            table.state.storage,
+        )
+        for part, found in files_of.items()
     ]
     levels = [level for each in run(_Fold.run, tasks) for level in each]
     if staged:
         staged(levels)
     new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
-    return len(distinct(files)) if new else 0
+    return len(files) if new else 0
 
 
 def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
@@ -181,7 +189,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     every = levels_of(state)
     levels = by_bucket(every, table.buckets)
     old = {file.path for file in every if may_drop(storage, file, horizon)}
-    if old and len(together(levels, table.buckets)) == 1:
+    if old and parts_of(storage, every, table.buckets) == 1:
         chosen = {ALL: every}
     else:
         chosen = {b: files for b, files in levels.items() if any(f.path in old for f in files)}

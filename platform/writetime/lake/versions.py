@@ -189,6 +189,15 @@ def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:
 
 def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFile]]:
     """Return the files of each bucket that has any; those of all buckets are in each."""
-    found = by_folder(files)
+    return by_part(files, buckets, buckets)
+
+
+def by_part(files: Iterable[DataFile], parts: int, buckets: int) -> dict[int, list[DataFile]]:
+    """Return the files of each of equal parts of the token range that has any, as `by_bucket` does; a part has several
+    buckets.
+    """
+    found: dict[int, list[DataFile]] = {}
+    for bucket, own in by_folder(files).items():
+        found.setdefault(ALL if bucket == ALL else bucket * parts // buckets, []).extend(own)
     shared = found.pop(ALL, [])
-    return {b: found.get(b, []) + shared for b in (range(buckets) if shared else found)}
+    return {part: found.get(part, []) + shared for part in (range(parts) if shared else found)}

@@ -17,14 +17,14 @@ from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
-from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
+from writetime.lake.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
-from writetime.lake.state import are_small, contents, distinct, files_since, folded_version, generation_of, pending
+from writetime.lake.state import contents, files_since, folded_version, generation_of, parts_of
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import expiring_places, first_places
-from writetime.lake.versions import TableVersion, by_bucket
+from writetime.lake.versions import TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events
@@ -70,9 +70,9 @@ class Position:
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """The rows of one bucket, or of all (`ALL`), that a batch changes; a task may carry it along.
+    """The rows of one bucket, or of several (`ALL`), that a batch changes; a task may carry it along.
 
-    `old` is what it held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
+    `old` is what they held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
     rows and not only those that changed, which are read through the cache. Events have write times if `write_times`.
     """
 
@@ -89,7 +89,7 @@ class ChangedRows:
     write_times: bool = False
 
     def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Compute the events: a table of each bucket that has any, or of all buckets together (`ALL`).
+        """Compute the events: a table of each bucket that has any, or of several together (`ALL`).
 
         `unfit` is as for `row_form.fit`, for the rows afterwards.
         """
@@ -199,7 +199,7 @@ def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, bat
 def next_rows(
     table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
 ) -> list[ChangedRows]:
-    """Return what a batch changes, by bucket, or for all buckets together if it has few changes.
+    """Return what a batch changes, by bucket, or by larger parts of the token range if it has few changes.
 
     Raises:
         TooLate: see the class.
@@ -217,25 +217,21 @@ def next_rows(
     if (folded_version(state) or 0) > last.changes:
         # The state was lost and made again, so its versions are others.
         raise TooLate(f"version {last.state} of the state is not the one of the last batch")
-    # With the cells that lived at the last batch, expired since, and were dropped.
-    of_state = StateFiles(table, state, last.batch.as_of)
-    waiting = pending(table, known, state)
-    new = by_bucket(files_since(table, changes, last.changes), table.buckets)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = reshaped(schema_before, schema)
-    every = distinct(new)
-    few = not everything and are_small(every, table.buckets)
-    if few:
-        # One task costs less than many.
-        old, new = {ALL: of_state.contents(ALL, distinct(waiting))}, {ALL: every}
-    else:
-        old = of_state.all_contents({bucket: waiting.get(bucket, []) for bucket in waiting.keys() | new.keys()})
+    added = files_since(table, changes, last.changes)
+    parts = table.buckets if everything else parts_of(table.changes.storage, added, table.buckets)
+    # With the cells that lived at the last batch, expired since, and were dropped.
+    of_state = StateFiles(table, state, last.batch.as_of, parts)
+    waiting = by_part(files_since(table, known, folded_version(state)), parts, table.buckets)
+    new = by_part(added, parts, table.buckets)
+    old = of_state.all_contents({part: waiting.get(part, []) for part in waiting.keys() | new.keys()})
     return [
         ChangedRows(
-            bucket,
+            bucket_of_part(part, parts, table.buckets),
             table.buckets,
             held,
-            of_state.waiting(bucket, new.get(bucket, ())),
+            of_state.waiting(part, new.get(part, ())),
             schema_before,
             schema,
             last.batch.as_of,
@@ -243,7 +239,7 @@ def next_rows(
             everything,
             table.cache,
         )
-        for bucket, held in old.items()
+        for part, held in old.items()
     ]
 
 

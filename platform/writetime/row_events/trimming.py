@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
-from writetime.lake.buckets import ALL, buckets_of
+from writetime.lake.buckets import ALL, bucket_of_part, buckets_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, portions
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
-from writetime.lake.state import together
+from writetime.lake.state import in_parts
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile, by_bucket
+from writetime.lake.versions import DataFile
 from writetime.merge.order import group_by
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED
@@ -50,16 +50,19 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
     schema = event_schema(table.schema())
     # Files of one bucket and of all buckets alternate in the stream, and the later event of a row counts.
     order = {file.path: i for i, file in enumerate(old)}
+    storage = table.row_events.storage
+    parts, files_of = in_parts(storage, old, table.buckets)
     tasks = [
         _Merge(
-            bucket,
+            part,
+            parts,
             table.buckets,
             sorted(files, key=lambda file: order[file.path]),
             schema,
             last,
-            table.row_events.storage,
+            storage,
         )
-        for bucket, files in together(by_bucket(old, table.buckets), table.buckets).items()
+        for part, files in files_of.items()
     ]
     written = [file for files in run(_Merge.run, tasks) for file in files]
     table.row_events.rewrite(stream, old, written, data_change=False, also={MERGED: last})
@@ -68,9 +71,10 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 @dataclass(frozen=True)
 class _Merge:
-    """Merge the files of one bucket, or of all (`ALL`), in the order of the stream."""
+    """Merge the files of one of equal parts of the token range, in the order of the stream."""
 
-    bucket: int
+    part: int
+    parts: int
     buckets: int
     files: Sequence[DataFile]
     schema: pa.Schema
@@ -86,13 +90,14 @@ class _Merge:
         created = {"kind": pa.repeat(KINDS[CREATE], len(base)), "before": pa.nulls(len(base), base["before"].type)}
         for name, values in created.items():
             base = base.set_column(base.schema.get_field_index(name), self.schema.field(name), values)
-        return write_rows(self.storage, base, self.bucket, self.buckets, f"{PREFIX}{self.last}-")
+        bucket = bucket_of_part(self.part, self.parts, self.buckets)
+        return write_rows(self.storage, base, bucket, self.buckets, f"{PREFIX}{self.last}-")
 
     def _events(self, file: DataFile) -> pa.Table:
         events = read_file(self.storage, file.path, self.schema)
-        if self.bucket in (ALL, file.bucket):
+        if file.bucket != ALL or self.parts == 1:
             return events
-        return events.filter(pa.array(buckets_of(events["token"], self.buckets) == self.bucket))
+        return events.filter(pa.array(buckets_of(events["token"], self.parts) == self.part))
 
 
 def _last_of_each(events: pa.Table) -> pa.Table:

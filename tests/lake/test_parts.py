@@ -1,0 +1,78 @@
+"""Few large rows of all buckets are read by as few tasks as hold them, so that the cost follows the change."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
+from writetime.lake import buckets, change_files, state, views
+from writetime.lake.buckets import ALL
+from writetime.lake.table import LakeTable
+from writetime.row_events import stream
+from writetime.row_events.publish import PUBLISHED
+from writetime.row_events.trimming import merge_events
+
+
+def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
+    """Add rows of 64 KiB that do not compress well."""
+    chooser = random.Random(number)
+    add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)
+
+
+@pytest.mark.parametrize(("most", "levels"), [(256 << 20, [ALL]), (3 << 20, [ALL, ALL]), (1 << 20, [0, 1, 2, 3])])
+def test_each_step_takes_few_large_rows_by_as_few_tasks_as_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, levels: list[int]
+) -> None:
+    """Each task reads the files of all buckets again, so the cost follows the change only if the tasks are few."""
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", most)
+    monkeypatch.setattr(state, "_SMALL", 1 << 20)
+    table = new_table(tmp_path)
+    add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
+    state.fold(table)
+    stream.extend(table)
+    assert [file.bucket for file in table.state.load().files] == [ALL]
+    for number in range(1, 9):
+        add_large(table, number)
+    assert {file.bucket for file in table.changes.load().files} == {ALL}
+    read = counted_reads(monkeypatch)
+    before = {file.path for file in table.row_events.load().files}
+    stream.extend(table)
+    assert len(read) == 8 * len(levels)
+    assert sorted(f.bucket for f in table.row_events.load().files if f.path not in before) == levels
+    assert state.fold(table) == 8
+    assert len(read) == 2 * 8 * len(levels)
+    assert sorted(file.bucket for file in table.state.load().files) == [ALL, *levels]
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the files of changes that are read from now on, one number for each time."""
+    found: list[int] = []
+
+    def counted(file: pq.ParquetFile, tokens: tuple[int, int] | None, names: Sequence[str]) -> pa.Table:
+        found.append(file.metadata.num_rows)
+        return read_tokens(file, tokens, names)
+
+    read_tokens = change_files.read_tokens
+    monkeypatch.setattr(change_files, "read_tokens", counted)
+    return found
+
+
+def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_SMALL", 1 << 20)
+    table = new_table(tmp_path)
+    for number in range(1, 5):
+        add_large(table, number)
+        stream.extend(table)
+    table.row_events.append([], PUBLISHED, 4)
+    before = replayed(table)
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 7 << 18)
+    assert merge_events(table, views.time_now()) == 0
+    assert len(table.row_events.load().files) == 2
+    assert replayed(table) == before
