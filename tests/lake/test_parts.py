@@ -11,8 +11,9 @@ import pytest
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
-from writetime.lake import buckets, change_files, state, views
-from writetime.lake.buckets import ALL
+from writetime.lake import buckets, change_files, parquet, state, views
+from writetime.lake.buckets import ALL, token_range
+from writetime.lake.change_files import groups_between, open_changes
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.publish import PUBLISHED
@@ -76,3 +77,16 @@ def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, mon
     assert merge_events(table, views.time_now()) == 0
     assert len(table.row_events.load().files) == 2
     assert replayed(table) == before
+
+
+def test_a_bucket_reads_its_own_row_groups_of_a_file_of_large_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_ROW_GROUP_BYTES", 1 << 18)
+    table = new_table(tmp_path)
+    add_large(table, 1, 64)
+    [file] = table.changes.load().files
+    with open_changes(table.changes.storage, file.path) as opened:
+        assert {opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)} == {3, 1}
+        groups = [groups_between(opened, *token_range(bucket, 4)) for bucket in range(4)]
+    assert sum(map(len, groups)) <= opened.num_row_groups + 3

@@ -28,6 +28,8 @@ of the view do not see it.
 _SAMPLE_ROWS = 1 << 10
 # Values are long if they have more bytes than this on average.
 _LONG_VALUE = 1 << 10
+# Of a row group, in memory. A reader decodes whole row groups, so those of large rows have fewer.
+_ROW_GROUP_BYTES = 16 << 20
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
 
@@ -46,7 +48,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are put into a file: the number per row group, which is the unit that a reader reads or skips."""
+    """How rows are put into a file: the most per row group, which is the unit that a reader reads or skips."""
 
     row_group_rows: int
     codec: str
@@ -90,13 +92,14 @@ def write_file(
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
+    group_rows = max(1, table.num_rows * _ROW_GROUP_BYTES // max(1, table.nbytes))
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
         pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
-        writer.write_table(table, row_group_size=layout.row_group_rows)
+        writer.write_table(table, row_group_size=min(group_rows, layout.row_group_rows))
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
