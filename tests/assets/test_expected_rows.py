@@ -4,6 +4,7 @@ import dataclasses
 from datetime import UTC, date, datetime
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -11,10 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.made import settings_at
 from writetime.clients import quality
 from writetime.core.config import Table
+from writetime.lake import merging
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
+from writetime.view import expected_rows
 from writetime.view.expected_rows import ExpectedRows, Unexpected, of_entry
 from writetime_dagster.assets import expectations
 
@@ -125,10 +128,35 @@ def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]])
     )
 
 
-def test_what_only_all_rows_show_is_not_asked_of_some(written: tuple[LakeTable, list[WrittenFile]]) -> None:
-    rows = {"type": "expect_table_row_count_to_equal", "value": 9}
-    assert checked(*written, rows) is None
-    assert "row count equal 9: it is " in str(checked(*written, rows, whole=True))
+def test_rows_are_checked_in_portions(
+    written: tuple[LakeTable, list[WrittenFile]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view that is written whole does not have to fit into memory."""
+    monkeypatch.setattr(merging, "PORTION_BYTES", 1)
+    made: list[int] = []
+
+    def counted(rows: pa.Table) -> pd.DataFrame:
+        made.append(rows.num_rows)
+        return frame(rows)
+
+    frame = expected_rows._frame
+    monkeypatch.setattr(expected_rows, "_frame", counted)
+    assert checked(*written, {"type": BETWEEN, "column": "d", "max_value": 0.1}, whole=True) == (
+        "the view stays as it was, because rows are not as expected: `d` at most 0.1: 3 of 4 rows fail, "
+        "e.g. 0.25 (id 1152921504606846977), 0.5 (id 1152921504606846978), 0.75 (id 1152921504606846979)"
+    )
+    # Twice, because the details are asked for only if something is wrong.
+    assert set(made) == {2}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_only_all_rows_show_is_checked_on_a_schedule(
+    written: tuple[LakeTable, list[WrittenFile]], *, whole: bool
+) -> None:
+    assert checked(*written, {"type": "expect_table_row_count_to_equal", "value": 9}, whole=whole) is None
+
+
+def test_no_rows_are_as_expected(written: tuple[LakeTable, list[WrittenFile]]) -> None:
     assert checked(written[0], [], {"type": NOT_NULL, "column": "n"}) is None
 
 

@@ -4,7 +4,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_few
+from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_portions
 
 
 def test_findings_name_the_faults(spark: SparkSession) -> None:
@@ -67,7 +67,32 @@ def test_rows_that_cannot_be_read_are_no_finding(spark: SparkSession) -> None:
 )
 def test_a_finding_is_a_sentence(expectation: gxe.Expectation, words: str) -> None:
     frame = pd.DataFrame({"id": [1, 2, 7, 9], "total": [1, 5, 25, -3], "name": ["a", "a|c", "a", "b"]})
-    assert failed(validate_few(frame, "orders", [expectation], ["id"])) == words
+    assert failed(validate_portions(lambda: [frame], "orders", [expectation], ["id"])) == words
+
+
+@pytest.mark.parametrize(
+    "expectation",
+    [
+        gxe.ExpectColumnValuesToNotBeNull(column="total"),
+        gxe.ExpectColumnValuesToBeBetween(column="total", min_value=2),
+        gxe.ExpectColumnValuesToBeBetween(column="total", min_value=-9),
+        gxe.ExpectColumnValuesToBeInSet(column="name", value_set=["b"]),
+        gxe.ExpectColumnValuesToBeInSet(
+            column="name", value_set=["b"], row_condition="id > 1", condition_parser="pandas"
+        ),
+        gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
+        gxe.ExpectMulticolumnSumToEqual(column_list=["id", "total"], sum_total=6),
+        gxe.ExpectColumnValuesToNotBeNull(column="absent"),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[2], [1, 5], [1, 2, 3, 4, 5]])
+def test_portions_have_the_findings_of_all_rows(expectation: gxe.Expectation, cuts: list[int]) -> None:
+    values = {"id": [1, 2, 7, 9, 10, 11], "total": [1, None, 25, -3, 0, 3], "name": ["a", "b", None, "b", "c", "d"]}
+    frame = pd.DataFrame(values)
+    parts = [frame.iloc[start:end] for start, end in zip([0, *cuts], [*cuts, 6], strict=True)]
+    suite = [expectation, gxe.ExpectColumnValuesToNotBeNull(column="id")]
+    one, several = (validate_portions(lambda f=f: f, "orders", suite, ["id"]) for f in ([frame], parts))
+    assert several == one
 
 
 def test_a_table_of_findings_has_its_columns() -> None:

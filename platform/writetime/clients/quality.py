@@ -4,10 +4,11 @@ The library takes seconds to import, as long as all other imports of a run. So `
 imported on first use: programs that validate nothing (the web UI, the daemon, many runs) do not wait for them.
 """
 
+import functools
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,11 @@ def validate(
 
     def findings() -> list[Finding]:
         source = _context().data_sources.add_or_update_spark(name, persist=False)
-        return _validate(source, frame, name, expectations, keys)
+        batch, suite = _batch(source, frame, name), _suite(name, expectations)
+        result = batch.validate(suite, result_format="BOOLEAN_ONLY")
+        if not result.success:
+            result = batch.validate(suite, result_format=_details(keys))
+        return [_finding(each.to_json_dict(), keys) for each in result.results]
 
     found = findings()
     if all(finding.evaluated for finding in found):
@@ -102,27 +107,69 @@ def validate(
     return findings()
 
 
-def validate_few(
-    frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]", keys: Sequence[str] = ()
+def validate_portions(
+    frames: "Callable[[], Iterable[pd.DataFrame]]",
+    name: str,
+    expectations: "list[gxe.Expectation]",
+    keys: Sequence[str] = (),
 ) -> list[Finding]:
-    """Validate a frame of pandas, like `validate`. Threads may call it at once."""
-    with _one_at_a_time:
-        source = _context().data_sources.add_or_update_pandas(name)
-        return _validate(source, frame, name, expectations, keys)
+    """Validate rows in portions, each a frame of pandas, like `validate`: the findings are those of all rows, and one
+    portion is in memory at a time. Threads may call it at once.
+
+    Args:
+        frames: returns the portions. It is called again for the details if something is wrong.
+        name: of the check.
+        expectations: what each row must meet, whatever the other rows are, if there are several portions.
+        keys: the columns that identify a row in a finding.
+    """
+
+    def results(result_format: Any) -> Iterator[list[dict]]:
+        for frame in frames():
+            with _one_at_a_time:
+                source = _context().data_sources.add_or_update_pandas(name)
+                batch = _batch(source, frame, name)
+                found = batch.validate(_suite(name, expectations), result_format=result_format).results
+            yield [result.to_json_dict() for result in found]
+
+    found: list[dict] = []
+    for portion in results("BOOLEAN_ONLY"):
+        found = portion
+        if not all(result["success"] for result in portion):
+            found = functools.reduce(_joined, results(_details(keys)))
+            break
+    return [_finding(result, keys) for result in found]
 
 
-def _validate(
-    source: Any, frame: object, name: str, expectations: "list[gxe.Expectation]", keys: Sequence[str]
-) -> list[Finding]:
-    suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
-    batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
-    loaded = batch.get_batch({"dataframe": frame})
-    result = loaded.validate(suite, result_format="BOOLEAN_ONLY")
-    if not result.success:
-        # The library does not find columns whose names have dots.
-        named = {} if any("." in key for key in keys) or not keys else {"unexpected_index_column_names": list(keys)}
-        result = loaded.validate(suite, result_format={"result_format": "SUMMARY", **named})
-    return [_finding(r.to_json_dict(), keys) for r in result.results]
+def _joined(results: list[dict], others: list[dict]) -> list[dict]:
+    """Return the results of expectations on the rows of two portions."""
+    return [_both(one, other) for one, other in zip(results, others, strict=True)]
+
+
+def _both(one: dict, other: dict) -> dict:
+    if failed := [each for each in (one, other) if _errors(each)]:
+        return failed[0]
+    details = [each["result"] for each in (one, other)]
+    counts = ("element_count", "unexpected_count")
+    joined: dict[str, Any] = {name: sum(each[name] for each in details) for name in counts}
+    for name in ("partial_unexpected_list", "partial_unexpected_index_list"):
+        joined[name] = [value for each in details for value in each.get(name) or ()][:_SHOWN]
+    return {**one, "success": one["success"] and other["success"], "result": joined}
+
+
+def _batch(source: Any, frame: object, name: str) -> Any:
+    whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+    return whole.get_batch({"dataframe": frame})
+
+
+def _suite(name: str, expectations: "list[gxe.Expectation]") -> "gx.ExpectationSuite":
+    return gx.ExpectationSuite(name=name, expectations=list(expectations))
+
+
+def _details(keys: Sequence[str]) -> dict[str, Any]:
+    """Return the format of results with details."""
+    # The library does not find columns whose names have dots.
+    named = {} if any("." in key for key in keys) or not keys else {"unexpected_index_column_names": list(keys)}
+    return {"result_format": "SUMMARY", **named}
 
 
 def markdown(findings: list[Finding]) -> str:
@@ -154,10 +201,7 @@ def _finding(result: dict, keys: Sequence[str]) -> Finding:
     pair = [kwargs[name] for name in ("column_A", "column_B") if name in kwargs]
     columns = [kwargs["column"]] if "column" in kwargs else [*kwargs.get("column_list", []), *pair]
     details = result.get("result") or {}
-    errors = [
-        e.get("exception_message") for e in _exceptions(result.get("exception_info")) if e.get("raised_exception")
-    ]
-    if errors:
+    if errors := _errors(result):
         sample = errors[0]
     elif "observed_value" in details:
         sample = f"it is {_value(details['observed_value'])}"
@@ -173,6 +217,12 @@ def _finding(result: dict, keys: Sequence[str]) -> Finding:
         sample=" ".join(str(sample).split())[:200],
         evaluated=not errors,
     )
+
+
+def _errors(result: dict) -> list[str]:
+    """Return why an expectation could not be evaluated, if so."""
+    found = _exceptions(result.get("exception_info"))
+    return [each.get("exception_message", "") for each in found if each.get("raised_exception")]
 
 
 def _sample(details: dict, keys: Sequence[str]) -> str:

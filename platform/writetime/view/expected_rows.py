@@ -1,8 +1,9 @@
 """The expectations of a table's entry, `expect`, and the check of rows of the view against them before they are
 published.
 
-A view that is refreshed checks the rows that changed against the expectations about each row. Without Spark they are
-checked by pandas: a batch has few rows, and a Spark job would take longer than the batch.
+New rows of a view are checked against the expectations about each row, also where they are the whole view. What only
+all rows show is checked on a schedule, in Dagster. Without Spark rows are checked by pandas, in portions: a batch has
+few rows, and a Spark job would take longer than the batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable, read_entries
+from writetime.lake.merging import portions
 from writetime.lake.parquet import PARTITION, WrittenFile, conform
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
@@ -40,26 +42,34 @@ class ExpectedRows:
             WritetimeError: as `of_entry`.
         """
         self._table = table
-        self._all = of_entry(entry)
-        self._each = of_each_row(self._all)
+        self._expected = of_each_row(of_entry(entry))
 
     def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
-        """Validate rows, all of the view or those that changed.
+        """Validate rows, all of the view or those that changed, in portions.
 
         Raises:
             Unexpected: they are not as expected.
         """
-        expected = self._all if whole else self._each
-        if not files or not expected:
+        del whole
+        if not files or not self._expected:
             return
-        schema, filesystem = view_schema(self._table.schema()), self._table.view.storage.filesystem()
-        tables: list[pa.Table] = []
-        for file in files:
-            with pq.ParquetFile(file.path, filesystem=filesystem) as source:
-                tables.append(conform(source.read(), schema, file.path))
-        rows, keys = _frame(pa.concat_tables(tables)), key_columns(self._table.schema())
-        if failed := quality.failed(quality.validate_few(rows, self._table.name, expected, keys)):
+        schema = self._table.schema()
+
+        def frames() -> "Iterator[pd.DataFrame]":
+            for portion in portions(self._parts(files, view_schema(schema)), lambda rows: rows.nbytes):
+                yield _frame(pa.concat_tables(portion))
+
+        found = quality.validate_portions(frames, self._table.name, self._expected, key_columns(schema))
+        if failed := quality.failed(found):
             raise Unexpected(f"the view stays as it was, because rows are not as expected: {failed}")
+
+    def _parts(self, files: Sequence[WrittenFile], schema: pa.Schema) -> Iterator[pa.Table]:
+        """Yield the rows of files by row groups."""
+        for file in files:
+            with pq.ParquetFile(file.path, filesystem=self._table.view.storage.filesystem()) as source:
+                names = [name for name in schema.names if name in source.schema_arrow.names]
+                for group in range(source.num_row_groups):
+                    yield conform(source.read_row_group(group, names), schema, file.path)
 
 
 def check_of(settings: Settings, table: LakeTable) -> ExpectedRows | None:
