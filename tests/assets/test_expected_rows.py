@@ -123,7 +123,7 @@ def test_as_spark_does(written: tuple[LakeTable, list[WrittenFile]], spark: Spar
 def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]]) -> None:
     case = {"type": BETWEEN, "column": "`a.b`", "max_value": 2}
     assert checked(*written, case) == (
-        "the view stays as it was, because rows are not as expected: `a.b` at most 2: 1 of 4 rows fail, "
+        "the view stays empty, because rows are not as expected: `a.b` at most 2: 1 of 4 rows fail, "
         "e.g. 3 (id 1152921504606846979)"
     )
 
@@ -142,7 +142,7 @@ def test_rows_are_checked_in_portions(
     frame = expected_rows._frame
     monkeypatch.setattr(expected_rows, "_frame", counted)
     assert checked(*written, {"type": BETWEEN, "column": "d", "max_value": 0.1}, whole=True) == (
-        "the view stays as it was, because rows are not as expected: `d` at most 0.1: 3 of 4 rows fail, "
+        "the view stays empty, because rows are not as expected: `d` at most 0.1: 3 of 4 rows fail, "
         "e.g. 0.25 (id 1152921504606846977), 0.5 (id 1152921504606846978), 0.75 (id 1152921504606846979)"
     )
     # Twice, because the details are asked for only if something is wrong.

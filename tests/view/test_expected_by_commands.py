@@ -1,9 +1,10 @@
 """`maintain` and `rebuild` publish no rows that are not as the table's entry expects them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
@@ -42,4 +43,42 @@ def test_rows_that_are_not_as_expected_are_held_back(
     assert state.folded_version(table.state.load()) == table.changes.load().version
     add(table, [write(2, 1, 3, v="b")], 3)
     assert not ran()
+    assert published(table) == [1, 2]
+
+
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) -> LakeTable:
+    """A table whose entry expects something, with a row that has no `v`."""
+    settings = settings_at(tmp_path / "lake").model_copy(update={"tables": {"shop": {"items": {"expect": [expected]}}}})
+    write_settings(settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    table = new_table(tmp_path / "lake")
+    add(table, [write(1, 1, 1)], 1)
+    return table
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [*arguments])
+
+
+def test_rebuild_goes_on_where_rows_are_not_as_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = made(tmp_path, monkeypatch, NOT_NULL)
+    done = run("rebuild", "shop.items", "state", "view", "row_events")
+    assert done.exit_code == 1
+    assert "row_events 1 events" in done.output
+    assert "view is not rebuilt: the view stays empty, because rows are not as expected: `v` not null" in done.output
+    assert sum(file.rows for file in table.row_events.load().files) == 1
+
+
+def test_a_lost_view_stays_empty_until_its_rows_are_as_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(tmp_path, monkeypatch, NOT_NULL)
+    add(table, [write(1, 1, 2, v="a")], 2)
+    assert run("maintain", "shop.items").exit_code == 0
+    add(table, [write(2, 1, 3)], 3)
+    shutil.rmtree(table.view.storage.address)
+    assert "the view stays empty" in run("rebuild", "shop.items").output
+    assert not published(table)
+    add(table, [write(2, 1, 4, v="b")], 4)
+    assert run("rebuild", "shop.items").exit_code == 0
     assert published(table) == [1, 2]

@@ -11,6 +11,7 @@ import pyarrow as pa
 from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
 from writetime.lake.delta import Conflict
@@ -81,15 +82,25 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
 @click.argument("parts", metavar="[state|view|row_events]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. Defaults to the state and the view, and always includes those that are gone. The database
-    is not read.
+    row events from the state. Defaults to the state and the view, and always includes those that are gone. If the view
+    cannot be rebuilt, as its rows are not as expected, the row events are all the same. The database is not read.
     """
     settings = config.load()
     wanted = {*(parts or ("state", "view")), *create_missing_parts(settings, table)}
     lake_table = open_table(settings, table)
+    faults: list[str] = []
     for part, (make, what) in _REBUILD.items():
-        if part in wanted:
+        if part not in wanted:
+            continue
+        try:
             click.echo(f"{part:<10} {make(settings, lake_table)} {what}")
+        except (WritetimeError, ModuleNotFoundError) as e:
+            # The others come from the state.
+            if part == "state":
+                raise
+            faults.append(f"{part} is not rebuilt: {e}")
+    if faults:
+        raise WritetimeError("; ".join(faults))
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:

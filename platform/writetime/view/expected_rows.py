@@ -61,7 +61,9 @@ class ExpectedRows:
 
         found = quality.validate_portions(frames, self._table.name, self._expected, key_columns(schema))
         if failed := quality.failed(found):
-            raise Unexpected(f"the view stays as it was, because rows are not as expected: {failed}")
+            # One that was lost, too.
+            stays = "stays as it was" if self._table.view.load().files else "stays empty"
+            raise Unexpected(f"the view {stays}, because rows are not as expected: {failed}")
 
     def _parts(self, files: Sequence[WrittenFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows of files by row groups."""
