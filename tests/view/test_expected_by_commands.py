@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,9 +11,12 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.settings import write_settings
 from writetime.cli.main import main
+from writetime.core import extras
 from writetime.lake import state
 from writetime.lake.table import LakeTable
+from writetime.view import upkeep
 
+GONE = {"type": "expect_column_values_to_not_be_null", "column": "gone"}
 NOT_NULL = {"type": "expect_column_values_to_not_be_null", "column": "v"}
 
 
@@ -82,3 +86,21 @@ def test_a_lost_view_stays_empty_until_its_rows_are_as_expected(
     add(table, [write(2, 1, 4, v="b")], 4)
     assert run("rebuild", "shop.items").exit_code == 0
     assert published(table) == [1, 2]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_expectations_that_cannot_be_checked_hold_up_the_view_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    table = made(tmp_path, monkeypatch, GONE if is_installed else NOT_NULL)
+    if not is_installed:
+        monkeypatch.setattr(extras, "is_installed", lambda module: module != "great_expectations")
+    kept_up = MagicMock(wraps=upkeep.upkeep)
+    monkeypatch.setattr(upkeep, "upkeep", kept_up)
+    for command in ("maintain", "rebuild"):
+        done = run(command, "shop.items")
+        assert done.exit_code == 1
+        assert ("shop.items has no column gone" if is_installed else "this needs writetime[dagster]") in done.output
+        assert kept_up.call_count == 1
+    assert state.folded_version(table.state.load()) == table.changes.load().version
+    assert not published(table)

@@ -18,6 +18,7 @@ from writetime.clients.quality import gxe
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.extras import require
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import portions
 from writetime.lake.parquet import PARTITION, WrittenFile, conform
@@ -39,8 +40,10 @@ class ExpectedRows:
         """Check a table.
 
         Raises:
+            ModuleNotFoundError: Great Expectations is not installed.
             WritetimeError: as `of_entry`.
         """
+        require("great_expectations")
         self._table = table
         self._expected = of_each_row(of_entry(entry))
 
@@ -78,6 +81,7 @@ def check_of(settings: Settings, table: LakeTable) -> ExpectedRows | None:
     """Return the check of a table's new rows by its entry in the settings; None if it expects nothing.
 
     Raises:
+        ModuleNotFoundError: Great Expectations is not installed.
         WritetimeError: the entry is invalid.
     """
     entries, refused = read_entries(settings)

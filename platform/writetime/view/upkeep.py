@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import horizon, packing, retention, state
 from writetime.lake.delta import Conflict
 from writetime.lake.merging import Runner
@@ -12,7 +13,7 @@ from writetime.lake.views import time_now
 from writetime.row_events import stream
 from writetime.row_events.trimming import merge_events
 from writetime.view import refreshing
-from writetime.view.expected_rows import Unexpected, check_of
+from writetime.view.expected_rows import check_of
 
 _DAY = 86_400_000_000
 _log = logging.getLogger(__name__)
@@ -31,14 +32,14 @@ def maintain(
 
     Raises:
         Unexpected: new rows are not as the table's entry expects them: the view stays as it was, all else is done.
-        WritetimeError: the entry is invalid; nothing is done.
+        ModuleNotFoundError: as `check_of`; all else is done.
+        WritetimeError: as `check_of`, or another fault of the view; all else is done.
     """
-    check = check_of(settings, table)
     done = {"files_folded": state.fold(table, run), "buckets_compacted": state.compact(table, run)}
     try:
         # Before the upkeep, which merges only what the view has.
-        done["rows"] = refreshing.refresh(settings, table, run, check, unfit).rows
-    except Unexpected:
+        done["rows"] = refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
+    except (WritetimeError, ModuleNotFoundError):
         upkeep(settings, table, run)
         raise
     return done | upkeep(settings, table, run)
