@@ -2,6 +2,8 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -24,6 +26,8 @@ def maintain(
 ) -> dict[str, int]:
     """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
 
+    Where a program that follows the table is first, a step is left to it: each of its commits may be a conflict.
+
     Args:
         settings: how long data is kept.
         table: the table.
@@ -35,10 +39,15 @@ def maintain(
         ModuleNotFoundError: as `check_of`; all else is done.
         WritetimeError: as `check_of`, or another fault of the view; all else is done.
     """
-    done = {"files_folded": state.fold(table, run), "buckets_compacted": state.compact(table, run)}
+    done = {
+        "files_folded": _unless_done(table, lambda: state.fold(table, run)),
+        "buckets_compacted": _unless_done(table, lambda: state.compact(table, run)),
+    }
     try:
         # Before the upkeep, which merges only what the view has.
         done["rows"] = refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
+    except Conflict:
+        done["rows"] = table.view_files.load().rows
     except (WritetimeError, ModuleNotFoundError):
         upkeep(settings, table, run)
         raise
@@ -52,14 +61,25 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     now = time_now()
     _move_on(table, run)
     retention.trim_logs(table, settings.lake.vacuum_hours)
+    history = now - round(settings.lake.keep_history_days * _DAY)
     keep_days = settings.row_events.keep_days
+    events = None if keep_days is None else now - round(keep_days * _DAY)
     return {
-        "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
-        "files_packed": packing.pack_folded(table, run),
-        "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
-        "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
+        "buckets_without_old_tombstones": _unless_done(table, lambda: _drop_tombstones(settings, table, now, run)),
+        "files_packed": _unless_done(table, lambda: packing.pack_folded(table, run)),
+        "history_files_merged": _unless_done(table, lambda: retention.trim_history(table, history, run)),
+        "row_events_merged": 0 if events is None else _unless_done(table, lambda: merge_events(table, events, run)),
         "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),
     }
+
+
+def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
+    """Do a step, and return how much it did; nothing if another process was first. The next time does what is left."""
+    try:
+        return step()
+    except Conflict as e:
+        _log.warning("%s: a step of the upkeep is left until the next time: %s", table.name, e)
+        return 0
 
 
 def _move_on(table: LakeTable, run: Runner) -> None:
@@ -67,18 +87,13 @@ def _move_on(table: LakeTable, run: Runner) -> None:
     of their own one is deleted after `lake.vacuum_hours`.
     """
     if not state.pending(table, table.changes.load(), table.state.load()):
-        state.fold(table, run)
+        _unless_done(table, lambda: state.fold(table, run))
     stream.move_on(table)
-    refreshing.move_on(table)
+    # Who changed the view meanwhile recorded a later version.
+    with suppress(Conflict):
+        refreshing.move_on(table)
 
 
 def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
     due = horizon.next_horizon(table, now, settings.lake.drop_tombstones_hours)
-    if due is None:
-        return 0
-    try:
-        return state.drop_tombstones(table, due, run)
-    except Conflict as e:
-        # They stay until the next time. The files that this one deletes would stay, too.
-        _log.warning("%s: no old tombstones are dropped this time: %s", table.name, e)
-        return 0
+    return 0 if due is None else state.drop_tombstones(table, due, run)
