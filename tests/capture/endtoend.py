@@ -2,14 +2,17 @@
 
 python -m tests.capture.endtoend --seconds 600 --seed 1
 
-Threads write to tables and change their schemas. Meanwhile the agent and `follow` are killed at random, broker and node
-crash and start again, and agents of two more replicas publish copies of the same segments, late and in another order.
+Threads write to tables and change their schemas; one truncates its table, or drops and creates it. Meanwhile the agent
+and two programs of `follow`, which share the tables, are killed at random. Broker, node, ZooKeeper and the object store
+of the lake crash and start again, and agents of two more replicas publish copies of the same segments, late and in
+another order. (`make test` has one program of `follow`, and the lake on disk.)
 At the end, for every table, the lake's views match `SELECT *`, the row events replayed are the view, and each write
 that the database acknowledged is among the lake's changes.
 """
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -18,9 +21,10 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +38,11 @@ from tests.support.event_replay import replayed
 from tests.support.format_server import FormatServer, KilledServer
 from tests.support.lake_answers import unordered, view_rows
 from tests.support.lake_views import assert_views
+from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.programs import Program
 from tests.support.settings import write_settings
 from tests.support.view_readers import by_query
-from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
+from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Emptied, Filling, Writer, write_times
 from writetime.capture.agent import Agent
 from writetime.capture.node_schemas import Node
 from writetime.capture.progress import Progress
@@ -54,6 +59,7 @@ from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
+from writetime.servers.zookeeper import ZooKeeperServer
 
 _PATIENCE_SECONDS = 240.0
 NODE: dict[str, object] = {
@@ -179,14 +185,17 @@ class EndToEnd:
         home: Path,
         seed: int,
         dose: Dose = _FULL,
+        servers: Mapping[str, EmbeddedServer] | None = None,
     ) -> None:
+        """Prepare a run. `servers` are others that crash, too, by their names."""
         self._dose = dose
+        self._servers = servers or {}
         self._random = random.Random(seed)
         self._node = node
         self._kafka = kafka
         self._home = home
         self._archive = home / "archive"
-        lake = {"path": str(home / "lake"), "buckets": 4}
+        lake = {"buckets": 4} if settings.lake.storage_options else {"path": str(home / "lake"), "buckets": 4}
         capture = {"state_dir": home / "state", "finished": "archive", "archive": str(self._archive), "partitions": 2}
         self._settings = settings.model_copy(
             update={
@@ -199,7 +208,8 @@ class EndToEnd:
         self._captured.write(*TYPES)
         write_settings(self._settings, home / "writetime.toml")
         self._agent = Program(home, "agent", "agent")
-        self._follow = Program(home, "follow", "follow")
+        names = ["follow", "follow-too"] if settings.follow.share else ["follow"]
+        self._follow = [Program(home, name, "follow") for name in names]
         self._stop = threading.Event()
         self._faults: Counter[str] = Counter()
         clock = Clock()
@@ -212,7 +222,8 @@ class EndToEnd:
             schema_metadata_enabled=False,
         )
         session = self._cluster.connect()
-        kinds = [(Writer, f"t{i}") for i in range(dose.tables)] + [(Counters, "counts"), (Filling, "filling")]
+        others = [(Counters, "counts"), (Filling, "filling"), (Emptied, "emptied")]
+        kinds = [(Writer, f"t{i}") for i in range(dose.tables)] + others
         self._writers = [
             kind(session, clock, self._captured.keyspace, name, 1000 * seed + i, self._stop)
             for i, (kind, name) in enumerate(kinds)
@@ -230,7 +241,7 @@ class EndToEnd:
         try:
             homes = [self._home / f"replica{i}" for i in range(self._dose.replicas)]
             replicas = [Replica(self._captured, home, self._dose.snapshot) for home in homes]
-            for thread in (*self._writers[1:], self._agent, self._follow):
+            for thread in (*self._writers[1:], self._agent, *self._follow):
                 thread.start()
             deadline = time.monotonic() + seconds
             self._break_things(replicas)
@@ -244,12 +255,12 @@ class EndToEnd:
             print("all has arrived", flush=True)
             return self._check(replicas)
         except BaseException:
-            for program in (self._agent, self._follow):
+            for program in (self._agent, *self._follow):
                 print(f"--- {program.name} ended {dict(program.ends)}\n{program.tail()}")
             raise
         finally:
             self._stop.set()
-            for thread in (self._agent, self._follow):
+            for thread in (self._agent, *self._follow):
                 thread.end()
             for replica in replicas:
                 replica.end()
@@ -259,12 +270,13 @@ class EndToEnd:
 
     def _break_things(self, replicas: list[Replica]) -> None:
         """Do each of the faults, in any order."""
-        killed: list[tuple[str, Callable[[], Any]]] = [("agent", self._agent.kill), ("follow", self._follow.kill)]
+        killed: list[tuple[str, Callable[[], Any]]] = [(p.name, p.kill) for p in (self._agent, *self._follow)]
         faults = [
             *killed * self._dose.kills,
             ("broker", lambda: self._crash(self._kafka)),
             ("node", lambda: self._crash(self._node)),
             ("fold", self._fold),
+            *((name, partial(self._crash, server)) for name, server in self._servers.items()),
         ]
         self._random.shuffle(faults)
         for name, fault in faults:
@@ -291,7 +303,7 @@ class EndToEnd:
         """Kill a server, and now and then what uses it while it is away."""
         server.stop(signal.SIGKILL)
         time.sleep(self._random.random())
-        for program in (self._agent, self._follow):
+        for program in (self._agent, *self._follow):
             if self._random.random() < 0.4:
                 program.kill()
         server.start()
@@ -324,7 +336,8 @@ class EndToEnd:
         time.sleep(SHORT_TTL)
         for name in names:
             self._until(lambda name=name: self._is_followed(name), f"view and row events of {name} are those of now")
-        self._follow.end()
+        for program in self._follow:
+            program.end()
         for name in names:
             # The schemas that were announced last, though no change came after them.
             Landing(self._settings, name).drain()
@@ -342,15 +355,17 @@ class EndToEnd:
     # --- what has to be true ------------------------------------------------------------------------------------------
 
     def _check(self, replicas: list[Replica]) -> Report:
-        for program in (self._agent, self._follow):
+        for program in (self._agent, *self._follow):
             assert program.ends[0] == 1, f"{program.name} ended {dict(program.ends)}"
         found = json.loads((self._home / "state/progress.json").read_text())
         for progress in (found, *(replica.progress for replica in replicas)):
             for segment in progress["segments"].values():
                 assert segment["decoded"] == segment["published"]
                 assert segment["reason"] is None
-            totals = progress["totals"]
-            assert totals["segments_vanished"] == totals["segments_set_aside"] == 0, totals
+            assert progress["totals"]["segments_vanished"] == 0, progress["totals"]
+        for path in self._home.glob("**/aside/*.reason.json"):
+            # No agent can read the changes of such a table. The database has none of them either.
+            assert "it was dropped before this agent saw it" in path.read_text()
         rows = changes = 0
         for writer in self._writers:
             table = open_table(self._settings, f"{self._captured.keyspace}.{writer.table}")
@@ -373,7 +388,7 @@ class EndToEnd:
             delivered=sum(replica.progress["totals"]["segments"] for replica in replicas),
             faults=self._faults,
             agent_ends=self._agent.ends,
-            follow_ends=self._follow.ends,
+            follow_ends=sum((program.ends for program in self._follow), Counter()),
         )
 
 
@@ -384,23 +399,31 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="endtoend-"))
+    store = ObjectStore(home / "store")
     settings = config.load(
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        zookeeper={"hosts": f"127.0.0.1:{free_port()}"},
         embedded={"home": home, "kafka_controller_port": free_port()},
+        follow={"share": True},
+        lake={"path": f"s3://{BUCKET}/{uuid.uuid4().hex}", "storage_options": store.options},
     )
+    # For the readers of other engines.
+    os.environ |= store.options
     node, kafka = KilledServer(home / "node", "oa", **NODE), KafkaServer(settings)
+    others = {"zookeeper": ZooKeeperServer(settings), "store": store}
     try:
-        node.start()
-        kafka.start()
+        for server in (node, kafka, *others.values()):
+            server.start()
         began = time.monotonic()
-        report = EndToEnd(node, kafka, settings, home, options.seed).run(options.seconds)
+        run = EndToEnd(node, kafka, settings, home, options.seed, servers=others)
+        report = run.run(options.seconds)
         print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {report}")
     except BaseException:
         print(f"what the servers and programs wrote is kept in {home}", flush=True)
         raise
     finally:
-        node.stop()
-        kafka.stop()
+        for server in (node, kafka, *others.values()):
+            server.stop()
     shutil.rmtree(home)
 
 

@@ -313,6 +313,34 @@ class Filling(Writer):
         self._stop_writing.wait(0.2)
 
 
+class Emptied(Writer):
+    """Writes to a table that it truncates now and then, or drops and creates."""
+
+    def create(self) -> None:
+        """Create the table."""
+        self.insist(
+            f"CREATE TABLE IF NOT EXISTS {self._keyspace}.{self.table} (k int, c int, v text, PRIMARY KEY (k, c)) "
+            "WITH cdc = true"
+        )
+        self._read_schema()
+
+    def step(self) -> None:
+        """Write or delete a row, or lose them all. The database says what is left."""
+        r, table = self._random, self.schema.full_name
+        chance, where = r.random(), f"k = {r.randrange(9)} AND c = {r.randrange(9)}"
+        if chance < 0.01:
+            self.insist(f"TRUNCATE {table}")
+            self.alterations += 1
+        elif chance < 0.015:
+            self.insist(f"DROP TABLE IF EXISTS {table}")
+            self.create()
+            self.alterations += 1
+        elif chance < 0.2:
+            self.try_to(f"DELETE FROM {table} WHERE {where}")
+        else:
+            self.try_to(f"UPDATE {table} SET v = 'v{r.randrange(10**6)}' WHERE {where}")
+
+
 def write_times(changes: Iterable[pa.Table]) -> set[tuple[int, int]]:
     """Return the token and the write time of all that changes say."""
     found: set[tuple[int, int]] = set()
