@@ -40,7 +40,8 @@ from writetime.verify.comparison import verify
 
 _TABLES = 3
 _STATEMENTS = 50
-_KILLS = 3
+# Of the agent, in a round.
+KILLS = 3
 
 
 class _Node:
@@ -62,7 +63,9 @@ class _Node:
 class Attack:
     """Rounds in a keyspace of their own, with one agent."""
 
-    def __init__(self, settings: Settings, home: Path, seed: int, captured: Captured, writing: Session) -> None:
+    def __init__(
+        self, settings: Settings, home: Path, seed: int, captured: Captured, writing: Session, *, kills: int
+    ) -> None:
         self.report = Report()
         self._settings = settings
         self._seed = seed
@@ -71,6 +74,7 @@ class Attack:
         self._writing = writing
         self._agent = Program(home, "agent", "agent")
         self._tables = 0
+        self._kills_a_round = kills
         self._kills = 0
 
     def run(self, first: int, rounds: int | None, seconds: float | None) -> Report:
@@ -119,7 +123,7 @@ class Attack:
         """Write to all tables, and kill the agent meanwhile."""
         turns = [name for name, own in statements.items() for _ in own]
         r.shuffle(turns)
-        kills = {r.randrange(len(turns)) for _ in range(_KILLS)} if turns else set()
+        kills = {r.randrange(len(turns)) for _ in range(self._kills_a_round)} if turns else set()
         left = {name: iter(own) for name, own in statements.items()}
         for i, name in enumerate(turns):
             if i in kills:
@@ -181,6 +185,7 @@ def attack(
     rounds: int | None = None,
     seconds: float | None = None,
     first: int = 0,
+    kills: int = KILLS,
 ) -> Report:
     """Try so many rounds, or for so many seconds, on servers that run; return what came of them."""
     settings = settings.model_copy(
@@ -194,7 +199,7 @@ def attack(
         made: Any = node
         captured = Captured(made, settings, f"attack{int(time.time())}", home)
         captured.write(*TYPES)
-        return Attack(settings, home, seed, captured, writing).run(first, rounds, seconds)
+        return Attack(settings, home, seed, captured, writing, kills=kills).run(first, rounds, seconds)
 
 
 @options(seconds=120.0)

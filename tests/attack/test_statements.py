@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.statements import attack
+from tests.attack.statements import KILLS, attack
 from writetime.core.config import Settings
 
 
@@ -13,7 +13,8 @@ def test_no_table_or_statement_harms_capture(
 ) -> None:
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     # The first one has counters.
-    report = attack(server_settings, tmp_path, seed=1, rounds=2 if is_long else 1)
+    rounds, kills = (2, KILLS) if is_long else (1, 1)
+    report = attack(server_settings, tmp_path, seed=1, rounds=rounds, kills=kills)
     print(report.text())
     assert not report.findings, report.text()
     assert report.counts["tables compared"]["equal"] > 0

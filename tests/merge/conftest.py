@@ -9,6 +9,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.support import answers
+from tests.support.examples import is_long_run
 from tests.support.format_server import FormatServer
 from tests.support.generate import KEYSPACE, Generator, create_udts
 from tests.support.merged import History
@@ -20,9 +21,10 @@ from writetime.storage.locations import Location
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
 
-TABLES = 12
+TABLES = 12 if is_long_run() else 6
 ROUNDS = 4
-WRITES = 30
+# To each table in a round.
+WRITES = 30 if is_long_run() else 15
 COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
 
 
@@ -48,15 +50,16 @@ def _histories(server: FormatServer) -> list[History]:
     made.append(counted())
     server.write(create_udts())
     for schema in made:
-        # Tables are flushed while they are written to, so that there are several SSTables.
         joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
-        options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
+        options = "cdc = true AND compaction = " + COMPACTION
         server.write_one(schema.create_statement() + joiner + options)
     for number in range(ROUNDS):
         for schema in made:
             _write(server, written[schema.name][number::ROUNDS])
         for statement in ALTERED[number]:
             server.write_one(statement)
+        # So that there are several SSTables.
+        server.nodetool("flush", KEYSPACE)
     time.sleep(2)
     known = server.schemas()
     schemas = [s for s in known if s.keyspace == KEYSPACE]

@@ -6,17 +6,18 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.merge import model
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.generated import COUNTERS, SCHEMA, Change, change, table
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, COUNTERS], ids=lambda s: s.name)
-EXAMPLES = examples(60)
+# A state as a file, several times in each, takes most of the time.
+EXAMPLES = settings(max_examples=60 if is_long_run() else 8)
 
 
 def changes_of(schema: TableSchema, count: int = 8) -> st.SearchStrategy[list[Change]]:
