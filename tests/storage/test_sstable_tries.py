@@ -18,7 +18,7 @@ import pytest
 
 from tests.storage import tries
 from tests.support.examples import is_long_run
-from tests.support.expected import as_rows
+from tests.support.expected import as_rows, plain_values
 from tests.support.recordings import WIDE, recorded
 from tests.support.rewriting import copy
 from writetime.changes.model import change_schema
@@ -37,6 +37,8 @@ TARGETS = (1, 150, 5000, 100_000, 1 << 30) if is_long_run() else (1, 5000, 1 << 
 PIECES = (200, 20, 3) if is_long_run() else (50, 3)
 RANGES = 3 if is_long_run() else 1
 WRONG_POSITIONS = 60 if is_long_run() else 5
+# The size of pieces that are read by a wrong index.
+SMALLEST = 1 if is_long_run() else 1000
 EVERYTHING = (MIN_TOKEN, MAX_TOKEN)
 ORIGIN = Origin("sstable", "", datetime.now(UTC))
 Tokens = tuple[int, int]
@@ -79,9 +81,16 @@ def whole(location: Location, tokens: Tokens = EVERYTHING) -> pa.Table:
 
 
 def assert_same(found: pa.Table, wanted: pa.Table) -> None:
-    """Compare changes; as texts if they are not equal, as not-a-number is not equal to itself."""
+    """Compare changes; as texts where they are not equal, as not-a-number is not equal to itself."""
     assert found.num_rows == wanted.num_rows
-    assert found.equals(wanted) or as_rows(found.to_batches()) == as_rows(wanted.to_batches())
+    differing = [name for name in wanted.column_names if not found[name].equals(wanted[name])]
+    if any(texts(found, name) != texts(wanted, name) for name in differing):
+        # Pieces may have changes of one offset in another order.
+        assert as_rows(found.to_batches()) == as_rows(wanted.to_batches())
+
+
+def texts(changes: pa.Table, name: str) -> list[str]:
+    return list(map(repr, plain_values(changes[name].combine_chunks())))
 
 
 def copy_with_blocks(location: Location, folder: Path, block: int | None) -> tuple[Location, list[tries.Partition]]:
@@ -147,13 +156,15 @@ def test_blocks_start_inside_of_range_tombstones(tmp_path: Path) -> None:
     assert sum(split.start.open is not None for split in splits) > 50
     target = 1 if is_long_run() else 3000
     assert sum(split.start.open is not None for split in SSTable(here).splits(target)) > 10
-    assert_same(by_splits(here, target), whole(WIDE))
-    assert_same(by_splits(here, 10_000, window=1), whole(WIDE))
+    wanted = whole(WIDE)
+    assert_same(by_splits(here, target), wanted)
+    assert_same(by_splits(here, 10_000, window=1), wanted)
 
 
 @by_table
 def test_tokens_choose_partitions(location: Location, tmp_path: Path) -> None:
-    here, found = copy_with_blocks(location, tmp_path / "here", 50)
+    # As many blocks as there are rows, in Python, take most of the time of a large file.
+    here, found = copy_with_blocks(location, tmp_path / "here", 50 if is_long_run() or location not in LARGE else 1000)
     for tokens in ranges(found, random.Random(4)):
         wanted = whole(location, tokens)
         assert_same(by_splits(location, 10_000, tokens), wanted)
@@ -194,7 +205,7 @@ def test_splits_are_planned_without_reading_the_data(tmp_path: Path, monkeypatch
 def test_a_wrong_index_never_gives_a_wrong_answer(location: Location, tmp_path: Path) -> None:
     """Flipped bits, and files that were cut short, read whole and by tokens."""
     here, found = copy(location, tmp_path / "here"), tries.partitions(location)
-    flips, target = (FLIPS, 1) if len(found) < 50 else (FLIPS // 4, 50_000)
+    flips, target = (FLIPS, SMALLEST) if len(found) < 50 else (FLIPS // 4, 50_000)
     if location not in BLOCKS:
         tries.index_again(here, 200, found)
     r = random.Random(name_of(location))

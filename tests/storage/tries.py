@@ -4,6 +4,7 @@ Sources: sstables/mx/writer.cc, sstables/trie/bti_node_sink.cc, bti_partition_in
 bti_row_index_writer.cc of ScyllaDB. Pages are left out: a reader does not need them.
 """
 
+import functools
 import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,6 +102,7 @@ class Partition:
     places: list[tuple[int, Deletion | None]]
 
 
+@functools.lru_cache(64)
 def partitions(location: Location) -> list[Partition]:
     """Find the partitions of a data file of the formats before `oa`, without an index."""
     sstable = SSTable(location)
