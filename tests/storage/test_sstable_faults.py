@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.storage.written import Written, changes, one_of_each
-from tests.support.examples import is_long_run, rounds
+from tests.support.examples import is_long_run
 from tests.support.expected import as_rows, assert_same
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import break_chunk, copy, make_plain, write_plain
@@ -19,7 +19,7 @@ from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import WINDOW, OnCorrupt, Report, SSTable
 
-FLIPS_A_FILE = rounds(40)
+FLIPS_A_FILE = 40 if is_long_run() else 4
 BROKEN_STREAMS = 150 if is_long_run() else 20
 
 
