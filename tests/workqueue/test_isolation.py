@@ -29,7 +29,8 @@ from writetime.workqueue.shards import Shares
 from writetime.workqueue.worker import Worker
 
 SHARDS = 2
-ITEMS = 10
+# So many that each shard has some.
+ITEMS = 20
 
 
 class Injected(Exception):
