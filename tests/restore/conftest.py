@@ -4,7 +4,7 @@ import shutil
 import signal
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -17,15 +17,20 @@ from tests.support.messages import decoded
 from tests.support.published import command
 from tests.support.servers import server_addresses, start
 from tests.support.settings import write_settings
-from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.waiting import wait_until
 from writetime.lake import views
 from writetime.lake.table import is_in_lake, open_table
 from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.wire.topic_names import row_events_topic
+
+
+def wait_for(reached: Callable[[], object], seconds: float = 60) -> None:
+    """A look costs more CPU than what it waits for, so it is rare."""
+    assert wait_until(reached, seconds, 0.5)
 
 
 class Platform:
@@ -112,7 +117,7 @@ def platform(cassandra: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
     home = tmp_path_factory.mktemp("restore")
     with server_addresses(home, cassandra.cassandra.model_dump()) as own:
         start(own, "kafka")
-        capture = own.capture.model_copy(update={"state_dir": home / "agent"})
+        capture = own.capture.model_copy(update={"state_dir": home / "agent", "poll_seconds": 0.1})
         lake = own.lake.model_copy(update={"cache": str(home / "cache"), "buckets": 2})
         settings = own.model_copy(update={"capture": capture, "lake": lake})
         write_settings(settings, home / "writetime.toml")

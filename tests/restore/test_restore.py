@@ -6,12 +6,11 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.restore.conftest import Platform
+from tests.restore.conftest import Platform, wait_for
 from tests.support.commands import run
 from tests.support.lake_answers import view_rows
 from tests.support.lake_views import compacted
 from tests.support.published import command
-from tests.support.waiting import wait_for
 from writetime.clients.kafka import client_config, end_offsets, topic_names
 from writetime.lake.table import open_table
 from writetime.landing.following import OtherCluster, Tables
