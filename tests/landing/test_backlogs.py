@@ -1,10 +1,12 @@
 """A backlog that never ends, as more is written meanwhile than each call lands."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from uuid import uuid1
 
 import pytest
 
+from tests.support.broker import without_database
 from tests.support.examples import is_long_run
 from tests.support.published import mark, publish, schema_of
 from writetime.clients.kafka import end_offsets
@@ -19,6 +21,11 @@ from writetime.wire.watermarks import SourceMarks, TableMark
 
 _MESSAGES = 12
 _TURNS = 29 if is_long_run() else 15
+
+
+@pytest.fixture
+def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return without_database(kafka, tmp_path, monkeypatch)
 
 
 @pytest.fixture

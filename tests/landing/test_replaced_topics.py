@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.support.broker import without_database
 from tests.support.published import command, hurry, produce, publish, published, schema_of
 from tests.support.waiting import wait_for
 from writetime.clients.kafka import client_config, delete_topics, end_offsets, ensure_topics, topic_ids
@@ -19,6 +21,11 @@ from writetime.landing.landing import Topics
 from writetime.landing.skipping import skips_of
 from writetime.wire.publishing import CompactedTopic
 from writetime.wire.topic_names import changes_topic
+
+
+@pytest.fixture
+def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return without_database(kafka, tmp_path, monkeypatch)
 
 
 def count(settings: Settings, name: str) -> int:

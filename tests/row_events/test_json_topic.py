@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.broker import without_database
 from tests.support.made import add, write
 from tests.support.messages import messages
 from writetime.clients.kafka import delete_topics
@@ -18,6 +20,11 @@ from writetime.row_events.stream_files import events_since
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic
+
+
+@pytest.fixture
+def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return without_database(kafka, tmp_path, monkeypatch)
 
 
 def with_format(settings: Settings, **row_events: Any) -> Settings:

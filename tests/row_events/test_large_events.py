@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.broker import without_database
 from tests.support.made import SCHEMA, add, new_table, write
 from tests.support.messages import messages
 from tests.support.topics import alter_topic
@@ -21,6 +22,11 @@ from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic
 
 LARGE = 700_000
+
+
+@pytest.fixture
+def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    return without_database(kafka, tmp_path, monkeypatch)
 
 
 def updated(settings: Settings, name: str) -> LakeTable:
