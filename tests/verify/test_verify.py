@@ -221,7 +221,7 @@ def test_a_table_that_is_written_to(settings: Settings, session: Session, is_lon
             stop.wait(0.01)
 
     def captures() -> None:
-        while not stop.wait(0.5):
+        while not stop.wait(1.5):
             snapshot(table)
 
     threads = [threading.Thread(target=target) for target in (writes, captures)]
