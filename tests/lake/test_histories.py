@@ -6,7 +6,7 @@ from tests.lake.histories.run import Failure, run_plans, shrink
 from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
 
-_PLANS, _PLANS_LONG = 2, 4
+_PLANS, _PLANS_LONG = 1, 4
 _HISTORIES, _HISTORIES_LONG = 2, 4
 
 

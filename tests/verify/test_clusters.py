@@ -27,7 +27,7 @@ _STATEMENTS = [
     f"CREATE TABLE IF NOT EXISTS {_TABLE} (id int, n int, s text STATIC, v text, at frozen<place>, tags set<text>, "
     "PRIMARY KEY (id, n))",
 ]
-_ROWS = 300
+_ROWS = 100
 
 
 @pytest.fixture(scope="module")
