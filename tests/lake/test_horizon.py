@@ -10,13 +10,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.commands import run
 from tests.support.event_replay import replayed
-from tests.support.examples import examples
+from tests.support.examples import is_long_run
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.lake_views import held, looked_up
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
@@ -55,7 +55,8 @@ HOUR = 3600 * SECOND
 
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))
-@examples(10)
+# The first one is the simplest.
+@settings(max_examples=10 if is_long_run() else 2)
 def test_no_view_and_no_event_shows_dropped_tombstones(
     schema: TableSchema, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chooser: random.Random
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_table_from_before_there_were_labels() -> None:
 
 # SQL of DuckDB has no U+0000.
 @given(NAMES.filter(lambda names: "\0" not in "".join(names)))
-@settings(max_examples=50 if is_long_run() else 4)
+@settings(max_examples=50 if is_long_run() else 2)
 @example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
 def test_a_condition_on_any_column(names: list[str]) -> None:
     schema = newly_labelled(odd_names.table(names))
