@@ -235,3 +235,10 @@ def test_long_keys_of_many_small_rows(tmp_path: Path, monkeypatch: pytest.Monkey
     # A mutation counts when all of its parts were returned.
     assert all(seen >= 100 * min(mutations, 2) for seen, mutations in covered)
     assert len(covered) > 10
+
+
+def test_a_reader_that_knows_no_table_reads_all_segments(tmp_path: Path) -> None:
+    """As an agent's before the first table is captured."""
+    report, segment = SegmentReport(), write(tmp_path, vint(1) + update_of(OTHER))
+    assert list(CommitLogReader([], on_unknown_table="count").read(segment, report=report)) == []
+    assert report.unknown_tables == {OTHER: 1}

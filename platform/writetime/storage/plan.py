@@ -247,7 +247,8 @@ class Buffers:
         numbers: list[_Room] = [(len(lines) * L.COLUMN_FIELDS, np.int64), (len(plans) * L.TABLE_FIELDS, np.int64)]
         found = iter(rooms([*numbers, *(room for each in (*of_lines, *of_tables) for room in each.values())]))
         self.columns = next(found).reshape(len(lines), L.COLUMN_FIELDS)
-        self.columns[:] = [line.numbers() for line in lines]
+        for line, numbers_of_line in zip(lines, self.columns, strict=True):
+            numbers_of_line[:] = line.numbers()
         self.tables = next(found).reshape(len(plans), L.TABLE_FIELDS)
         arrays = [{number: next(found) for number in each} for each in of_lines]
         self.arrays = {line.index: each for line, each in zip(lines, arrays, strict=True)}
