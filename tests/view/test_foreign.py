@@ -56,7 +56,9 @@ def assert_right(table: LakeTable, readers: Mapping[str, Reader] = READERS) -> N
         assert unordered([read(table.view.storage.address).select(names)]) == wanted
 
 
-def test_vectors_of_spark_are_read(table: LakeTable, spark: SparkSession) -> None:
+def test_rows_that_spark_marks_are_read_and_come_back(
+    table: LakeTable, settings: Settings, spark: SparkSession
+) -> None:
     at, chooser = table.view.storage.address, random.Random(SEED)
     gone = {0, _ROWS - 1, *chooser.sample(range(_ROWS), 30)}
     spark.sql(f"DELETE FROM delta.`{at}` WHERE id IN ({', '.join(map(str, gone))})")
@@ -69,10 +71,6 @@ def test_vectors_of_spark_are_read(table: LakeTable, spark: SparkSession) -> Non
         left += [value for row, value in enumerate(ids) if row not in marked]
     assert sorted(left) == sorted(set(range(_ROWS)) - gone)
     assert live.rows == _ROWS - len(gone)
-
-
-def test_rows_that_another_engine_deletes_come_back(table: LakeTable, settings: Settings, spark: SparkSession) -> None:
-    spark.sql(f"DELETE FROM delta.`{table.view.storage.address}` WHERE id = 3")
     add(table, [write(7, 1, 8, v="c")], 3)
     assert refresh(settings, table).whole
     assert_right(table)
