@@ -91,7 +91,7 @@ class HistoryTable:
             "fold": lambda _: state.fold(self.lake),
             "compact": lambda _: state.compact(self.lake),
             "refresh": lambda r: self._refresh(whole=r.random() < 0.2),
-            "extend": lambda _: stream.extend(self.lake, self._second * 1_000_000),
+            "extend": lambda _: self._extend(),
             "trim": lambda r: retention.trim_history(self.lake, r.choice([-1, 1000, views.time_now()])),
             "rebuild": lambda _: state.rebuild(self.lake),
             "pack": lambda _: self._pack(),
@@ -106,13 +106,17 @@ class HistoryTable:
         with patch.object(refreshing, "time_now", lambda: self._second * 1_000_000):
             refresh(self._settings, self.lake, whole=whole)
 
+    def _extend(self) -> None:
+        with patch.object(stream, "time_now", lambda: self._second * 1_000_000):
+            stream.extend(self.lake)
+
     def compare(self, node: Node, seconds: int) -> None:
         """Move the clock and compare; see the package."""
         self._second += seconds
         rows = self._virtual(self._second)
         self._refresh()
         assert unordered([self.lake.view.read(rows.column_names)]) == unordered([rows])
-        stream.extend(self.lake, self._second * 1_000_000)
+        self._extend()
         self._consumer.follow(self.lake)
         assert in_order(self._consumer.rows) == view_rows([rows]), "the row events, replayed, are not the view"
         if self._complete:
