@@ -18,24 +18,31 @@ from dagster._core.scheduler.instigation import ScheduleInstigatorData
 from pydantic import SecretStr
 
 from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from tests.support.webhooks import receiving
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Alerts, Settings
+from writetime.servers.process import free_port, port_answers
 from writetime.workqueue import Enqueuer
 from writetime_dagster.assets.backfill import token_ranges
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0
-AT = ["-w", "workspace.yaml", "-l", "writetime"]
+WORKSPACE = """
+load_from:
+  - grpc_server:
+      host: 127.0.0.1
+      port: {port}
+      location_name: writetime
+"""
 
 
 @contextmanager
-def daemon(log: Path) -> Iterator[None]:
-    """Dagster's daemon, which starts what schedules, sensors and backfills ask for."""
-    command = [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"]
+def program(log: Path, *arguments: str) -> Iterator[None]:
+    """A program of Dagster that runs inside the block."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        process = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, stdout=output, stderr=output)
     try:
         yield
     finally:
@@ -48,6 +55,10 @@ def dagster(*arguments: str) -> None:
     with chdir(ROOT):
         answer = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
+
+
+def at(workspace: Path) -> list[str]:
+    return ["-w", str(workspace), "-l", "writetime"]
 
 
 def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
@@ -85,15 +96,35 @@ def reports(settings: Settings, queue_tables: None, posted: tuple[str, list[dict
 
 
 @pytest.fixture
-def instance(reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
-    """Dagster by these settings, with a schedule and a sensor that are on, as if for long: the daemon makes up for the
-    ticks that it has missed."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of Dagster's instance."""
     home = tmp_path / "dagster"
     home.mkdir()
     shutil.copy(ROOT / "dagster.yaml", home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    dagster("schedule", "start", "observe_schedule", *AT)
-    dagster("sensor", "start", "stuck_work", *AT)
+    return home
+
+
+@pytest.fixture
+def workspace(reports: Path, home: Path, tmp_path: Path) -> Iterator[Path]:
+    """A workspace whose code location runs, as in deploy/containers. Of `workspace.yaml`, each command and the daemon
+    would start one of their own, which loads Dagster again.
+    """
+    port = free_port()
+    file = tmp_path / "workspace.yaml"
+    file.write_text(WORKSPACE.format(port=port))
+    server = ["dagster", "api", "grpc", "-m", "writetime_dagster.assets.definitions", "-h", "127.0.0.1"]
+    with program(tmp_path / "code.log", *server, "-p", str(port)):
+        wait_for(lambda: port_answers(port), PATIENCE_SECONDS)
+        yield file
+
+
+@pytest.fixture
+def instance(workspace: Path, home: Path) -> Iterator[DagsterInstance]:
+    """Dagster with a schedule and a sensor that are on, as if for long: the daemon makes up for the ticks that it has
+    missed."""
+    dagster("schedule", "start", "observe_schedule", *at(workspace))
+    dagster("sensor", "start", "stuck_work", *at(workspace))
     with DagsterInstance.from_config(str(home)) as instance:
         for state in instance.all_instigator_state():
             if isinstance(state.instigator_data, ScheduleInstigatorData):
@@ -105,14 +136,15 @@ def instance(reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_schedule_sensors_and_backfill(
     settings: Settings,
     reports: Path,
+    workspace: Path,
     instance: DagsterInstance,
     posted: tuple[str, list[dict[str, Any]]],
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "daemon.log"
-    with daemon(log):
+    with program(log, "dagster._daemon", "run", "-w", str(workspace)):
         share = token_ranges.get_partition_keys()[5]
-        dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *AT)
+        dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *at(workspace))
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             observed = ended(instance, "observe", "dagster/schedule_name")
