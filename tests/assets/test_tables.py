@@ -10,6 +10,7 @@ import pytest
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetKey,
     AssetMaterialization,
     DagsterInstance,
     ExecuteInProcessResult,
@@ -58,12 +59,10 @@ class Materialized:
         return materialize(list(assets), instance=self.instance, resources=RESOURCES, **kwargs)
 
     def snapshot(self) -> str:
-        """Take two snapshots; the second run deletes what the first has taken. Return the folder of the second."""
-        tags = [numbers(self.run(backfill.snapshots(self.table)), key_of(self.name, "snapshots")) for _ in range(2)]
-        [folder] = cast(list[str], tags[1]["folders"])
-        assert folder.endswith(str(tags[1]["tag"]))
-        with pytest.raises(WritetimeError):
-            find_snapshots(cast(list[str], tags[0]["folders"]))
+        """Take a snapshot; return its folder."""
+        taken = numbers(self.run(backfill.snapshots(self.table)), key_of(self.name, "snapshots"))
+        [folder] = cast(list[str], taken["folders"])
+        assert folder.endswith(str(taken["tag"]))
         return folder
 
     def backfill_of_wrong_changes(self, settings: Settings, partition: str, patch: pytest.MonkeyPatch) -> None:
@@ -116,7 +115,9 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
 def test_a_snapshot_after_a_materialization_that_no_run_made(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as that of the web UI, which has no metadata: one snapshot stays on the node. None stays of a failed run."""
+    """Such as that of the web UI, which has no metadata: the second run deletes what the first has taken, so that one
+    snapshot stays on the node. None stays of a failed run.
+    """
     name, _ = make_items(settings)
     with DagsterInstance.ephemeral() as instance:
         made = Materialized(name, instance)
@@ -125,10 +126,9 @@ def test_a_snapshot_after_a_materialization_that_no_run_made(
         instance.report_runless_asset_event(AssetMaterialization(key))
         with pytest.raises(WritetimeError, match=f"there is no snapshot of {name}: materialize "):
             backfill._last_taken(context, made.table)
-        taken: dict[str, object] = {}
-        for _ in range(2):
-            taken = numbers(made.run(backfill.snapshots(made.table)), key)
-            instance.report_runless_asset_event(AssetMaterialization(key))
+        first, taken = (snapshot_before_another_event(made, key) for _ in range(2))
+        with pytest.raises(WritetimeError):
+            find_snapshots(cast(list[str], first["folders"]))
         assert backfill._last_taken(context, made.table) == taken["folders"]
         [folder] = map(Path, cast(list[str], taken["folders"]))
         assert list(folder.parent.iterdir()) == [folder]
@@ -141,6 +141,12 @@ def test_a_snapshot_after_a_materialization_that_no_run_made(
         monkeypatch.setattr(backfill, "clear_snapshot", failing)
         assert not made.run(backfill.snapshots(made.table), raise_on_error=False).success
         assert list(folder.parent.iterdir()) == [folder]
+
+
+def snapshot_before_another_event(made: Materialized, key: AssetKey) -> dict[str, object]:
+    taken = numbers(made.run(backfill.snapshots(made.table)), key)
+    made.instance.report_runless_asset_event(AssetMaterialization(key))
+    return taken
 
 
 def assert_checks(result: ExecuteInProcessResult, rows: int) -> None:
