@@ -8,14 +8,15 @@ from dagster import DagsterInstance, materialize
 
 from writetime.core.config import Table
 from writetime.lake.followed_tables import FollowedTable
-from writetime_dagster.assets import backfill, ingest
+from writetime_dagster.assets import backfill, failures, ingest
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 ORDERS = FollowedTable("shop.orders", Table(snapshots=["unknown://user:hush-of-a-backup@host/x"]))
 
 
 def main() -> None:
-    """Show what Spark's UI and the lists of processes tell, and let a run fail."""
+    """Show what Spark's UI and the lists of processes tell, and let a run fail, which is tried again once."""
+    failures._RETRIES = 1
     spark = SparkResource()
     context = spark.spark_session.sparkContext
     with urllib.request.urlopen(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment") as page:
