@@ -532,7 +532,9 @@ def test_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "writetime_dagster.assets.definitions")
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    # The command sets it for its process.
+    # What the command sets for its process.
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    monkeypatch.setattr("dagster._cli.definitions.configure_loggers", lambda **_: None)
+    monkeypatch.setattr("logging.captureWarnings", lambda _: None)
     answer = CliRunner().invoke(cli, ["definitions", "validate", "-w", "workspace.yaml"])
     assert answer.exit_code == 0, answer.output
