@@ -1,3 +1,7 @@
+import gc
+import weakref
+from collections.abc import Iterator
+
 import pandas as pd
 import pytest
 from pyspark.errors import PySparkException
@@ -93,6 +97,26 @@ def test_portions_have_the_findings_of_all_rows(expectation: gxe.Expectation, cu
     suite = [expectation, gxe.ExpectColumnValuesToNotBeNull(column="id")]
     one, several = (validate_portions(lambda f=f: f, "orders", suite, ["id"]) for f in ([frame], parts))
     assert several == one
+
+
+def test_few_portions_are_in_memory() -> None:
+    made: list[weakref.ref[pd.DataFrame]] = []
+    held: list[int] = []
+
+    def frames() -> Iterator[pd.DataFrame]:
+        for number in range(6):
+            held.append(sum(each() is not None for each in made))
+            frame = pd.DataFrame({"id": [number]})
+            made.append(weakref.ref(frame))
+            yield frame
+
+    gc.disable()
+    try:
+        [finding] = validate_portions(frames, "orders", [gxe.ExpectColumnValuesToNotBeNull(column="id")])
+    finally:
+        gc.enable()
+    assert finding.success
+    assert max(held) <= 2
 
 
 def test_a_table_of_findings_has_its_columns() -> None:

@@ -5,6 +5,7 @@ imported on first use: programs that validate nothing (the web UI, the daemon, m
 """
 
 import functools
+import gc
 import os
 import re
 import threading
@@ -113,8 +114,8 @@ def validate_portions(
     expectations: "list[gxe.Expectation]",
     keys: Sequence[str] = (),
 ) -> list[Finding]:
-    """Validate rows in portions, each a frame of pandas, like `validate`: the findings are those of all rows, and one
-    portion is in memory at a time. Threads may call it at once.
+    """Validate rows in portions, each a frame of pandas, like `validate`: the findings are those of all rows, and few
+    portions are in memory at a time. Threads may call it at once.
 
     Args:
         frames: returns the portions. It is called again for the details if something is wrong.
@@ -124,7 +125,10 @@ def validate_portions(
     """
 
     def results(result_format: Any) -> Iterator[list[dict]]:
-        for frame in frames():
+        for number, frame in enumerate(frames()):
+            if number:
+                # The library's objects refer to each other, and hold the portions before.
+                gc.collect()
             with _one_at_a_time:
                 source = _context().data_sources.add_or_update_pandas(name)
                 batch = _batch(source, frame, name)
