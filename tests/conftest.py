@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -168,10 +169,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup() -> None:
-    """Dagster maps SIGTERM to the handler of Ctrl-C, which processes of xdist ignore. Programs that later tests start
-    would inherit that, and not end.
+    """Undo what commands of Dagster leave behind in this process. Dagster maps SIGTERM to the handler of Ctrl-C, which
+    processes of xdist ignore: programs that later tests start would inherit that, and not end. And definitions would be
+    loaded with the tables that were told to the command.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if context := sys.modules.get("dagster._core.definitions.definitions_load_context"):
+        context.DefinitionsLoadContext._instance = None
 
 
 def _place(item: pytest.Item) -> int:
