@@ -16,7 +16,6 @@ import pyarrow as pa
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
 from writetime.core.errors import Transient, WritetimeError
-from writetime.core.instants import instant_text
 from writetime.lake.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
@@ -33,8 +32,6 @@ from writetime.schema.table import TableSchema
 # The rows of a partition that are read at first to find one that lives, and how many times more each time after.
 _FIRST_ROWS = 16
 _GROWTH = 16
-# The clocks of machines that take turns may differ by this much (microseconds).
-_CLOCKS_DIFFER = 60_000_000
 
 
 class TooLate(WritetimeError):
@@ -161,19 +158,6 @@ def position_of(version: TableVersion, names: Names) -> Position | None:
         return None
     generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
     return Position(Batch(generation, sequence, as_of), changes, state)
-
-
-def ahead_of_clock(table: str, part: str, last: Position, now: int) -> str | None:
-    """Return what is wrong, and the remedy, if the last batch of a part of a table is as of a time well after the
-    present one (`now`, microseconds); None if it is not.
-    """
-    if last.batch.as_of <= now + _CLOCKS_DIFFER:
-        return None
-    return (
-        f"{table}: {part} is as of {instant_text(last.batch.as_of)}, later than this machine's clock, so rows with a "
-        f"TTL may be missing. If this clock is behind, set it. If another was ahead, run `writetime rebuild {table} "
-        f"{part}`, or wait until that time"
-    )
 
 
 def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[ChangedRows]:

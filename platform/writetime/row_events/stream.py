@@ -25,7 +25,6 @@ from writetime.row_events.changed_rows import (
     Names,
     Position,
     TooLate,
-    ahead_of_clock,
     first_rows,
     moved_on,
     next_rows,
@@ -105,8 +104,7 @@ def extend(
 
     Raises:
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run it again.
-        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago; or the last
-            batch is as of a time well after the present one, because a clock was ahead.
+        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
     """
     delta = create_stream(table)
     stream = delta.load()
@@ -130,8 +128,6 @@ def extend(
         if last is None:
             batch = Batch(number, 1, instant)
         elif follows:
-            if fault := ahead_of_clock(table.name, "row_events", last, now):
-                raise WritetimeError(fault)
             batch = Batch(last.batch.generation, last.batch.sequence + 1, max(instant, last.batch.as_of))
         else:
             batch = Batch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)

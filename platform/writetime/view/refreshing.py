@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
@@ -31,7 +31,6 @@ from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import (
     Position,
     TooLate,
-    ahead_of_clock,
     moved_on,
     next_rows,
     position_of,
@@ -99,8 +98,6 @@ def refresh(
 
     Raises:
         Conflict: another process changed the view meanwhile: run it again.
-        WritetimeError: the view is as of a time well after the present one, because a clock was ahead, and is not
-            written whole.
     """
     before = table.view_files.load()
     # The state first: it never holds more than the changes that are read after it.
@@ -195,7 +192,6 @@ def _next(
         _Whole: that is not enough.
         TooLate: the rows as of the last refresh are gone.
         FileNotFoundError: as `TooLate`.
-        WritetimeError: the last refresh is as of a time well after the present one.
     """
     if last is None:
         raise _Whole("it was not kept by deletion vectors")
@@ -207,8 +203,6 @@ def _next(
         )
     if not before.is_ours:
         raise _Whole("another program changed which files or rows count")
-    if fault := ahead_of_clock(table.name, "view", last, batch.as_of):
-        raise WritetimeError(fault)
     batch = replace(batch, as_of=max(batch.as_of, last.batch.as_of))
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
