@@ -179,7 +179,7 @@ def test_a_report_that_cannot_be_written_keeps_no_alert_back(
 
 @pytest.fixture
 def ascii_only() -> Iterator[None]:
-    """A locale in which files have ASCII only, unless Python is told to use UTF-8 in all."""
+    """A locale whose encoding of files is ASCII. Python ignores it in UTF-8 mode."""
     before = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     yield

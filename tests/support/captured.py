@@ -126,7 +126,7 @@ class Captured:
         return changes
 
     def forget(self, table: str) -> None:
-        """Leave out of `changes` what was published of a table until now."""
+        """Let `changes` return only messages of a table that are published from now on."""
         topic = changes_topic(f"{self.keyspace}.{table}")
         with suppress(NoTopic):
             self._starts[topic] = end_offsets(self.settings, topic)
