@@ -56,6 +56,8 @@ from writetime.view.refreshing import refresh
 _MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
 # Of all writes: an event's image before it may have the number of an earlier write.
 _NUMBERS = itertools.count()
+# Each service has a log of its own.
+_SERVICES = itertools.count(1)
 # Writes per second until the first has arrived, and around a kill; and how long programs get to be ready.
 _FIRST_RATE, _KILL_RATE, _SETTLE_SECONDS = 10, 200, 20
 _KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -94,14 +96,15 @@ def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event
 @contextmanager
 def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
     """A command that runs all the time."""
-    with (home / f"{arguments[0]}.log").open("wb") as log:
+    path = home / f"{arguments[0]}-{next(_SERVICES)}.log"
+    with path.open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
         try:
             yield psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             if process.wait(60) not in (0, -signal.SIGKILL):
-                print((home / f"{arguments[0]}.log").read_text()[-3000:])
+                print(path.read_text()[-3000:])
 
 
 def measure(
@@ -236,6 +239,8 @@ def settings_at(home: Path) -> Settings:
     return settings.model_copy(
         update={
             "lake": settings.lake.model_copy(update={"cache": str(home / "cache")}),
+            # Two programs share the tables here, and a port cannot be shared.
+            "follow": settings.follow.model_copy(update={"metrics_port": None}),
             "zookeeper": settings.zookeeper.model_copy(update={"hosts": f"127.0.0.1:{free_port()}"}),
             "embedded": settings.embedded.model_copy(update={"servers": ["zookeeper", "kafka", "cassandra"]}),
         }

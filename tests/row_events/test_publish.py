@@ -224,6 +224,19 @@ def test_a_publisher_that_goes_on_records_what_it_published(
         assert (publish.not_published(table), publisher.is_record_due) == (0, False)
 
 
+@pytest.mark.parametrize("most", [1, 6, 12])
+def test_the_last_batch_is_recorded_also_if_earlier_calls_recorded_theirs(
+    settings: Settings, in_parts: LakeTable, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Wherever calls end, such as exactly at the last event."""
+    monkeypatch.setattr(publish, "_RECORD_SECONDS", 0.0)
+    publisher = publish.EventPublisher(settings, in_parts.name)
+    publisher.publish(in_parts, most)
+    while publisher.has_more:
+        publisher.publish(in_parts, most)
+    assert publish.not_published(in_parts) == 0
+
+
 def test_batches_that_a_new_topic_lacks_are_not_merged(settings: Settings, in_parts: LakeTable) -> None:
     """Its publisher, if it ends within them, goes on where it was, and a merge would have taken what comes next."""
     table = in_parts

@@ -253,7 +253,8 @@ class EventPublisher(Sender):
         else:
             self._rest = None
         self._commit()
-        if count:
+        if count or had_more:
+            # The call before may have recorded its position, without the last batch, and left no event to this one.
             self._table = table
         if self.is_record_due or (had_more and not self.has_more):
             self._record()
