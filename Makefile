@@ -58,7 +58,7 @@ tests: compiled $(CLASSES)
 
 # What to run before each commit: style, and the tests that need no servers.
 check: prepared
-	@$(PYTEST) --without-servers --ignore tests/security
+	@$(PYTEST) --without-servers
 
 # The branches that those tests and tests/storage cover.
 coverage: compiled

@@ -75,8 +75,7 @@ _SERVERS = {
     "zookeeper",
 }
 # Fixtures that start servers for one folder of tests.
-_OWN_SERVERS = {"written"}
-_SECURITY = "tests/security/"
+_OWN_SERVERS = {"secured", "written"}
 # Folders whose branches are not measured in `make test`, beside all tests that start servers: measuring takes a third
 # more CPU.
 _NOT_COVERED = {"attack", "security", "storage"}
@@ -160,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--without-servers"):
         _leave_out(config, items, lambda item: _starts(item, _SERVERS | _OWN_SERVERS))
     if config.getoption("--without-shared-servers"):
-        _leave_out(config, items, lambda item: _starts(item, _SERVERS) and not item.nodeid.startswith(_SECURITY))
+        _leave_out(config, items, lambda item: _starts(item, _SERVERS))
     if config.pluginmanager.hasplugin("_cov") and not config.getoption("--without-shared-servers"):
         for item in items:
             if _starts(item, _SERVERS | _OWN_SERVERS) or item.nodeid.split("/")[1] in _NOT_COVERED:

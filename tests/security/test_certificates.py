@@ -92,7 +92,8 @@ class _Handler(socketserver.BaseRequestHandler):
 def listening(context: ssl.SSLContext) -> Iterator[int]:
     """Return the port of a TLS server."""
     with _Listener(context) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        # How often it looks whether it shall end: by default, each end takes half a second.
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server.server_address[1]
