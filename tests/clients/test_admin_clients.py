@@ -116,7 +116,6 @@ def test_a_shared_topic_that_kafka_deletes_from_is_named(
 
 def test_an_answer_that_does_not_come_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 0.0)
-    monkeypatch.setattr(kafka, "_GRACE_SECONDS", 0.05)
     with pytest.raises(kafka.KafkaException) as raised:
-        kafka.answer_of(Future())
+        kafka.answer_of(Future(), 0.05)
     assert kafka.kind_of(raised.value.args[0]) is kafka.Transient

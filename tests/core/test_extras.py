@@ -66,12 +66,11 @@ def test_the_nodetool_of_the_node_runs(own_nodetool: Path, tmp_path: Path) -> No
         nodetool(7199, "snapshot")
 
 
-def test_a_nodetool_that_does_not_end_is_an_error(own_nodetool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nodetool_that_does_not_end_is_an_error(own_nodetool: Path) -> None:
     own_nodetool.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     own_nodetool.chmod(0o755)
-    monkeypatch.setattr("writetime.runtime.nodetool._TIMEOUT_SECONDS", 0.1)
     with pytest.raises(WritetimeError, match=r"nodetool snapshot -t tag did not end in 0\.1 s: .* JMX port 7199"):
-        nodetool(7199, "snapshot", "-t", "tag")
+        nodetool(7199, "snapshot", "-t", "tag", timeout_seconds=0.1)
 
 
 @pytest.mark.usefixtures("own_nodetool")

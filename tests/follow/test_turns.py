@@ -3,12 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
-
-import pytest
+from functools import partial
 
 from tests.support.waiting import wait_for
-from writetime.follow import turns as module
 from writetime.follow.turns import Turns, turns
+
+few_turns = partial(turns, places=2, long_places=2, long_seconds=0.2)
 
 
 class Tables:
@@ -45,17 +45,8 @@ class Tables:
         return work
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PLACES", 2)
-    monkeypatch.setattr(module, "_LONG_PLACES", 2)
-    monkeypatch.setattr(module, "_LONG_SECONDS", 0.2)
-
-
-def test_the_longest_waiting_table_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PLACES", 1)
-    monkeypatch.setattr(module, "_LONG_SECONDS", 60)
-    with turns() as given:
+def test_the_longest_waiting_table_is_next() -> None:
+    with turns(places=1, long_seconds=60) as given:
         tables = Tables(given, "a")
         tables.look("a", "b", "c")
         tables.look("b", "c", "d")
@@ -67,7 +58,7 @@ def test_the_longest_waiting_table_is_next(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tables_that_stand_still_delay_no_other() -> None:
-    with turns() as given:
+    with few_turns() as given:
         tables = Tables(given, "a", "b")
         tables.look("a", "b", "c")
         wait_for(lambda: tables.begun == ["a", "b"])
@@ -77,7 +68,7 @@ def test_tables_that_stand_still_delay_no_other() -> None:
 
 
 def test_tables_whose_turns_are_long_share_their_places() -> None:
-    with turns() as given:
+    with few_turns() as given:
         tables = Tables(given, *"abcd")
         wait_for(lambda: [tables.look(*"abcd"), len(tables.begun) == 4][1])
         time.sleep(0.3)
@@ -91,7 +82,7 @@ def test_tables_whose_turns_are_long_share_their_places() -> None:
 
 
 def test_no_turn_begins_after_the_end() -> None:
-    with turns() as given:
+    with few_turns() as given:
         tables = Tables(given, "a", "b")
         tables.look(*"abcd")
         threading.Timer(0.5, tables.release).start()

@@ -143,14 +143,13 @@ def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: p
     assert len(committed) == 1
 
 
-def test_large_letters_become_rows_in_small_batches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter_rows, "_BYTES_PER_BATCH", 12_000)
+def test_large_letters_become_rows_in_small_batches(settings: Settings) -> None:
     produce(settings, [b"x" * 5_000] * 7)
     run_once(settings)
     topic = settings.ingest.dead_letter_topic
     ends = end_offsets(settings, topic)
     ranges = [OffsetRange(partition, 0, end) for partition, end in ends.items() if end]
-    batches = [batch for r in ranges for batch in dead_letter_rows._read_range(settings, r, 1)]
+    batches = [batch for r in ranges for batch in dead_letter_rows.read_range(settings, r, 1, batch_bytes=12_000)]
     assert sum(batch.num_rows for batch in batches) == 7
     assert max(batch.num_rows for batch in batches) <= 3
 

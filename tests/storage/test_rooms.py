@@ -30,10 +30,9 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("largest", [100, 1 << 16])
 def test_arrays_share_mappings(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    monkeypatch.setattr(room, "_MAPPING", largest)
     sizes = mapped(monkeypatch)
     wanted = [(count, dtype) for count in (0, 1, 7, 64, 1000, 0) for dtype in (np.uint8, np.int32, np.int64)]
-    arrays = room.rooms(wanted)
+    arrays = room.rooms(wanted, largest)
     assert [(len(array), array.dtype) for array in arrays] == wanted
     assert all(array.ctypes.data % 64 == 0 for array in arrays)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans(arrays)))

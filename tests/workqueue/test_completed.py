@@ -32,19 +32,15 @@ def places(queue_settings: Settings, jobs: str) -> list[Place]:
     return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
 
 
-def test_a_bucket_is_read_in_batches(
-    queue_settings: Settings, places: list[Place], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completed, "_BATCH_ROWS", 70)
-    batches = [batch for place in places for batch in completed.read_place(queue_settings, place)]
+def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[Place]) -> None:
+    batches = [batch for place in places for batch in completed.read_place(queue_settings, place, batch_rows=70)]
     assert max(batch.num_rows for batch in batches) == 70
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert sorted((int(row["payload"]), row["result"]) for row in rows) == [
         (n, f'{{"twice":{2 * n}}}') for n in range(200) if n % 10
     ]
     assert {(row["attempts"], row["fault"]) for row in rows} == {(1, None)}
-    monkeypatch.setattr(completed, "_BATCH_CHARACTERS", 200)
-    batches = [batch for place in places for batch in completed.read_place(queue_settings, place)]
+    batches = [batch for place in places for batch in completed.read_place(queue_settings, place, batch_characters=200)]
     assert sum(batch.num_rows for batch in batches) == len(rows)
     assert max(batch.num_rows for batch in batches) < 20
 

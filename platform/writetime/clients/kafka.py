@@ -396,7 +396,7 @@ def messages_between(
     idle.append(consumer)
 
 
-def answer_of(future: Future[_T]) -> _T:
+def answer_of(future: Future[_T], grace_seconds: float = _GRACE_SECONDS) -> _T:
     """Return the answer to a request of an admin client. The caller must keep the client until then, as the answers to
     its requests are lost with it, and other threads may forget it.
 
@@ -404,7 +404,7 @@ def answer_of(future: Future[_T]) -> _T:
         KafkaException: the request failed, or no answer came in time.
     """
     try:
-        return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
+        return future.result(TIMEOUT_SECONDS + grace_seconds)
     except TimeoutError:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the client has reported no answer")) from None
 

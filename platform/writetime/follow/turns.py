@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-# Tables at work at the same time. More would wait for the same cores.
-_PLACES = 8
-# The same for tables whose turns take long.
-_LONG_PLACES = 8
-_LONG_SECONDS = 5.0
-
 
 class Turns:
-    """The tables that are at work, and those that wait for it."""
+    """The tables that are at work, and those that wait for it. The arguments are as for `turns`."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, places: int, long_places: int, long_seconds: float) -> None:
         self._threads = threads
+        self._places = places
+        self._long_places = long_places
+        self._long_seconds = long_seconds
         self._waiting: dict[str, Callable[[], None]] = {}
         # When each turn began, and the tables whose last turn was long.
         self._begun: dict[str, float] = {}
@@ -47,11 +44,11 @@ class Turns:
         """Begin turns while there are places, the longest waiting table first."""
         now = time.monotonic()
         at_work = len(self._begun)
-        long = sum(name in self._long or now - begun > _LONG_SECONDS for name, begun in self._begun.items())
+        long = sum(name in self._long or now - begun > self._long_seconds for name, begun in self._begun.items())
         for name in list(self._waiting):
             is_long = name in self._long
-            has_place = long < _LONG_PLACES if is_long else at_work - long < _PLACES
-            if has_place and at_work < _PLACES + _LONG_PLACES:
+            has_place = long < self._long_places if is_long else at_work - long < self._places
+            if has_place and at_work < self._places + self._long_places:
                 at_work, long = at_work + 1, long + is_long
                 self._begun[name] = now
                 self._threads.submit(self._turn, name, self._waiting.pop(name))
@@ -61,7 +58,7 @@ class Turns:
             work()
         finally:
             with self._lock:
-                if time.monotonic() - self._begun.pop(name) > _LONG_SECONDS:
+                if time.monotonic() - self._begun.pop(name) > self._long_seconds:
                     self._long.add(name)
                 else:
                     self._long.discard(name)
@@ -69,10 +66,16 @@ class Turns:
 
 
 @contextmanager
-def turns() -> Iterator[Turns]:
-    """Give turns for a `with` block. At its end, tables at work finish their turn."""
-    with ThreadPoolExecutor(_PLACES + _LONG_PLACES, "follow") as threads:
-        given = Turns(threads)
+def turns(places: int = 8, long_places: int = 8, long_seconds: float = 5.0) -> Iterator[Turns]:
+    """Give turns for a `with` block. At its end, tables at work finish their turn.
+
+    Args:
+        places: how many tables are at work at the same time. More would wait for the same cores.
+        long_places: the same for tables whose turns take long.
+        long_seconds: a turn takes long if it takes more than this.
+    """
+    with ThreadPoolExecutor(places + long_places, "follow") as threads:
+        given = Turns(threads, places, long_places, long_seconds)
         try:
             yield given
         finally:

@@ -29,7 +29,6 @@ SCHEMA = pa.schema(
     ]
 )
 _ROWS_PER_BATCH = 1_000
-_BYTES_PER_BATCH = 16 * 1024 * 1024
 
 
 def starts(settings: Settings, rows: DataFrame) -> dict[int, int]:
@@ -67,7 +66,7 @@ def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> 
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield from _read_range(settings, OffsetRange(**row), topic_id)
+                yield from read_range(settings, OffsetRange(**row), topic_id)
 
     return tasks.repartitionByRange(max(1, len(ranges)), "partition").mapInArrow(run_task, from_arrow_schema(SCHEMA))
 
@@ -77,7 +76,10 @@ def _topic_id(settings: Settings) -> int:
     return topic_ids(settings, [topic]).get(topic, 0)
 
 
-def _read_range(settings: Settings, offsets: OffsetRange, topic_id: int) -> Iterator[pa.RecordBatch]:
+def read_range(
+    settings: Settings, offsets: OffsetRange, topic_id: int, *, batch_bytes: int = 16 * 1024 * 1024
+) -> Iterator[pa.RecordBatch]:
+    """Yield the dead letters of one range in batches, as rows. A batch is full at so many bytes of keys and values."""
     rows: list[dict[str, object]] = []
     size = 0
     for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):
@@ -94,7 +96,7 @@ def _read_range(settings: Settings, offsets: OffsetRange, topic_id: int) -> Iter
             }
         )
         size += len(letter.key or b"") + len(letter.value or b"")
-        if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
+        if len(rows) >= _ROWS_PER_BATCH or size >= batch_bytes:
             yield pa.RecordBatch.from_pylist(rows, SCHEMA)
             rows.clear()
             size = 0

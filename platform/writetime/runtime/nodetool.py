@@ -20,11 +20,10 @@ from writetime.runtime import jars
 from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java
 
-_TIMEOUT_SECONDS = 600.0
 _SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
 
 
-def nodetool(port: int, *arguments: str) -> None:
+def nodetool(port: int, *arguments: str, timeout_seconds: float = 600.0) -> None:
     """Run a command of `nodetool` against the JMX port of a node on this machine.
 
     Raises:
@@ -33,10 +32,10 @@ def nodetool(port: int, *arguments: str) -> None:
     with _program() as program:
         command = [*program, "-h", "127.0.0.1", "-p", str(port), *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
         except subprocess.TimeoutExpired:
             raise WritetimeError(
-                f"nodetool {' '.join(arguments)} did not end in {_TIMEOUT_SECONDS:g} s: see the log of the node at JMX "
+                f"nodetool {' '.join(arguments)} did not end in {timeout_seconds:g} s: see the log of the node at JMX "
                 f"port {port}"
             ) from None
     if done.returncode:

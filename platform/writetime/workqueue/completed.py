@@ -44,8 +44,6 @@ _READ = pa.schema(
         pa.field("fault", pa.string()),
     ]
 )
-_BATCH_ROWS = 1000
-_BATCH_CHARACTERS = 4 << 20
 # The years 1 to 9999, in milliseconds: Python and SQL have no other times.
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000, 253_402_300_799_999
 
@@ -77,15 +75,18 @@ def faults(rows: DataFrame) -> dict[Place, str]:
     return {Place(row.queue, row.shard, row.bucket): row.fault for row in found}
 
 
-def read_place(settings: Settings, place: Place) -> Iterator[pa.RecordBatch]:
-    """Yield the completed items of one partition in batches of bounded size; if it cannot be read, the fault last.
+def read_place(
+    settings: Settings, place: Place, *, batch_rows: int = 1000, batch_characters: int = 4 << 20
+) -> Iterator[pa.RecordBatch]:
+    """Yield the completed items of one partition in batches. A batch is full at so many rows, or characters of
+    payloads and results. If the partition cannot be read, yield the fault last.
 
     Raises:
         Unknown: the database does not answer.
     """
     with connect(settings) as session, asyncio.Runner() as runner:
         tables = Tables(session, settings)
-        batches = _batches(tables, place)
+        batches = _batches(tables, place, batch_rows, batch_characters)
         try:
             while (batch := runner.run(_next(batches))) is not None:
                 yield batch
@@ -110,13 +111,15 @@ async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None
     return await anext(batches, None)
 
 
-async def _batches(tables: Tables, place: Place) -> AsyncIterator[pa.RecordBatch]:
+async def _batches(
+    tables: Tables, place: Place, batch_rows: int, batch_characters: int
+) -> AsyncIterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
     size = 0
     async for item in tables.completed(place):
         rows.append(_row(place, item))
         size += len(item.payload) + len(item.result or "")
-        if len(rows) >= _BATCH_ROWS or size >= _BATCH_CHARACTERS:
+        if len(rows) >= batch_rows or size >= batch_characters:
             yield pa.RecordBatch.from_pylist(rows, _READ)
             rows, size = [], 0
     if rows:

@@ -21,15 +21,17 @@ def room(count: int, dtype: type[np.generic]) -> np.ndarray:
     return rooms([(count, dtype)])[0]
 
 
-def rooms(wanted: Sequence[tuple[int, type[np.generic]]]) -> list[np.ndarray]:
-    """Return arrays as `room` does, by their counts and types, in few mappings, which are released together."""
+def rooms(wanted: Sequence[tuple[int, type[np.generic]]], mapping: int = _MAPPING) -> list[np.ndarray]:
+    """Return arrays as `room` does, by their counts and types, in few mappings, which are released together.
+    A mapping is full at this size (bytes).
+    """
     arrays: list[np.ndarray] = []
     starts: list[int] = []
     end = 0
     for i, (count, dtype) in enumerate(wanted):
         starts.append(end)
         end += -(-count * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
-        if end >= _MAPPING or i == len(wanted) - 1:
+        if end >= mapping or i == len(wanted) - 1:
             memory = mmap.mmap(-1, max(1, end))
             group = zip(wanted[i + 1 - len(starts) : i + 1], starts, strict=True)
             arrays += [np.frombuffer(memory, dtype, count, start) for (count, dtype), start in group]
