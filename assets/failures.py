@@ -31,8 +31,9 @@ class ToCorrect(DagsterUserCodeProcessError, Failure):
 
 _T = TypeVar("_T")
 
-# Four minutes in all: a server restarts in less.
-_RETRIES = 3
+RETRIES = 3
+"""How often an asset is tried again: for four minutes in all, as a server restarts in less."""
+
 _WAIT_SECONDS = 80
 # An unknown failure may pass at once, or never.
 _SOON_SECONDS = 2
@@ -54,10 +55,10 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         raise
     except Exception as e:
         if is_outage(e):
-            raise RetryRequested(_RETRIES, _WAIT_SECONDS) from e
+            raise RetryRequested(RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):
             raise ToCorrect(reason_of(e)) from None
-        raise RetryRequested(_RETRIES, soon_seconds) from e
+        raise RetryRequested(RETRIES, soon_seconds) from e
 
 
 def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:

@@ -40,18 +40,17 @@ _ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view"
 EXPECTED = "rows_are_as_expected"
 # How often the progress of a table is recorded, and for how long a step is behind before that is recorded at once.
 _RECORD_SECONDS = 300.0
-# How long ticks and steps share what was read. After that it is read again from the beginning, as Kafka may have lost
-# it.
-_SHARED_SECONDS = 600.0
 # The topic of the watermarks, by the options of its clients, and since when it is shared.
 _topics: dict[tuple[tuple[str, Any], ...], tuple[float, WatermarkTopic]] = {}
 
 
-def shared_watermarks(settings: Settings) -> WatermarkTopic:
-    """Return the topic of the watermarks, which ticks and steps of this process share: each reads only what is new."""
+def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> WatermarkTopic:
+    """Return the topic of the watermarks, which ticks and steps of this process share for so long: each reads only what
+    is new. After that it is read again from the beginning, as Kafka may have lost it.
+    """
     of_cluster = tuple(client_config(settings).items())
     began, topic = _topics.get(of_cluster, (0.0, None))
-    if topic is None or time.monotonic() - began > _SHARED_SECONDS:
+    if topic is None or time.monotonic() - began > shared_seconds:
         topic = WatermarkTopic(settings)
         _topics[of_cluster] = time.monotonic(), topic
     return topic

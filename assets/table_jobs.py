@@ -64,10 +64,6 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 PROOF, ALL_ROWS = "rows_are_those_of_the_database", "all_rows_are_as_expected"
 LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
-# The time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
-_LAKE_SECONDS = 20.0
-# How long a tick leaves all tables to a run that was requested before: most runs take less, and each starts Spark.
-_PATIENCE_SECONDS = 120.0
 # Runs of one job leave room for those of others (`max_concurrent_runs` in dagster.yaml).
 _MOST_RUNS = 2
 
@@ -220,8 +216,22 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
     return maintenance
 
 
-def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDefinition) -> SensorDefinition:
-    """Return the sensor that starts landing of captured changes."""
+def captured_changes(
+    tables: Sequence[FollowedTable],
+    land: UnresolvedAssetJobDefinition,
+    *,
+    lake_seconds: float = 20.0,
+    patience_seconds: float = 120.0,
+) -> SensorDefinition:
+    """Return the sensor that starts landing of captured changes.
+
+    Args:
+        tables: the tables.
+        land: the job that lands them.
+        lake_seconds: the time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
+        patience_seconds: how long a tick leaves all tables to a run that was requested before. Most runs take less, and
+            each starts Spark.
+    """
 
     @sensor(
         job=land,
@@ -232,7 +242,7 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         "tables that `writetime follow` follows, nothing within two minutes after an unfinished run, and no third run.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-        if is_under_way(context.instance, land.name, time.time() - _PATIENCE_SECONDS):
+        if is_under_way(context.instance, land.name, time.time() - patience_seconds):
             return SkipReason("a run of the job `land` is under way")
         if is_under_way(context.instance, land.name, runs=_MOST_RUNS):
             return SkipReason(f"{_MOST_RUNS} runs of the job `land` are under way")
@@ -257,7 +267,7 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         there = sorted(found.ends)
         begin = bisect_left(there, context.cursor or "")
         order = [*there[begin:], *there[:begin]]
-        deadline = time.monotonic() + _LAKE_SECONDS
+        deadline = time.monotonic() + lake_seconds
         late: list[str] = []
         for place, name in enumerate(order):
             if place and time.monotonic() > deadline:

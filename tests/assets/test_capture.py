@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,11 +21,11 @@ from dagster import (
     JobDefinition,
     ObserveResult,
     RunRequest,
-    SensorDefinition,
     build_sensor_context,
     materialize,
 )
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.events import StepSuccessData
 from pyspark.sql import SparkSession
 
@@ -48,17 +49,19 @@ from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, ensure_watermarks_topic
 from writetime_dagster.assets import automation, capture, changes, followed, table_jobs
 from writetime_dagster.assets.naming import key_of
-from writetime_dagster.assets.table_jobs import definitions
+from writetime_dagster.assets.table_jobs import captured_changes, definitions
 from writetime_dagster.assets.tables import assets_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResource, "database": DatabaseResource}
 
 
-def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None) -> SensorExecutionData:
+def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None, **seconds: float) -> SensorExecutionData:
     """What the sensor answers, of some tables."""
-    [sensor] = [s for s in definitions(list(map(FollowedTable, tables))).sensors or [] if s.name == "captured_changes"]
-    assert isinstance(sensor, SensorDefinition)
+    of = list(map(FollowedTable, tables))
+    [job] = [job for job in definitions(of).jobs or [] if job.name == "land"]
+    assert isinstance(job, UnresolvedAssetJobDefinition)
+    sensor = captured_changes(of, job, **seconds)
     with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor) as context:
         return sensor.evaluate_tick(context)
 
@@ -183,7 +186,7 @@ def requested(tick: SensorExecutionData) -> list[AssetKey]:
     return [key for request in tick.run_requests or [] for key in request.asset_selection or []]
 
 
-def test_a_table_that_takes_long_holds_no_other_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_takes_long_holds_no_other_up(settings: Settings) -> None:
     """Once its run has taken long, the others get another run; most runs are not worth that."""
     slow, sound = published(settings, "a", "b")
     of_slow = land_job(slow, sound).get_subset(asset_selection={key_of(slow, "changes")})
@@ -191,11 +194,11 @@ def test_a_table_that_takes_long_holds_no_other_up(settings: Settings, monkeypat
         run = instance.create_run_for_job(of_slow, status=DagsterRunStatus.STARTED)
         step_of(instance, run, DagsterEventType.STEP_START)
         assert "is under way" in (tick(instance, slow, sound).skip_message or "")
-        monkeypatch.setattr(table_jobs, "_PATIENCE_SECONDS", 0.0)
-        assert requested(tick(instance, slow, sound)) == [key_of(sound, "changes")]
-        assert f"are landing {slow}" in (tick(instance, slow).skip_message or "")
+        later = partial(tick, instance, patience_seconds=0.0)
+        assert requested(later(slow, sound)) == [key_of(sound, "changes")]
+        assert f"are landing {slow}" in (later(slow).skip_message or "")
         step_of(instance, run, DagsterEventType.STEP_SUCCESS)
-        assert requested(tick(instance, slow, sound)) == [key_of(slow, "changes"), key_of(sound, "changes")]
+        assert requested(later(slow, sound)) == [key_of(slow, "changes"), key_of(sound, "changes")]
 
 
 def step_of(instance: DagsterInstance, run: DagsterRun, kind: DagsterEventType) -> None:
@@ -263,13 +266,12 @@ def test_a_run_reads_the_watermarks_once_for_all_tables(settings: Settings, monk
     assert opened == 1
 
 
-def test_each_table_has_its_turn_although_the_lake_is_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_table_has_its_turn_although_the_lake_is_slow(settings: Settings) -> None:
     names = published(settings, "a", "b", "c")
-    monkeypatch.setattr(table_jobs, "_LAKE_SECONDS", -1.0)
     cursor: str | None = None
     with DagsterInstance.ephemeral() as instance:
         for name in [*names, names[0]]:
-            found = tick(instance, *names, cursor=cursor)
+            found = tick(instance, *names, cursor=cursor, lake_seconds=-1.0)
             assert requested(found) == [key_of(name, "changes")]
             cursor = found.cursor
 

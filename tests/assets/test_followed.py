@@ -149,8 +149,7 @@ def test_ticks_read_only_what_is_new(settings: Settings, monkeypatch: pytest.Mon
             assert look(progress(tables), instance, None).asset_events
             assert key_of(tables[0].name, "view") not in followed.left(tables)
         assert len(begun) == 1
-        monkeypatch.setattr(followed, "_SHARED_SECONDS", 0.0)
-        assert look(progress(tables), instance, None).asset_events
+    followed.shared_watermarks(settings, 0.0)
     assert len(begun) == 2
 
 

@@ -84,7 +84,7 @@ def test_batches_come_into_the_lake(
 ) -> None:
     monkeypatch.setenv("WRITETIME_REPLAY__BATCHES_PER_RUN", "3")
     # tests/assets/test_tables.py has runs that are tried again.
-    monkeypatch.setattr(failures, "_RETRIES", 0)
+    monkeypatch.setattr(failures, "RETRIES", 0)
     assert tick(instance) == []
     with Publisher(settings, QUEUE) as publisher:
         for items in BATCHES:

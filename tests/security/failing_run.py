@@ -16,7 +16,7 @@ ORDERS = FollowedTable("shop.orders", Table(snapshots=["unknown://user:hush-of-a
 
 def main() -> None:
     """Show what Spark's UI and the lists of processes tell, and let a run fail, which is tried again once."""
-    failures._RETRIES = 1
+    failures.RETRIES = 1
     spark = SparkResource()
     context = spark.spark_session.sparkContext
     with urllib.request.urlopen(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment") as page:
