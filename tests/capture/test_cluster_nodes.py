@@ -101,9 +101,8 @@ def test_events_are_heard_from_a_node_that_is_there_now(nodes: Nodes, monkeypatc
         raise OSError("refused")
 
     monkeypatch.setattr(nodes.cluster, "connection_factory", connect)
-    monkeypatch.setattr("writetime.capture.node_schemas._LISTEN_AGAIN_SECONDS", 0.0)
     session = nodes.session()
-    events = SchemaEvents(nodes.cluster, lambda: local_nodes(session))
+    events = SchemaEvents(nodes.cluster, lambda: local_nodes(session), again_seconds=0.0)
     assert not events.heard()
     first = nodes.add(1)
     nodes.add(9, "dc2")

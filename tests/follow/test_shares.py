@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,13 @@ import pytest
 from tests.support.waiting import wait_for
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.follow import shares as module
 from writetime.follow.shares import Shares, shares
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
 TABLES = [f"k.t{i}" for i in range(60)]
-
-
-@pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
-    return iter(())
+# They look at once.
+joined = partial(shares, look_seconds=0.0)
 
 
 def sharing(settings: Settings) -> Settings:
@@ -38,13 +34,13 @@ def owners(programs: list[Shares]) -> list[list[int]]:
 
 
 def test_a_single_program_has_all_tables(zookeeper: Settings) -> None:
-    with shares(zookeeper) as alone:
+    with joined(zookeeper) as alone:
         assert owners([alone]) == [[0]] * len(TABLES)
 
 
 def test_each_table_has_one_program(zookeeper: Settings) -> None:
     with ExitStack() as stack:
-        programs = [stack.enter_context(shares(sharing(zookeeper))) for _ in range(3)]
+        programs = [stack.enter_context(joined(sharing(zookeeper))) for _ in range(3)]
         wait_for(lambda: all(len(found) == 1 for found in owners(programs)))
         before = [found[0] for found in owners(programs)]
         assert {before.count(i) > 5 for i in range(3)} == {True}
@@ -94,7 +90,7 @@ def soon() -> Iterator[None]:
 
 @pytest.mark.parametrize("fault", ["stopped", "silent"])
 def test_tables_stay_while_zookeeper_is_away(own_zookeeper: Settings, fault: str) -> None:
-    with shares(own_zookeeper) as one, shares(own_zookeeper) as other:
+    with joined(own_zookeeper) as one, joined(own_zookeeper) as other:
         wait_for(lambda: all(len(found) == 1 for found in owners([one, other])))
         before = owners([one, other])
         with away(own_zookeeper, fault):
@@ -104,13 +100,13 @@ def test_tables_stay_while_zookeeper_is_away(own_zookeeper: Settings, fault: str
                 with soon():
                     other.look()
             assert [[i for i, each in enumerate((one, other)) if each.has(table)] for table in TABLES] == before
-        with shares(own_zookeeper) as third:
+        with joined(own_zookeeper) as third:
             wait_for(lambda: {tuple(found) for found in owners([one, other, third])} == {(0,), (1,), (2,)})
 
 
 def test_a_program_ends_while_zookeeper_is_away(own_zookeeper: Settings) -> None:
     with ExitStack() as stack:
-        program = stack.enter_context(shares(own_zookeeper))
+        program = stack.enter_context(joined(own_zookeeper))
         program.look()
         with away(own_zookeeper, "stopped"):
             program.look()
@@ -120,7 +116,7 @@ def test_a_program_ends_while_zookeeper_is_away(own_zookeeper: Settings) -> None
 
 def test_no_program_is_known(own_zookeeper: Settings) -> None:
     """Its own node may be gone between the two requests of a look."""
-    with shares(own_zookeeper) as program:
+    with joined(own_zookeeper) as program:
         program._programs = []
         assert not program.has(TABLES[0])
         program.look()

@@ -13,7 +13,6 @@ from tests.support.messages import decoded
 from tests.support.published import publish, published, schema_of
 from tests.support.webhooks import receiving
 from writetime.core.config import Settings
-from writetime.follow import shares
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.program import Follower
 from writetime.lake.followed_tables import FollowedTable
@@ -92,10 +91,8 @@ def test_a_fenced_publisher_says_so(settings: Settings, monkeypatch: pytest.Monk
 def test_tables_move_to_another_program_and_back(
     alerted: tuple[Settings, list[dict[str, Any]]],
     zookeeper: Settings,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(shares, "_LOOK_SECONDS", 0.1)
     settings, posted = alerted
     share = settings.follow.model_copy(update={"share": True})
     settings = settings.model_copy(update={"follow": share, "zookeeper": zookeeper.zookeeper})

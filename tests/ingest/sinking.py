@@ -44,10 +44,11 @@ def produce(
     assert producer.flush(15) == 0
 
 
-def run_once(settings: Settings, *, commit: bool = True) -> list[dict[str, Any]]:
+def run_once(settings: Settings, *, commit: bool = True, fetch_messages: int = 500) -> list[dict[str, Any]]:
     """Do what one bounded run does; return the receipts in the order of their offsets."""
     ranges = drain.plan(settings)
-    receipts = [row for r in ranges for batch in drain.store_range(settings, r) for row in batch.to_pylist()]
+    batches = [batch for r in ranges for batch in drain.store_range(settings, r, fetch_messages)]
+    receipts = [row for batch in batches for row in batch.to_pylist()]
     if commit:
         drain.commit(settings, ranges)
     return sorted(receipts, key=lambda row: (row["partition"], row["offset"]))

@@ -128,8 +128,6 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
 ) -> None:
     values = [an_event(n, f'"{"x" * 1_000}"', user=f"u{n}").value() for n in range(100)]
     monkeypatch.setattr(event_pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
-    for module in (sink, drain):
-        monkeypatch.setattr(module, "_FETCH_MESSAGES", 2)
     most: list[int] = []
     take = event_pipeline.EventPipeline.take
 
@@ -140,10 +138,10 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
     monkeypatch.setattr(event_pipeline.EventPipeline, "take", counting)
     produce(settings, values)
     if program == "drain":
-        assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 100
+        assert [r["outcome"] for r in run_once(settings, fetch_messages=2)] == ["stored"] * 100
     else:
         stop = threading.Event()
-        thread = threading.Thread(target=sink.run, args=(settings, stop))
+        thread = threading.Thread(target=sink.run, args=(settings, stop, 2))
         thread.start()
         try:
             assert wait_until(lambda: len(rows(settings)) == 100, 90, 0.1)

@@ -41,9 +41,9 @@ def rows_of(number: int, count: int = 4) -> list[dict[str, Any]]:
     return [write(i, number % 3, number, v=f"{number}") for i in range(count)]
 
 
-def pack(table: LakeTable) -> int:
+def pack(table: LakeTable, **limit: int) -> int:
     """Pack as landing does."""
-    return packing.pack_batches(table, table.changes.load())
+    return packing.pack_batches(table, table.changes.load(), **limit)
 
 
 def test_what_was_packed_is_not_new(tmp_path: Path, is_long: bool) -> None:
@@ -66,9 +66,8 @@ def test_what_was_packed_is_not_new(tmp_path: Path, is_long: bool) -> None:
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_many_new_files_are_packed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
     """As where row events are no longer wanted."""
-    monkeypatch.setattr(packing, "_MOST_NEW", packing.FAN)
     table = new_table(tmp_path)
     for number in range(80):
         add(table, rows_of(number), number)
@@ -76,8 +75,8 @@ def test_many_new_files_are_packed_all_the_same(tmp_path: Path, monkeypatch: pyt
             state.fold(table)
             stream.extend(table, number)
         if number % 16 == 15:
-            pack(table)
-    assert len(table.changes.load().files) < packing._MOST_NEW + 2 * packing.FAN
+            pack(table, most_new=packing.FAN)
+    assert len(table.changes.load().files) < 3 * packing.FAN
     state.fold(table)
     stream.extend(table)
     assert replayed(table) == view_rows(views.virtual(table))
@@ -85,7 +84,6 @@ def test_many_new_files_are_packed_all_the_same(tmp_path: Path, monkeypatch: pyt
 
 def test_files_of_buckets_are_packed_while_a_view_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", 0)
-    monkeypatch.setattr(packing, "_MOST_NEW", packing.FAN)
     table = new_table(tmp_path, buckets=2)
     for number in range(60):
         add(table, rows_of(number), number)
@@ -93,8 +91,8 @@ def test_files_of_buckets_are_packed_while_a_view_is_held(tmp_path: Path, monkey
         if number == 0:
             refresh(settings_at(tmp_path), table)
         if number % 20 == 19:
-            packing.pack_folded(table)
-    assert len(table.changes.load().files) < 2 * (packing._MOST_NEW + 16)
+            packing.pack_folded(table, most_new=packing.FAN)
+    assert len(table.changes.load().files) < 2 * (packing.FAN + 16)
     assert len(view_rows(views.virtual(table))) == len({row[:2] for row in kept_rows(table)})
 
 
@@ -193,8 +191,6 @@ def test_two_pack_at_once(tmp_path: Path) -> None:
 
 def test_others_rewrite_other_files_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "FEW_ROWS", 10)
-    # New files are packed, too.
-    monkeypatch.setattr(packing, "_MOST_NEW", 0)
     table = new_table(tmp_path)
     for number in range(4):
         add(table, rows_of(number, 50), number)
@@ -207,7 +203,8 @@ def test_others_rewrite_other_files_meanwhile(tmp_path: Path, monkeypatch: pytes
 
     def packed_meanwhile(function: Any, tasks: Any) -> list[Any]:
         done = list(map(function, tasks))
-        assert pack(table) == 16
+        # Those that the state does not have are packed, too.
+        assert pack(table, most_new=0) == 16
         return done
 
     # Retention merges old files while landing packs new ones.
@@ -218,9 +215,9 @@ def test_others_rewrite_other_files_meanwhile(tmp_path: Path, monkeypatch: pytes
     for number in range(20, 36):
         add(table, rows_of(number), number)
     stale = table.changes.load()
-    pack(table)
+    pack(table, most_new=0)
     with pytest.raises(Conflict):
-        packing.pack_batches(table, stale)
+        packing.pack_batches(table, stale, most_new=0)
 
 
 @pytest.mark.parametrize("after", [False, True])

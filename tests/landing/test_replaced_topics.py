@@ -137,14 +137,13 @@ def test_ids_are_asked_for_by_threads(settings: Settings, monkeypatch: pytest.Mo
     """As many tables land at the same time."""
     names = [changes_topic(f"shop.t{n:02}") for n in range(40)]
     wanted = {name: number for number, name in enumerate(names, 1)}
-    monkeypatch.setattr("writetime.landing.landing._ID_SECONDS", 0.0)
     monkeypatch.setattr("writetime.landing.landing.topic_ids", lambda _, topics: {t: wanted[t] for t in topics})
     monkeypatch.setattr("writetime.landing.landing.captured_tables", lambda _: [])
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(50):
-            topics = Topics(settings)
+            topics = Topics(settings, id_seconds=0.0)
             with ThreadPoolExecutor(8) as threads:
                 assert list(threads.map(topics.id_of, names)) == list(map(wanted.get, names))
     finally:

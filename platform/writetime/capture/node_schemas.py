@@ -34,7 +34,8 @@ from writetime.storage.plan import Plan
 
 log = logging.getLogger(__name__)
 
-_LISTEN_AGAIN_SECONDS = 10.0
+# The time that a node has to accept a listener.
+_ANSWER_SECONDS = 10.0
 # The names that settings have in 4.0, and the units of their numbers (`config.Config` of 4.0 and 4.1).
 _BEFORE_4_1 = {
     "cdc_total_space": ("cdc_total_space_in_mb", "MiB"),
@@ -48,10 +49,11 @@ class Unreachable(Transient):
 
 class SchemaEvents:
     """Receives schema events from one of the nodes that `hosts` returns. Events are missed while there is no
-    connection, so users must also poll.
+    connection, so users must also poll. It tries to connect at most every `again_seconds`.
     """
 
-    def __init__(self, cluster: Cluster, hosts: Callable[[], Sequence[Host]]) -> None:
+    def __init__(self, cluster: Cluster, hosts: Callable[[], Sequence[Host]], again_seconds: float = 10.0) -> None:
+        self._again_seconds = again_seconds
         self._cluster = cluster
         self._hosts = hosts
         self._connection: Connection | None = None
@@ -76,7 +78,7 @@ class SchemaEvents:
         """Connect, unless that was tried recently. The driver's own connection does not pass on its events."""
         if time.monotonic() < self._next_try:
             return
-        self._next_try = time.monotonic() + _LISTEN_AGAIN_SECONDS
+        self._next_try = time.monotonic() + self._again_seconds
         hosts = sorted(self._hosts(), key=lambda host: not host.is_up)
         if not hosts:
             return
@@ -84,7 +86,7 @@ class SchemaEvents:
         try:
             connection = self._cluster.connection_factory(host.endpoint)
             try:
-                connection.register_watcher("SCHEMA_CHANGE", lambda _: self._event.set(), _LISTEN_AGAIN_SECONDS)
+                connection.register_watcher("SCHEMA_CHANGE", lambda _: self._event.set(), _ANSWER_SECONDS)
             except BaseException:
                 connection.close()
                 raise

@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 _PROGRAMS = "/follow/programs"
 _TIMEOUT_SECONDS = 15
-_LOOK_SECONDS = 1.0
 # The tables are not followed while a look waits for an answer.
 _ANSWER_SECONDS = 1.0
 
 
 class Shares:
-    """Which tables belong to this program."""
+    """Which tables belong to this program. It looks for other programs at most every `look_seconds`."""
 
-    def __init__(self, client: KazooClient | None) -> None:
+    def __init__(self, client: KazooClient | None, look_seconds: float) -> None:
         self._client = client
+        self._look_seconds = look_seconds
         self._name = uuid.uuid4().hex
         self._programs = [self._name]
         self._next_look = 0.0
@@ -52,7 +52,7 @@ class Shares:
             self._is_away = True
             return
         finally:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._next_look = time.monotonic() + self._look_seconds
         if self._is_away:
             log.info("ZooKeeper answers again")
         self._is_away = False
@@ -82,17 +82,17 @@ class Shares:
 
 
 @contextmanager
-def shares(settings: Settings) -> Iterator[Shares]:
+def shares(settings: Settings, look_seconds: float = 1.0) -> Iterator[Shares]:
     """Join the programs that share the tables, if `follow.share` says so, for a `with` block.
 
     Raises:
         NoZooKeeper: ZooKeeper does not answer.
     """
     if not settings.follow.share:
-        yield Shares(None)
+        yield Shares(None, look_seconds)
         return
     with connect(settings, _TIMEOUT_SECONDS) as client:
-        yield Shares(client)
+        yield Shares(client, look_seconds)
 
 
 def _hash(program: str, table: str) -> bytes:

@@ -45,7 +45,6 @@ RECEIPT_SCHEMA = pa.schema(
 _RECEIPTS_PER_BATCH = 10_000
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
-_FETCH_MESSAGES = 500
 # A bounded run must end: if the lowest message stays unfinished for this time, it fails with the last fault.
 STALL_SECONDS = 120.0
 
@@ -122,8 +121,9 @@ def count_messages(settings: Settings, ranges: list[OffsetRange]) -> int:
     return sum(1 for _ in messages_between(settings, settings.ingest.topic, starts, ends))
 
 
-def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """Store the events of one range and yield the receipts in batches.
+def store_range(settings: Settings, offsets: OffsetRange, fetch_messages: int = 500) -> Iterator[pa.RecordBatch]:
+    """Store the events of one range and yield the receipts in batches. At most `fetch_messages` are taken from the
+    client at once.
 
     Raises:
         WritetimeError: Kafka or the database fails, with the last fault.
@@ -144,7 +144,7 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
             while progress.floor < offsets.end:
                 if pipeline.fill < 1:
                     room = settings.ingest.max_buffered_events - pipeline.unfinished
-                    _read(topic, consumer, pipeline, offsets, room)
+                    _read(topic, consumer, pipeline, offsets, min(fetch_messages, room))
                 pipeline.step(_STEP_SECONDS)
                 watch.check(topic, pipeline, offsets)
                 if len(receipts) >= _RECEIPTS_PER_BATCH:
@@ -175,7 +175,7 @@ def _read(topic: str, consumer: Consumer, pipeline: EventPipeline, offsets: Offs
     progress = pipeline.progress[offsets.partition]
     if progress.next_offset >= offsets.end:
         return
-    for message in consumer.consume(min(_FETCH_MESSAGES, room), 0 if pipeline.unfinished else _IDLE_SECONDS):
+    for message in consumer.consume(room, 0 if pipeline.unfinished else _IDLE_SECONDS):
         error = message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             _, offset = place_of(message)

@@ -24,28 +24,28 @@ log = logging.getLogger(__name__)
 
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
-_FETCH_MESSAGES = 500
 MAX_REMEMBERED_OFFSETS = 200_000
 _FAULT_LOG_SECONDS = 30.0
 _WAIT_SECONDS = 1.0
 
 
-def run(settings: Settings, stop: threading.Event) -> Counter[str]:
+def run(settings: Settings, stop: threading.Event, fetch_messages: int = 500) -> Counter[str]:
     """Store events until `stop` is set, then drain, commit and leave the group; return the number of messages by
-    outcome.
+    outcome. At most `fetch_messages` are taken from the client at once.
 
     Raises:
         WritetimeError: no database, no such topic or table, or messages were lost: to retention before they were read,
             or by the broker.
     """
     with connect(settings) as session:
-        return _Service(settings, session).run(stop)
+        return _Service(settings, session, fetch_messages).run(stop)
 
 
 class _Service:
-    def __init__(self, settings: Settings, session: Session) -> None:
+    def __init__(self, settings: Settings, session: Session, fetch_messages: int) -> None:
         beginning_offsets(settings, settings.ingest.topic)  # A missing topic is an error now, not a silent wait.
         self._settings = settings
+        self._fetch_messages = fetch_messages
         self._outcomes: Counter[str] = Counter()
         self._metrics = SinkMetrics(settings)
         self._pipeline = EventPipeline(settings, session, self._count)
@@ -121,7 +121,7 @@ class _Service:
             assignment = self._consumer.assignment()
             (self._consumer.pause if self._paused else self._consumer.resume)(assignment)
         # While paused, a call serves rebalances, so it must be made.
-        room = 1 if self._paused else max(1, min(_FETCH_MESSAGES, limit - unfinished))
+        room = 1 if self._paused else max(1, min(self._fetch_messages, limit - unfinished))
         timeout = 0 if unfinished else _IDLE_SECONDS
         messages = self._consumer.consume(room, timeout)
         if self._failure is not None:

@@ -69,12 +69,13 @@ class _Pack:
         return write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=READ_SOON)
 
 
-def pack_batches(table: LakeTable, changes: TableVersion) -> int:
+def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_NEW) -> int:
     """Pack the files of all buckets, which are those of small batches; return how many were packed. It costs time in
     proportion to the batches, and runs between them.
 
     Files that the state, the row events or the view do not have yet stay as they are: these would read the packed file
-    as new, with all that they have already. Where such files are many, packing them costs less all the same.
+    as new, with all that they have already. Where such files are more than `most_new`, packing them costs less all the
+    same.
 
     Raises:
         Conflict: another process replaced one of these files.
@@ -82,14 +83,15 @@ def pack_batches(table: LakeTable, changes: TableVersion) -> int:
     files = changes.by_folder.get(ALL, [])
     used = used_changes(table)
     old = [] if used is None else _known(files, used)
-    if used is None or len(files) - len(old) > _MOST_NEW:
+    if used is None or len(files) - len(old) > most_new:
         return _pack(table, changes, {ALL: files}, changes.version, map)
     return _pack(table, changes, {ALL: old}, used.version, map)
 
 
-def pack_folded(table: LakeTable, run: Runner = map) -> int:
+def pack_folded(table: LakeTable, run: Runner = map, most_new: int = _MOST_NEW) -> int:
     """Pack the files of each bucket that the state, the row events and the view have, so that none of them reads these
-    again; return how many were packed. Where many wait for row events or view, those that the state has.
+    again; return how many were packed. Where more than `most_new` wait for row events or view, those that the state
+    has.
 
     Raises:
         Conflict: another process replaced one of these files.
@@ -97,7 +99,7 @@ def pack_folded(table: LakeTable, run: Runner = map) -> int:
     changes = table.changes.load()
     of_buckets = {bucket: files for bucket, files in changes.by_folder.items() if bucket != ALL}
     used = used_changes(table)
-    if used is None or any(len(f) - len(_known(f, used)) > _MOST_NEW for f in of_buckets.values()):
+    if used is None or any(len(f) - len(_known(f, used)) > most_new for f in of_buckets.values()):
         used = folded_changes(table)
     if used is None:
         return 0

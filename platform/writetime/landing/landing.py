@@ -71,8 +71,6 @@ WATERMARK_MICROS = 300_000_000
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
-# How often the id of a topic is asked for: no topic is deleted, created and filled again in less.
-_ID_SECONDS = 1.0
 # A topic whose id was needed within this time is asked for with the others.
 _USED_SECONDS = 10.0
 # Commits that are read to find one with the progress of landing; others come from backfills and properties.
@@ -101,10 +99,14 @@ def is_published(settings: Settings, table: str) -> bool:
 class Topics:
     """The topics of the schemas and the watermarks, read once for the landings of several tables."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, id_seconds: float = 1.0) -> None:
+        """The id of a topic is asked for again after `id_seconds`: no topic is deleted, created and filled in less than
+        a second.
+        """
         self.schemas = SchemaTopic(settings)
         self.watermarks = WatermarkTopic(settings)
         self._settings = settings
+        self._id_seconds = id_seconds
         # By topic: its id, when that was asked for, and when it was last needed.
         self._ids: dict[str, int] = {}
         self._asked: dict[str, float] = {}
@@ -113,8 +115,8 @@ class Topics:
         self._lock = threading.Lock()
 
     def id_of(self, topic: str) -> int:
-        """Return the id of a topic of changes, at most one second old, and 0 if there is none. One request asks for all
-        that may be needed next: a request per table would delay a round over many tables.
+        """Return the id of a topic of changes, at most `id_seconds` old, and 0 if there is none. One request asks for
+        all that may be needed next: a request per table would delay a round over many tables.
 
         Raises:
             WritetimeError: Kafka does not answer, or refuses to describe the topic.
@@ -122,7 +124,7 @@ class Topics:
         with self._lock:
             now = time.monotonic()
             self._used[topic] = now
-            if now - self._asked.get(topic, -_ID_SECONDS) >= _ID_SECONDS:
+            if now - self._asked.get(topic, -self._id_seconds) >= self._id_seconds:
                 self._ask_with(topic, now)
             found = self._ids.get(topic)
         if found is None:
