@@ -18,8 +18,7 @@ from writetime.follow.program import Follower
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
 from writetime.landing.following import Tables, ends_of
-from writetime.row_events import publish as publishing
-from writetime.row_events.publish import EventPublisher, Fenced
+from writetime.row_events.publish import EventPublisher, Fenced, PartLimits
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 
@@ -71,16 +70,16 @@ def test_two_publishers_in_turn(alerted: tuple[Settings, list[dict[str, Any]]]) 
 
 
 @pytest.mark.parametrize("count", [5, 30_000])
-def test_a_fenced_publisher_says_so(settings: Settings, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_a_fenced_publisher_says_so(settings: Settings, count: int) -> None:
     """Also if its client learns of that between two messages."""
-    monkeypatch.setattr(publishing, "_PART_EVENTS", 1000)
     (name,) = published(settings, "a")
     publish(settings, schema_of(settings, "a"), *range(10, 10 + count))
     assert [landed for _, landed in Tables(settings, [name]).land_once()] == [count + 3]
     table = open_table(settings, name)
     assert extend(table) == count + 3
-    publisher = EventPublisher(settings, name)
-    with EventPublisher(settings, name) as later:
+    limits = PartLimits(events=1000)
+    publisher = EventPublisher(settings, name, limits=limits)
+    with EventPublisher(settings, name, limits=limits) as later:
         for _ in range(2):
             with pytest.raises(Fenced, match="another publisher of the table has started since"):
                 publisher.publish(table)

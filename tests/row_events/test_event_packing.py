@@ -21,7 +21,7 @@ from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, stream
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.event_packing import pack_events
-from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published
+from writetime.row_events.publish import PUBLISHED, PartLimits, Reached, _parts, not_published
 from writetime.row_events.stream_files import batch_files, events_since, merged_to
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.row_events.trimming import merge_events
@@ -91,11 +91,9 @@ def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.M
 
     def after(start: Reached) -> list[tuple[Reached, dict[str, Any]]]:
         """The events after a position, each with the position that a publisher would reach."""
-        found = []
-        with patch("writetime.row_events.publish._PART_EVENTS", 1):
-            for reached, part in _parts(table.row_events.load(), table.row_events.storage, table.schema(), start):
-                found += [(reached, event) for event in part.to_pylist()]
-        return found
+        version, storage, one = table.row_events.load(), table.row_events.storage, PartLimits(events=1)
+        parts = _parts(version, storage, table.schema(), start, one)
+        return [(reached, event) for reached, part in parts for event in part.to_pylist()]
 
     assert {file.bucket == ALL for _, file in batch_files(table.row_events.load())} == {True, False}
     before = after(Reached(1, 0))

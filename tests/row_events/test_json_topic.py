@@ -21,6 +21,9 @@ from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic
 
+# Events are published in parts of so many.
+FIVE = publish.PartLimits(events=5)
+
 
 @pytest.fixture
 def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
@@ -44,11 +47,10 @@ def history(settings: Settings, name: str) -> LakeTable:
     return table
 
 
-def test_the_last_message_of_each_key_is_the_row(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+def test_the_last_message_of_each_key_is_the_row(settings: Settings) -> None:
     chosen = with_format(settings, format="debezium", json_schemas=False, tombstones=True)
     table = history(chosen, "compacted")
-    with publish.EventPublisher(chosen, table.name) as publisher:
+    with publish.EventPublisher(chosen, table.name, limits=FIVE) as publisher:
         count = publisher.publish(table, 1)
     # Another one continues where it ended.
     assert 0 < count < 15
@@ -98,15 +100,14 @@ def test_each_event_of_a_merged_base_has_its_own_batch(settings: Settings, forma
     assert set(wanted.values()) == {1, 2, 3}
 
 
-def test_each_event_of_a_base_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_of_a_base_once(settings: Settings) -> None:
     """Also if a publisher ends within it, and if there is nothing behind it."""
-    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
     chosen = with_format(settings, format="debezium", json_schemas=False)
     table = merged(chosen, "base_once")
-    with publish.EventPublisher(chosen, table.name, "all") as publisher:
+    with publish.EventPublisher(chosen, table.name, "all", FIVE) as publisher:
         count = publisher.publish(table, 1)
     assert 0 < count < 12
-    with publish.EventPublisher(chosen, table.name) as publisher:
+    with publish.EventPublisher(chosen, table.name, limits=FIVE) as publisher:
         assert publisher.publish(table) == 12 - count
         assert publisher.publish(table) == 0
     assert publish.publish(chosen, table) == 0

@@ -17,7 +17,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import publish, stream
-from writetime.row_events.publish import Reached, _parts
+from writetime.row_events.publish import PartLimits, Reached, _parts
 from writetime.schema.cql import parse_table
 from writetime.wire.topic_names import row_events_topic
 
@@ -87,9 +87,8 @@ def test_an_event_that_no_topic_takes(settings: Settings, monkeypatch: pytest.Mo
     assert publish.publish(settings, table) == 1
 
 
-def test_parts_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_bounded_in_bytes(tmp_path: Path) -> None:
     """Also where large rows follow many small ones."""
-    monkeypatch.setattr(publish, "_PART_BYTES", 100_000)
     schema = parse_table("CREATE TABLE shop.parts (id int, n int, v blob, PRIMARY KEY (id, n))")
     table = new_table(tmp_path, schema)
     sizes = [10] * 500 + [40_000] * 9 + [300_000]
@@ -97,14 +96,13 @@ def test_parts_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stream.extend(table)
     version = table.row_events.load()
     for start, left in ((Reached(0, 0), 510), (Reached(1, 507), 3)):
-        found = list(_parts(version, table.row_events.storage, schema, start))
+        found = list(_parts(version, table.row_events.storage, schema, start, PartLimits(size=100_000)))
         assert sum(part.num_rows for _, part in found) == left
         assert all(part.nbytes <= 100_000 or part.num_rows == 1 for _, part in found)
         assert found[-1][0] == Reached(1, 510)
 
 
 def test_reads_are_bounded_in_bytes_where_long_values_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_PART_BYTES", 200_000)
     table = new_table(tmp_path)
     add(table, [write(1, n, 1, v="x" * 10_000) for n in range(500)], 1)
     stream.extend(table)
@@ -116,7 +114,8 @@ def test_reads_are_bounded_in_bytes_where_long_values_repeat(tmp_path: Path, mon
         return by_batch(events)
 
     monkeypatch.setattr(publish, "_by_batch", noted)
-    found = list(_parts(table.row_events.load(), table.row_events.storage, SCHEMA, Reached(0, 0)))
+    version, limits = table.row_events.load(), PartLimits(size=200_000)
+    found = list(_parts(version, table.row_events.storage, SCHEMA, Reached(0, 0), limits))
     assert sum(part.num_rows for _, part in found) == 500
     assert max(read) < 250_000
     assert len(read) > 20

@@ -37,6 +37,8 @@ from writetime.wire.topic_names import row_events_topic
 
 # For each line that it reads, it publishes in a process of its own, which is killed at that call; it prints how that
 # ended.
+# Events are published in parts of so many.
+FIVE = publish.PartLimits(events=5)
 KILLED = """
 import os, sys
 import pyarrow
@@ -48,7 +50,7 @@ from writetime.storage.kernel.primitives import token
 pyarrow.set_cpu_count(1)
 # A first call of compiled code loads what all of it needs, which takes longer than a child.
 token(b"")
-publish.TRANSACTION_EVENTS, publish._PART_EVENTS = 20, 7
+publish.TRANSACTION_EVENTS = 20
 calls, last = 0, 0
 
 def count_and_die(function):
@@ -66,8 +68,9 @@ for line in sys.stdin:
     last = int(line)
     pid = os.fork()
     if not pid:
-        settings = config.load()
-        publish.publish(settings, open_table(settings, sys.argv[1]))
+        settings, limits = config.load(), publish.PartLimits(events=7)
+        with publish.EventPublisher(settings, sys.argv[1], limits=limits) as publisher:
+            publisher.publish(open_table(settings, sys.argv[1]))
         os._exit(0)
     print(os.waitpid(pid, 0)[1], flush=True)
 """
@@ -185,9 +188,8 @@ def test_each_event_once_although_the_publisher_is_killed(
 
 
 @pytest.fixture
-def in_parts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
-    """A table with one batch of 12 events, which are published in parts of 5."""
-    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+def in_parts(settings: Settings) -> LakeTable:
+    """A table with one batch of 12 events."""
     made = parse_table(f"CREATE TABLE {settings.cassandra.keyspace}.parts (id int, n int, v text, PRIMARY KEY (id, n))")
     table = create_table(settings, made)
     add(table, [write(i, 1, 1, v="a") for i in range(12)], 1, made)
@@ -197,7 +199,7 @@ def in_parts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
 
 def test_a_publisher_that_ends_within_a_batch_loses_no_event(settings: Settings, in_parts: LakeTable) -> None:
     table = in_parts
-    with publish.EventPublisher(settings, table.name) as publisher:
+    with publish.EventPublisher(settings, table.name, limits=FIVE) as publisher:
         count = publisher.publish(table, 1)
     assert 0 < count < 12
     assert publish.not_published(table) == 12
@@ -210,7 +212,7 @@ def test_a_publisher_that_goes_on_records_what_it_published(
 ) -> None:
     """At once when it has caught up, and else later, although nothing more comes."""
     table = in_parts
-    with publish.EventPublisher(settings, table.name) as publisher:
+    with publish.EventPublisher(settings, table.name, limits=FIVE) as publisher:
         while publisher.publish(table, 1) and publisher.has_more:
             pass
         assert publish.not_published(table) == 0
@@ -218,7 +220,7 @@ def test_a_publisher_that_goes_on_records_what_it_published(
         stream.extend(table)
         assert publisher.publish(table) == 1
         assert (publish.not_published(table), publisher.is_record_due) == (1, False)
-        monkeypatch.setattr(publish, "_RECORD_SECONDS", 0.0)
+        monkeypatch.setattr(publish, "RECORD_SECONDS", 0.0)
         assert publisher.is_record_due
         assert publisher.publish(table) == 0
         assert (publish.not_published(table), publisher.is_record_due) == (0, False)
@@ -245,7 +247,7 @@ def test_batches_that_a_new_topic_lacks_are_not_merged(settings: Settings, in_pa
         stream.extend(table)
     assert publish.publish(settings, table) == 36
     delete_topics(settings, [row_events_topic(table.name)])
-    with publish.EventPublisher(settings, table.name, "all") as publisher:
+    with publish.EventPublisher(settings, table.name, "all", FIVE) as publisher:
         count = publisher.publish(table, 13)
     assert 12 < count < 24
     assert publish.not_published(table) == 24

@@ -60,17 +60,26 @@ _ENVELOPE_BYTES = 1024
 # Approximate number of events, and of their bytes, per transaction: it ends at the end of a part.
 TRANSACTION_EVENTS = 50_000
 _TRANSACTION_BYTES = 128 << 20
-# The most events of a part, and the most bytes of several in Arrow.
-_PART_EVENTS = 10_000
-_PART_BYTES = 32 << 20
-# How often a publisher that goes on records its position in the lake, for the case that the broker forgets the group.
-_RECORD_SECONDS = 60.0
+RECORD_SECONDS = 60.0
+"""How often a publisher that goes on records its position in the lake, in case the broker forgets the group."""
+
 # The errors of a producer after another one with its transactional id has started.
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
 class Fenced(Conflict):
     """Another publisher of the table has started since. A new one continues from the last committed position."""
+
+
+@dataclass(frozen=True)
+class PartLimits:
+    """The most events that are sent together, and the most bytes of several in Arrow."""
+
+    events: int = 10_000
+    size: int = 32 << 20
+
+
+_LIMITS = PartLimits()
 
 
 @dataclass(frozen=True, order=True)
@@ -153,8 +162,15 @@ def not_published(table: LakeTable) -> int:
 class EventPublisher(Sender):
     """Publishes the events of one table, on each call; a transaction is open from the first event to the commit."""
 
-    def __init__(self, settings: Settings, table: str, for_new_topic: ForNewTopic | None = None) -> None:
-        """Take over from any other publisher of the table; `for_new_topic` is as for `publish`.
+    def __init__(
+        self,
+        settings: Settings,
+        table: str,
+        for_new_topic: ForNewTopic | None = None,
+        limits: PartLimits = _LIMITS,
+    ) -> None:
+        """Take over from any other publisher of the table; `for_new_topic` is as for `publish`, and `limits` are those
+        of the parts.
 
         Raises:
             WritetimeError: the broker refuses a request.
@@ -177,6 +193,7 @@ class EventPublisher(Sender):
         # Not known yet: the first event asks for it.
         self._max_bytes = 0
         self._for_new_topic = for_new_topic
+        self._limits = limits
         own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         consumer = Consumer(client_config(settings, **own))
         try:
@@ -209,7 +226,7 @@ class EventPublisher(Sender):
         """Return whether something was published that the lake should have on record by now: the next call records it,
         even if there is nothing else to publish.
         """
-        return self._table is not None and time.monotonic() > self._recorded + _RECORD_SECONDS
+        return self._table is not None and time.monotonic() > self._recorded + RECORD_SECONDS
 
     def publish(self, table: LakeTable, most: int | None = None) -> int:
         """Publish the events of the stream that are not in Kafka yet; return how many they were. With `most`, a call
@@ -241,7 +258,7 @@ class EventPublisher(Sender):
                 self._schema, self._header, self._json = schema, b"", None
             self._read_to, self._base = read_to(stream), merged_to(stream)
             start = self._start(table, stream)
-            self._rest = _parts(stream, table.row_events.storage, schema, start)
+            self._rest = _parts(stream, table.row_events.storage, schema, start, self._limits)
         assert self._rest is not None
         assert self._schema is not None
         count = 0
@@ -414,7 +431,7 @@ class EventPublisher(Sender):
 
 
 def _parts(
-    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached
+    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached, limits: PartLimits = _LIMITS
 ) -> Iterator[tuple[Reached, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it. The base counts as the
     batch 0: its events are not in the order of their batches.
@@ -428,7 +445,7 @@ def _parts(
         if number < start.sequence:
             continue
         with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
-            for own, part in _parts_of(opened, own_batches=bool(number)):
+            for own, part in _parts_of(opened, limits, own_batches=bool(number)):
                 before = done if own == sequence else 0
                 sequence, done = own, before + part.num_rows
                 if Reached(sequence, done) <= start:
@@ -438,25 +455,25 @@ def _parts(
                 yield Reached(sequence, done), table.combine_chunks().to_batches()[0]
 
 
-def _parts_of(file: pq.ParquetFile, *, own_batches: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _parts_of(file: pq.ParquetFile, limits: PartLimits, *, own_batches: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the events of a file in parts of one batch each, with its number; or of any batches, as those of 0."""
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     size = max(sum(group.total_byte_size for group in groups), 1)
-    rows = max(min(_PART_EVENTS, _PART_BYTES * file.metadata.num_rows // size), 1)
+    rows = max(min(limits.events, limits.size * file.metadata.num_rows // size), 1)
     for several in file.iter_batches(rows):
         for number, part in _by_batch(several) if own_batches else [(0, several)]:
-            for small in _bounded(part):
+            for small in _bounded(part, limits.size):
                 yield number, small
 
 
-def _bounded(events: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield events in parts of at most `_PART_BYTES`, or of one event."""
-    if events.nbytes <= _PART_BYTES or events.num_rows == 1:
+def _bounded(events: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """Yield events in parts of at most so many bytes, or of one event."""
+    if events.nbytes <= most or events.num_rows == 1:
         yield events
         return
     half = events.num_rows // 2
-    yield from _bounded(events.slice(0, half))
-    yield from _bounded(events.slice(half))
+    yield from _bounded(events.slice(0, half), most)
+    yield from _bounded(events.slice(half), most)
 
 
 def _has_batch(table: LakeTable, stream: TableVersion, published: Published) -> bool:
