@@ -72,13 +72,10 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
     assert sorted(letter.headers for letter in letters) == [[], [("redriven", b"1")], [("redriven", b"2")]]
 
 
-def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(deadletters._REDRIVE, "queue.buffering.max.kbytes", 50)
+def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(settings: Settings) -> None:
     produce(settings, [b"x" * 5_000] * 60)
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
-    assert deadletters.redrive(settings).count == 60
+    assert deadletters.redrive(settings, queued_kib=50).count == 60
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
 
 

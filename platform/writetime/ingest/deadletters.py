@@ -50,12 +50,8 @@ _PRODUCER = {
 }
 # A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout. A
 # message that is too large stops no other, as each is a batch of its own.
-_REDRIVE = {
-    **_PRODUCER,
-    "queue.buffering.max.messages": 500,
-    "queue.buffering.max.kbytes": 128 * 1024,
-    "batch.num.messages": 1,
-}
+_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500, "batch.num.messages": 1}
+_QUEUED_KIB = 128 * 1024
 
 
 class DeadLetters:
@@ -171,8 +167,9 @@ class Redriven:
     refused: int
 
 
-def redrive(settings: Settings) -> Redriven:
-    """Send every dead letter that was not redriven yet back to its source topic.
+def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
+    """Send every dead letter that was not redriven yet back to its source topic. At most `queued_kib` wait in the
+    client's queue.
 
     The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
     again becomes a dead letter again, also one that is too large for the topic, once all others were accepted. A crash
@@ -183,7 +180,7 @@ def redrive(settings: Settings) -> Redriven:
     """
     topic = settings.ingest.dead_letter_topic
     starts, ends = _not_redriven(settings)
-    redriving = _Redriving(settings)
+    redriving = _Redriving(settings, queued_kib)
     for letter in read(settings, starts, ends):
         redriving.send(letter)
     redriving.finish()
@@ -205,9 +202,10 @@ class _Redriving:
         refused: why the topic refuses some whenever they are sent, by partition and offset of the letter.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, queued_kib: int) -> None:
         self._topic, self._dead_letter_topic = settings.ingest.topic, settings.ingest.dead_letter_topic
-        self._producer = Producer(client_config(settings, **_REDRIVE))
+        own = {**_REDRIVE, "queue.buffering.max.kbytes": queued_kib}
+        self._producer = Producer(client_config(settings, **own))
         self._errors: list[str] = []
         self.count = 0
         self.refused: dict[tuple[int, int], str] = {}

@@ -222,14 +222,14 @@ def port_answers(port: int, address: str = "127.0.0.1") -> bool:
         return s.connect_ex((address, port)) == 0
 
 
-def free_port() -> int:
+def free_port(ports: range = _PORTS) -> int:
     """Return a port of the loopback interface that nothing uses now, and that no other process got here.
 
     A server takes it later, maybe again after a restart. So it is none of those that systems give to connections (from
     32,768 on in Linux), and stays reserved until this process ends.
     """
     while True:
-        port = _PORTS[(os.getpid() * _PER_PROCESS + next(_tried)) % len(_PORTS)]
+        port = ports[(os.getpid() * _PER_PROCESS + next(_tried)) % len(ports)]
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
             # The lock of a process on the byte of a port. It ends with the process.
