@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,20 +12,21 @@ import pytest
 
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
-from tests.support.made import add, new_table, write
-from writetime.lake import buckets, change_files, parquet, state, views
+from tests.support.made import add, batch, new_table, write
+from writetime.lake import buckets, change_files, state, views
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import groups_between, open_changes
-from writetime.lake.table import LakeTable
+from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import READ_SOON, sort, without_empty, write_file
 from writetime.row_events import stream
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.trimming import merge_events
 
 
-def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
-    """Add rows of 64 KiB that do not compress well."""
+def large(number: int, rows: int = 8) -> list[dict[str, Any]]:
+    """Rows of 64 KiB that do not compress well."""
     chooser = random.Random(number)
-    add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)
+    return [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)]
 
 
 @pytest.mark.parametrize(("most", "levels"), [(256 << 20, [ALL]), (3 << 20, [ALL, ALL]), (1 << 20, [0, 1, 2, 3])])
@@ -39,7 +42,7 @@ def test_each_step_takes_few_large_rows_by_as_few_tasks_as_hold_them(
     stream.extend(table)
     assert [file.bucket for file in table.state.load().files] == [ALL]
     for number in range(1, 9):
-        add_large(table, number)
+        add(table, large(number), number)
     assert {file.bucket for file in table.changes.load().files} == {ALL}
     read = counted_reads(monkeypatch)
     before = {file.path for file in table.row_events.load().files}
@@ -69,7 +72,7 @@ def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, mon
     monkeypatch.setattr(state, "_SMALL", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 5):
-        add_large(table, number)
+        add(table, large(number), number)
         stream.extend(table)
     table.row_events.append([], PUBLISHED, 4)
     before = replayed(table)
@@ -79,14 +82,11 @@ def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, mon
     assert replayed(table) == before
 
 
-def test_a_bucket_reads_its_own_row_groups_of_a_file_of_large_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "_ROW_GROUP_BYTES", 1 << 18)
-    table = new_table(tmp_path)
-    add_large(table, 1, 64)
-    [file] = table.changes.load().files
-    with open_changes(table.changes.storage, file.path) as opened:
+def test_a_bucket_reads_its_own_row_groups_of_a_file_of_large_rows(tmp_path: Path) -> None:
+    storage, layout = Storage(str(tmp_path)), replace(READ_SOON, row_group_bytes=1 << 18)
+    rows = without_empty(sort([pa.Table.from_batches([batch(large(1, 64))])]))
+    file = write_file(storage, rows, ALL, rows["token"], layout=layout)
+    with open_changes(storage, file.path) as opened:
         assert {opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)} == {3, 1}
         groups = [groups_between(opened, *token_range(bucket, 4)) for bucket in range(4)]
     assert sum(map(len, groups)) <= opened.num_row_groups + 3

@@ -28,8 +28,6 @@ of the view do not see it.
 _SAMPLE_ROWS = 1 << 10
 # Values are long if they have more bytes than this on average.
 _LONG_VALUE = 1 << 10
-# Of a row group, in memory. A reader decodes whole row groups, so those of large rows have fewer.
-_ROW_GROUP_BYTES = 16 << 20
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
 
@@ -48,10 +46,13 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are put into a file: the most per row group, which is the unit that a reader reads or skips."""
+    """How rows are put into a file: the most per row group, which is the unit that a reader reads or skips. A row group
+    of large rows has fewer of them, with some `row_group_bytes` in memory.
+    """
 
     row_group_rows: int
     codec: str
+    row_group_bytes: int = 16 << 20
 
 
 KEPT = Layout(1 << 16, "zstd")
@@ -92,7 +93,7 @@ def write_file(
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
-    group_rows = max(1, table.num_rows * _ROW_GROUP_BYTES // max(1, table.nbytes))
+    group_rows = max(1, table.num_rows * layout.row_group_bytes // max(1, table.nbytes))
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
