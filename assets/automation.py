@@ -50,7 +50,8 @@ _ROUNDS = {
     "audit": (
         ("verify", "queue_audit", "queues_check"),
         "30 3 * * *",
-        "Prove views against the database, and that queues have lost nothing. Reads all rows, items and batches.",
+        "Verify views against the database, and check that queues have lost nothing. Reads all rows, items and "
+        "batches.",
     ),
 }
 _NOT_BEGUN = [DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING]

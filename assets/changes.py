@@ -124,7 +124,8 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
                 "landing_goes_on",
                 asset=key,
                 description="Nothing stops the table's changes on their way into the lake: landing has not set the "
-                "table aside, and for `capture.stale_seconds` no message has waited and no source has stood still.",
+                "table aside, and for `capture.stale_seconds` no message has waited, and the watermark of each source "
+                "has advanced.",
             ),
         ],
     )

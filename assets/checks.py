@@ -52,7 +52,7 @@ def nothing_proven(reason: Exception) -> AssetCheckResult:
     return AssetCheckResult(
         passed=False,
         severity=AssetCheckSeverity.WARN,
-        description=f"nothing is proven: {reason}",
+        description=f"not verified: {reason}",
         metadata={"not_proven": str(reason)},
     )
 

@@ -31,15 +31,15 @@ class WritetimeComponent(Component, Resolvable, Model):
         Resolver(
             _file,
             model_field_type=str | None,
-            description="The settings file, relative to this file. Defaults to that of WRITETIME_CONFIG, or to "
-            "writetime.toml in the working folder.",
+            description="The settings file, relative to this file. Default: the file that WRITETIME_CONFIG names, or "
+            "else writetime.toml in the working folder.",
             examples=["writetime.toml"],
         ),
     ] = None
     tables: Annotated[
         list[str] | None,
         Resolver.default(
-            description="The tables to bring in, as keyspace.table. Defaults to all that the settings follow.",
+            description="The tables to include, as keyspace.table. Default: all tables in the settings.",
             examples=[["shop.orders"]],
         ),
     ] = None

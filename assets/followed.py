@@ -82,8 +82,8 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*keys),
-        description="Tables: records how far `writetime follow` is with each table, as observations of its assets, "
-        "and whether the rows of its view are as expected, as a check: every five minutes, and at once when that or a "
+        description="Tables: records the progress of `writetime follow` per table, as observations of the assets, and "
+        "checks whether the rows of the view are as expected: every five minutes, and at once when this result or a "
         "fault changes. It starts nothing.",
     )
     def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:

@@ -95,8 +95,8 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=USER_EVENTS_TOPIC,
-    description="No message waits for longer than half of the topic's retention. Kafka deletes it at the end of that. "
-    "No message was deleted before it was stored, and the topic has not lost its end.",
+    description="No message has waited for more than half of the topic's retention, after which Kafka deletes it. No "
+    "message was deleted before it was stored, and the topic has not lost its end.",
 )
 @by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:

@@ -166,8 +166,8 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         backfill_policy=BackfillPolicy.single_run(),
         pool=name_of(queue),
         metadata=arrow_columns(SCHEMA),
-        description="The items of a replay queue as rows, one partition per batch, read by Spark. A batch that is "
-        "already exists is replaced by itself, so a backfill is a replay.",
+        description="The items of a replay queue as rows, one partition per batch, read by Spark. A batch that "
+        "already exists is replaced, so a backfill is a replay.",
         check_specs=[
             AssetCheckSpec(
                 "rows_are_the_items",
@@ -229,7 +229,7 @@ def new_batches(queue: str) -> SensorDefinition:
         default_status=DefaultSensorStatus.STOPPED,
         description="Replay queues: adds a partition for each new batch, and copies missing batches to the lake: one "
         "run at a time, of at most `replay.batches_per_run` batches. Failed batches are requested again, after the "
-        "others and in shorter runs, so that a damaged batch holds no other up.",
+        "others and in shorter runs, so that a damaged batch does not delay the others.",
     )
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         """Compare the newest batch with the partitions, and these with the materialized ones."""
@@ -358,7 +358,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     """
     names = [name_of(queue) for queue in queues]
     if same := [queue for queue in queues if names.count(name_of(queue)) > 1]:
-        raise WritetimeError(f"replay.queues: Dagster cannot tell {' and '.join(same)} apart")
+        raise WritetimeError(f"replay.queues: Dagster cannot distinguish {' and '.join(same)}")
     if not queues:
         return Definitions()
     sources = [queue_in_database(queue, upstream.get(queue)) for queue in queues]
@@ -372,7 +372,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     check_job = define_asset_job(
         "queues_check",
         AssetSelection.checks(*checks),
-        description="Prove that the queues have all batches as they were published.",
+        description="Check that the queues have all batches as they were published.",
         executor_def=in_process_executor,
     )
     return Definitions(

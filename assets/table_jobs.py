@@ -135,21 +135,21 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
             "Copy snapshots into the lake, some token ranges per run; then run the job `views`.",
         ),
         "land": (landed, None, "Land captured changes from Kafka in the lake."),
-        "views": (refreshed, None, "Fold new changes into the tables' states, and renew their views."),
+        "views": (refreshed, None, "Fold new changes into the tables' states, and refresh their views."),
         "row_events": (
             events,
             None,
-            "Find the row events since the last run, store them in the lake, and publish them to Kafka.",
+            "Compute the row events since the last run, store them in the lake, and publish them to Kafka.",
         ),
         "catch_up": (
             [*landed, *refreshed, *events],
             None,
-            "Process new changes: land them, merge them, renew the views, publish row events.",
+            "Process new changes: land them, merge them, refresh the views, publish row events.",
         ),
         "verify": (
             [],
             on_whole_views,
-            "Prove the views against the database, and check expectations on all their rows.",
+            "Verify the views against the database, and check expectations on all their rows.",
         ),
     }
     # Otherwise each job would also prove the views that it renewed, and read whole tables each time.
@@ -179,8 +179,8 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
     @op(
         pool="maintain",
         description="Drops old tombstones, merges old history and row events, deletes files that no version needs, and "
-        "observes how many tombstones each state then has. It folds and renews nothing: the job `views` does, "
-        "with its checks.",
+        "observes how many tombstones each state then has. It does not fold changes or refresh views: the job `views` "
+        "does that, with its checks.",
     )
     @by_kind()
     def maintain_tables(
@@ -289,7 +289,7 @@ def captured_changes(
         reasons = ["no captured table has changes to land"]
         reasons += [str(fault) for fault in found.faults.values()]
         if late:
-            reasons.append(f"the lake was not read for {', '.join(wanted[name] for name in late)}: the time was over")
+            reasons.append(f"the lake was not read in time for {', '.join(wanted[name] for name in late)}")
         if paused:
             names = ", ".join(sorted(paused))
             reasons.append(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
@@ -308,8 +308,8 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         minimum_interval_seconds=60,
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*(key_of(table.name, "table") for table in tables)),
-        description="Tables: records each change of a table's schema as an observation of the table. Changes go "
-        "downstream by themselves; reload the code location to see the new columns.",
+        description="Tables: records each change of a table's schema as an observation of the table. Schema changes "
+        "reach the lake automatically; reload the code location to see the new columns.",
     )
     def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}

@@ -89,7 +89,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
             own = {pool_of(table.name, part): table.name for part in PARTS}
             if others := {identifiers[i] for i in own.keys() & identifiers.keys()}:
                 raise WritetimeError(
-                    f"Dagster cannot tell {table.name} and {min(others)} apart: they give one identifier"
+                    f"Dagster cannot distinguish {table.name} and {min(others)}: they have the same identifier"
                 )
             if loaded is None:
                 # Each run would otherwise import the library for it again.

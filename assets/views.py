@@ -77,7 +77,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 asset=key,
                 blocking=True,
                 description="The expectations of the table's entry, before the new rows are published. If one fails, "
-                "the view stays as it was. A refresh of what changed checks those about each row; "
+                "the view stays as it was. A refresh of the changed rows checks only those about single rows; "
                 "`all_rows_are_as_expected` checks all.",
             ),
             AssetCheckSpec(
@@ -156,7 +156,8 @@ def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
         asset=key_of(table.name, "view"),
         name="all_rows_are_as_expected",
         description="The expectations of the table's entry on all rows of the view. A refresh checks those about each "
-        "row before it publishes them; this includes those that only all rows show, such as their number.",
+        "row before it publishes them; this check also evaluates those about the whole view, such as its number of "
+        "rows.",
     )
     @by_kind()
     def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
@@ -174,9 +175,9 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         asset=key_of(table.name, "view"),
         name="rows_are_those_of_the_database",
         description="Compares the present rows of the lake and the database, by token range, and the view with the "
-        "rows of the lake as of its last refresh. A write that is only not captured yet is lag and passes, unless "
+        "rows of the lake as of its last refresh. A write that is not captured yet counts as lag and passes, unless "
         "capture or landing has stopped. If the database cannot be reached, or there is no view yet, the check warns "
-        "that nothing is proven.",
+        "that nothing was verified.",
     )
     @by_kind()
     def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
@@ -186,7 +187,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         except Transient as e:
             return nothing_proven(e)
         lagging = [d for d in report.differences if d.lagging]
-        view, lacks_view = report.view, "nothing is proven: the compacted view was not refreshed yet"
+        view, lacks_view = report.view, "not verified: the compacted view was not refreshed yet"
         return AssetCheckResult(
             passed=report.proven and view is not None,
             severity=AssetCheckSeverity.WARN if report.proven else AssetCheckSeverity.ERROR,

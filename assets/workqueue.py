@@ -63,7 +63,7 @@ _AGAIN_SECONDS = 3600.0
             EVENT_QUEUE,
             group_name="workqueue",
             kinds={"cassandra"},
-            description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
+            description="Work items of all queues, enqueued by `POST /queues/<queue>/items` or `writetime.workqueue`.",
         )
     ]
 )
@@ -92,7 +92,8 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
 
 @asset_check(
     asset=EVENT_QUEUE,
-    description="By CQL: each item is open, completed or dead with its letter; none is left in a closed bucket.",
+    description="Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has "
+    "unfinished items.",
 )
 @by_kind()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
@@ -211,8 +212,8 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 
 @asset_check(
     asset=COMPLETED,
-    description="By CQL: the lake has all completed items of each bucket that was read after it closed, and of other "
-    "buckets no more items than there are.",
+    description="Queried by CQL: the lake has all completed items of each bucket that was read after it closed, and "
+    "no extra items of other buckets.",
 )
 @by_kind()
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:

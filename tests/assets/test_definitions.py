@@ -284,7 +284,7 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ('[tables.shop."wr ong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop.wrong]\nexpect = [{ type = "expect_nothing" }]', "expect_nothing not found"),
         ('[tables.shop.wrong]\nowners = ["somebody"]', "somebody"),
-        ("[tables.shop.b__b]\n[tables.shop__b__b.b]", "Dagster cannot tell shop__b__b.b and shop.b__b apart"),
+        ("[tables.shop.b__b]\n[tables.shop__b__b.b]", "Dagster cannot distinguish shop__b__b.b and shop.b__b"),
     ],
 )
 def test_a_refused_table_reports_why_and_stops_no_other(

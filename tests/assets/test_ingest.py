@@ -249,7 +249,7 @@ def test_a_retention_that_cannot_be_read_proves_nothing(settings: Settings, monk
     check = ingest.lag_is_far_from_retention(kafka=KafkaResource())
     assert isinstance(check, AssetCheckResult)
     assert (check.passed, check.severity) == (False, AssetCheckSeverity.WARN)
-    assert f"nothing is proven: the retention of topic {settings.ingest.topic} cannot be read" in str(check.description)
+    assert f"not verified: the retention of topic {settings.ingest.topic} cannot be read" in str(check.description)
 
 
 def answer_of_the_sensor(instance: DagsterInstance) -> object:

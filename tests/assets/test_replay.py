@@ -301,5 +301,5 @@ def test_the_assets_of_the_queues() -> None:
     assert [s.name for s in made.schedule_defs] == ["queues_trim_schedule"]
     # The check reads all batches, so it is not for each five minutes.
     assert {node.name for node in made.get_job("queues_lag").nodes} == {"batches_a_b_lag", "batches_c_lag"}
-    with pytest.raises(WritetimeError, match=r"cannot tell a.b and a-b apart"):
+    with pytest.raises(WritetimeError, match=r"cannot distinguish a.b and a-b"):
         replay.definitions(["a.b", "c", "a-b"], {})

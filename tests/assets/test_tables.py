@@ -327,7 +327,7 @@ def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(s
     [failure] = result.get_step_failure_events()
     error = failure.step_failure_data.error
     assert error is not None
-    assert "bring the table shop.none in with `writetime backfill`" in error.message
+    assert "load the table shop.none with `writetime backfill`" in error.message
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 

@@ -365,7 +365,7 @@ class EndToEnd:
             assert progress["totals"]["segments_vanished"] == 0, progress["totals"]
         for path in self._home.glob("**/aside/*.reason.json"):
             # No agent can read the changes of such a table. The database has none of them either.
-            assert "it was dropped before this agent saw it" in path.read_text()
+            assert "the table was dropped before this agent read its schema" in path.read_text()
         rows = changes = 0
         for writer in self._writers:
             table = open_table(self._settings, f"{self._captured.keyspace}.{writer.table}")

@@ -264,7 +264,7 @@ def assert_reported_if_it_vanishes(captured: Captured, growing: Path) -> None:
     assert (len(report.growing), report.faults) == (1, {})
     (folder / growing.name).unlink()
     [reason] = publish_segments(captured.settings, [str(folder)], checkpoint).faults.values()
-    assert "vanished before all of it was read (up to offset " in reason
+    assert "vanished before it was read to its end (up to offset " in reason
 
 
 def test_a_folder_that_is_not_there_and_a_checkpoint_in_use_are_refused(captured: Captured, tmp_path: Path) -> None:

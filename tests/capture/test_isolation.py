@@ -217,7 +217,7 @@ def test_a_segment_that_cannot_be_released_stops_no_other(
             wait_for(lambda: released)
             written_at = time.time_ns() // 1000
             wait_for(lambda: until(captured, "marks") > written_at)
-    assert f"{stuck[0]} stays where it is: RuntimeError: nobody expects this" in caplog.text
+    assert f"{stuck[0]} stays in place: RuntimeError: nobody expects this" in caplog.text
     assert stuck[0] not in released
 
 
@@ -480,9 +480,9 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
             wait_for(lambda: status_of(captured)["errors"].get("disk"))
             # It is logged once, the segment stays, and the other table goes on.
             [(name, _)] = [
-                record.message.split(" stays where it is: OSError: [Errno 28]")
+                record.message.split(" stays in place: OSError: [Errno 28]")
                 for record in caplog.records
-                if " stays where it is" in record.message
+                if " stays in place" in record.message
             ]
             assert (captured.node.cdc_raw / name).exists()
             assert (captured.node.cdc_raw / name.replace(".log", "_cdc.idx")).exists()

@@ -105,7 +105,7 @@ def skip_two(name: str, end: int) -> None:
     places = [f"{changes_topic(name)}/0@{offset}" for offset in (end, end + 1)]
     answer = command("land", name)
     assert f"writetime land --skip {places[0]}" in answer.stderr
-    assert "is not the place of a message" in command("land", "--skip", "x/1@2").output
+    assert "is not a message: use" in command("land", "--skip", "x/1@2").output
     assert "has landed" in command("land", "--skip", f"{changes_topic(name)}/0@{end - 1}").output or not end
     assert "there is no message" in command("land", "--skip", f"{changes_topic(name)}/0@{end + 1000}").output
     answer = command("land", name, "--skip", places[0], "--skip", places[1])
@@ -148,7 +148,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     assert name not in reports(settings)
     assert [path.stem for path in (state / "schemas").glob("*.json")] == [other]
     assert list(json.loads((state / "snapshots.json").read_text())) == [other]
-    assert f"nothing is kept of {name}" in command("forget", name, "--yes").output
+    assert f"there is no data of {name}" in command("forget", name, "--yes").output
     # The other one is as it was, and the name may be used again.
     publish(settings, schema_of(settings, "b"), 4)
     publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)

@@ -172,7 +172,7 @@ def assert_a_vanished_segment_holds_the_watermark(landed: Captured, one: Agent) 
     held_from = mark(landed).until
     time.sleep(0.1)
     one.round(threading.Event())
-    assert "vanished before all of it was read" in str(one.held_by)
+    assert "vanished before it was read to its end" in str(one.held_by)
     assert mark(landed).until == held_from
     (reason,) = (landed.settings.capture.state_dir / "aside").glob("*.reason.json")
     reason.unlink()

@@ -51,7 +51,7 @@ def test_each_fault_is_a_line_with_its_remedy(file: Path, taken: int) -> None:
     assert "or set kafka.bootstrap_servers" in lines["kafka"]
     assert "or set zookeeper.hosts" in lines["zookeeper"]
     assert f"{taken} of kafka belongs to another program: stop it, or change kafka.bootstrap_servers" in lines["ports"]
-    assert "/dev/null is not a folder that can be written to" in lines["disk"]
+    assert "/dev/null is not a writable folder" in lines["disk"]
 
 
 def test_each_invalid_setting_is_a_line(file: Path) -> None:

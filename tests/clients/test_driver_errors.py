@@ -60,6 +60,6 @@ def test_names_without_addresses_are_an_outage(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     settings = config.load(cassandra=config.Cassandra(contact_points=["db1", "db2"], port=9042))
-    named = r"no database answers at db1:9042, db2:9042 \(their names have no addresses\); .*cassandra\.contact_points"
+    named = r"no database answers at db1:9042, db2:9042 \(their names cannot be resolved\); .*cassandra\.contact_points"
     with pytest.raises(DatabaseUnreachable, match=named), connect(settings):
         pass

@@ -45,7 +45,7 @@ def test_each_lasting_fault_is_alerted_once(
     for fault in faults:
         assert step.attempt(lambda fault=fault: raised(fault)) == (fault is None)
     assert [line for alert in sent for line in alert["lines"]] == ([str(faults[0])] if alerted is None else alerted)
-    assert {alert["title"] for alert in sent} <= {"k.t: view fails, and is tried again"}
+    assert {alert["title"] for alert in sent} <= {"k.t: view fails, and is retried"}
 
 
 def raised(fault: Exception | None) -> int:

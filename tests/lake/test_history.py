@@ -81,7 +81,7 @@ def test_trimmed_history(tmp_path: Path) -> None:
     assert sum(name.startswith(BASE) for name in names) == 2
     for instant in range(horizon, start + 26 * HOUR, HOUR):
         assert as_of(table, instant) == expected(writes, instant)
-    with pytest.raises(WritetimeError, match=r"shop.items as of .*: the changes kept show"):
+    with pytest.raises(WritetimeError, match=r"shop.items as of .*: the lake can show only"):
         as_of(table, horizon - 1)
     # Merged files are not folded in once more, but those that were not are.
     assert state.fold(table) == 3

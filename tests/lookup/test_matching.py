@@ -78,7 +78,7 @@ def test_dates_that_python_does_not_have() -> None:
     [
         ([{"it": 1}], "shop.items has no column 'it'; known are id, n, v"),
         ([{}], "a key names no column; known are id, n, v"),
-        ([{"id": 1}, {"id": 1, "n": []}], "all keys must name the same columns, as the first: id"),
+        ([{"id": 1}, {"id": 1, "n": []}], "all keys must have the same columns as the first key: id"),
         ([{"id": "x"}], "the column id is int, and one of its values is none: "),
         ([{"id": 1 << 40}], "the column id is int, and one of its values is none: "),
         ([{"n": 5}], "the column n is frozen<list<int>>, and one of its values is none: "),

@@ -172,7 +172,7 @@ def test_tokens_that_name_no_range(table: LakeTable, whole: pa.Table, where: str
 
 
 def test_tokens_of_a_past_time_are_refused(table: LakeTable) -> None:
-    with pytest.raises(WritetimeError, match=r"token\(\) is known of the present rows only: leave out --as-of"):
+    with pytest.raises(WritetimeError, match=r"token\(\) works for the present rows only: omit --as-of"):
         list(rows_where(table, "token(p) > 0", 1 << 50, Counter()))
 
 

@@ -105,7 +105,7 @@ def test_a_snapshot_that_is_copied_in_part(tmp_path: Path, named: str, gone: str
     if gone == "Data.db":
         (snapshot / names[-1]).unlink()
     for places in ([tmp_path], [snapshot]):
-        with pytest.raises(Transient, match=rf"{data_names[-1]} is not there wholly, .* run this again later"):
+        with pytest.raises(Transient, match=rf"{data_names[-1]} is missing or incomplete, .* run this again later"):
             found(*places)
     whole = next(snapshot.glob(f"{LOCATION.version}-{LOCATION.id}-*{gone}"))
     shutil.copy2(whole, snapshot / whole.name.replace(LOCATION.id, "other"))

@@ -155,7 +155,8 @@ def test_commands(
         return CliRunner(catch_exceptions=False).invoke(main, ["replay", *arguments]).output
 
     assert run("trim", queue) == (
-        "deleted 1 batches; those up to 1 are gone; those up to 3 are old enough: processor a has not done them all\n"
+        "deleted 1 batches; those up to 1 are gone; those up to 3 are old enough, but processor a has not processed "
+        "all of them\n"
     )
     assert run("check", queue) == "2 batches, 2 items, 0 faults; those up to 1 are gone\n"
     assert [json.loads(line)["n"] for line in run("read", queue).splitlines()] == [2, 3]

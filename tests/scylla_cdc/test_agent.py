@@ -238,7 +238,7 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
     insert(cdc, late, 100)
     delete(cdc, late, 1)
     with agent(with_snapshot(old)):
-        wait_for(lambda: "writes in between are in neither" in caplog.text)
+        wait_for(lambda: "neither has the writes in between" in caplog.text)
         wait_until(settings, late, now())
     assert sources(settings)[source_of(late)].tables[name].until == 0
     new = take_snapshot(cdc.settings, name, "new")

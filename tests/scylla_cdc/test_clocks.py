@@ -47,7 +47,7 @@ def test_the_agent_reports_windows_that_were_read_too_early(cdc: CdcDatabase, la
     early = Offset(until, late.sets[0].time // 1000 * 1000, late.sets[0].time, str(late.schema.id))
     (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: early.json()}))
     with agent(settings):
-        wait_for(lambda: "which is not over" in fault(settings, name))
+        wait_for(lambda: "which is in the future" in fault(settings, name))
         assert reached(settings)[name] == until
         while now() < until:
             insert(cdc, late, 1)

@@ -100,7 +100,7 @@ def test_a_snapshot_from_before_the_log_was_created_is_refused(
     with open_source(settings, late.schema.full_name) as source:
         assert before <= source.created <= now()
     with agent(naming(settings, late, folders)):
-        wait_for(lambda: "writes in between are in neither" in caplog.text)
+        wait_for(lambda: "neither has the writes in between" in caplog.text)
         wait_until(settings, late, now())
     assert mark(settings, late).until == 0
 

@@ -71,7 +71,7 @@ def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:
     source = source_of(now() - HOUR, now() - HOUR)
     start = first_offset(source, now() + HOUR, None)
     assert next_offset(source, start, source.settled(), None) == start
-    with pytest.raises(LogError, match="which is not over"):
+    with pytest.raises(LogError, match="which is in the future"):
         next_offset(source, replace(start, until=start.until + SECOND), source.settled(), None)
 
 

@@ -135,7 +135,7 @@ def test_parts_that_spark_leaves_out(
     _, (location,) = written.handmade("many")
     here = copy(location, tmp_path / "many")
     break_chunk(here, 2)
-    with pytest.raises(Exception, match="chunk 2 does not have its CRC32"):
+    with pytest.raises(Exception, match="chunk 2 does not match its CRC32"):
         spark.read.format("sstable").load(here.folder).count()
     options = {"on_corrupt": "skip-partition", "split_bytes": "5000"}
     found = spark.read.format("sstable").options(**options).load(here.folder).count()
@@ -144,7 +144,7 @@ def test_parts_that_spark_leaves_out(
     assert found == sum(batch.num_rows for piece in reader.partitions() for batch in reader.read(piece))
     assert MANY // 2 < found < MANY
     assert "left out" in caplog.text
-    assert "chunk 2 does not have its CRC32" in caplog.text
+    assert "chunk 2 does not match its CRC32" in caplog.text
 
 
 def test_a_file_system_of_fsspec_in_spark(spark: SparkSession, written: Written) -> None:

@@ -86,7 +86,7 @@ def test_a_file_that_changes_after_it_was_compared(large: Location, tmp_path: Pa
     with path.open("r+b") as file:
         file.seek(-100, 2)
         file.write(b"changed")
-    with pytest.raises(CorruptFile, match=r"Data\.db.*does not have its CRC32"):
+    with pytest.raises(CorruptFile, match=r"Data\.db.*does not match its CRC32"):
         list(batches)
 
 

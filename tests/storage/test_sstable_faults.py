@@ -88,7 +88,7 @@ def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_p
     for chunk in broken:
         break_chunk(here, chunk)
     sstable = SSTable(here, schema)
-    with pytest.raises(CorruptFile, match=f"chunk {broken[0]} does not have its CRC32"):
+    with pytest.raises(CorruptFile, match=f"chunk {broken[0]} does not match its CRC32"):
         list(sstable.scan())
     report = Report()
     found = as_rows(sstable.scan(on_corrupt="skip-partition", report=report))

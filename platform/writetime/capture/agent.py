@@ -418,7 +418,7 @@ class Agent:
             before, reason = self._stuck.get(segment.id, ("", 0.0))[0], reason_of(e)
             if reason != before:
                 unknown = not isinstance(e, (WritetimeError, OSError))
-                log.error("%s stays where it is: %s; trying again", segment.name, reason, exc_info=unknown)
+                log.error("%s stays in place: %s; retrying", segment.name, reason, exc_info=unknown)
             self._stuck[segment.id] = reason, time.monotonic()
             return False
         self._stuck.pop(segment.id, None)
@@ -453,8 +453,8 @@ class Agent:
             progress = self._progress.segments[segment_id]
             if not progress.finished:
                 reason = (
-                    f"vanished before all of it was read (up to offset {progress.position}): its changes from there on "
-                    "are missing; put it back, or bring a snapshot of the tables into the lake with `writetime "
+                    f"vanished before it was read to its end (up to offset {progress.position}): its later changes "
+                    f"are missing; put it back, or bring a snapshot of the tables into the lake with `writetime "
                     "backfill`"
                 )
                 log.error("%s %s", progress.name, reason)

@@ -43,7 +43,7 @@ class Lag:
 _LAG = {
     "lag_bytes": "Synced bytes that are not published, and the bytes of segments set aside.",
     "lag_segments": "Segments that are not completely published, including those set aside.",
-    "lag_seconds": "How long the agent has been behind, or changes that hold a table have been missing; else 0.",
+    "lag_seconds": "How long the agent has been behind, or changes that hold a table have been missing; otherwise 0.",
     "oldest_segment_seconds": "Seconds since the last write to the oldest unpublished segment; 0 without one.",
     "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
     "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
@@ -99,7 +99,7 @@ class AgentMetrics:
         )
         self._findings = Counter(
             "writetime_capture_log_findings",
-            "ScyllaDB tables: findings in the CDC log beside changes, by kind.",
+            "ScyllaDB tables: other findings in the CDC log, by kind.",
             ["table", "kind"],
             registry=registry,
         )

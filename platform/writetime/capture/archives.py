@@ -363,8 +363,8 @@ class Archive:
             unread = not found.progress.finished and found.progress.reason is None
             if unread and key not in there and posixpath.dirname(key) in listed:
                 reason = (
-                    f"{_shown(key)} vanished before all of it was read (up to offset {found.progress.position}): put "
-                    "it back, or bring a snapshot of the tables into the lake with `writetime backfill`"
+                    f"{_shown(key)} vanished before it was read to its end (up to offset {found.progress.position}): "
+                    "put it back, or bring a snapshot of the tables into the lake with `writetime backfill`"
                 )
                 log.error("%s", reason)
                 # Put back, it is read again.

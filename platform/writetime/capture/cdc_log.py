@@ -380,7 +380,7 @@ class LogAgent:
             if time.monotonic() >= self._next_warning:
                 self._next_warning = time.monotonic() + _WARNING_SECONDS
                 remedy = "; the role needs SELECT on it" if isinstance(e, Unauthorized) else ""
-                log.error("%s cannot be read, so watermarks stay: %s%s", where, driver_reason(e), remedy)
+                log.error("%s cannot be read, so watermarks do not advance: %s%s", where, driver_reason(e), remedy)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Announce how far each table is; return whether the broker has it, False only if it stops."""

@@ -231,8 +231,8 @@ class ChangePublisher:
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
             if not pc.all(fitting).as_py():
                 refused = (
-                    f"{schema.full_name}: a change of {largest} bytes is more than the {topic.max_bytes} bytes of a "
-                    f"message that the topic {topic.name} takes (max.message.bytes)"
+                    f"{schema.full_name}: a change has {largest} bytes, and the topic {topic.name} allows "
+                    f"{topic.max_bytes} per message (max.message.bytes)"
                 )
                 changes, messages = changes.filter(fitting), messages.filter(fitting)
         return topic, messages, Sent(changes, refused)

@@ -89,7 +89,7 @@ class Decoder:
                     log.error("not all of %s can be published: %s", segment.name, reason_of(e))
                     progress = replace(progress.without(reason_of(e), None), broken=True)
                 else:
-                    log.warning("%s; reading on with the current schemas", reason_of(e))
+                    log.warning("%s; continuing with the current schemas", reason_of(e))
             # Not while the error is handled, which keeps the old reader.
             if not is_final:
                 self.refresh(always=True)

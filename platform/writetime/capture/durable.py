@@ -27,7 +27,7 @@ def lock_segments(folder: Path) -> int:
     Raises:
         WritetimeError: another agent has it, with any state folder.
     """
-    reason = f"another agent publishes the segments in {folder}, and would delete them under this one: stop it first"
+    reason = f"another agent publishes and deletes the segments in {folder}: stop it first"
     return _lock(os.open(folder, os.O_RDONLY), reason)
 
 
@@ -77,7 +77,7 @@ def copy_file(source: Path, target: Path) -> None:
         copy.flush()
         os.fsync(copy.fileno())
     if partial.stat().st_size != source.stat().st_size:
-        raise WritetimeError(f"{partial} is not as large as {source}, which it is a copy of")
+        raise WritetimeError(f"{partial} is a copy of {source}, but has another size")
     partial.replace(target)
     sync_folder(target.parent)
 

@@ -237,7 +237,7 @@ class Tables:
             return None
         table = self.by_id.get(table_id)
         if table is None:
-            return f"the schema of table {table_id} is not known: it was dropped before this agent saw it"
+            return f"the schema of table {table_id} is unknown: the table was dropped before this agent read its schema"
         if not any(t.captured and t.keyspace == table.keyspace for t in self.by_id.values()):
             return None
         return f"table {table.keyspace}.{table.name} cannot be read: {table.fault}"

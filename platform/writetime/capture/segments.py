@@ -245,7 +245,7 @@ def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
             copy.write(block)
     filesystem.move(f"{target}.part", target)
     if filesystem.get_file_info(target).size != file.stat().st_size:
-        raise WritetimeError(f"{target} is not as large as {file}, which it is a copy of")
+        raise WritetimeError(f"{target} is a copy of {file}, but has another size")
 
 
 def space_of(text: str) -> int:

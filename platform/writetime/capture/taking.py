@@ -96,17 +96,17 @@ class NamedTaker:
                 raise WritetimeError(f"{shown} is a snapshot of {files.schema.full_name}, not of {table}")
             if files.schema.id not in (None, table_id):
                 raise WritetimeError(
-                    f"{shown} is a snapshot of an earlier table {table}, with the id {files.schema.id}; the one in the "
-                    f"database has the id {table_id}: take a snapshot of it (nodetool snapshot, on each node), and "
+                    f"{shown} is a snapshot of an earlier table {table}, with the id {files.schema.id}; the table in "
+                    f"the database has the id {table_id}: take a snapshot of it (nodetool snapshot, on each node), and "
                     "name its folders in capture.snapshot_folders"
                 )
             begun_at = self._begun_at or files.taken_at
             if begun_at < self._since(table):
                 raise WritetimeError(
                     f"{shown} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
-                    f"{table} has all writes from {instant_text(self._since(table))} on: writes in between are in "
-                    "neither; take another snapshot (nodetool snapshot, on each node), or pass as --snapshot-at when "
-                    "this one was begun if that was later"
+                    f"{table} has all writes from {instant_text(self._since(table))} on: neither has the writes in "
+                    f"between; take another snapshot (nodetool snapshot, on each node), or, if this one was begun "
+                    f"later, pass that time as --snapshot-at"
                 )
         times = [self._begun_at or files.taken_at for files in found]
         return Taken(folders, max(times), min(times))

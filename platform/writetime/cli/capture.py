@@ -46,16 +46,16 @@ def agent(*, snapshot_at: str | None) -> None:
 @click.option(
     "--accept-gap",
     is_flag=True,
-    help="Continue at the start of the topic, although earlier messages are lost, or with another topic of the name. "
-    "First bring in a snapshot that is taken now.",
+    help="Continue at the start of the topic, although earlier messages are lost or the topic was replaced. Load a "
+    "new snapshot first.",
 )
 @click.option(
     "--skip",
     "places",
     multiple=True,
     metavar="TOPIC/PARTITION@OFFSET",
-    help="First copy a message that cannot be landed to TOPIC.dead, and continue after it. May be repeated. "
-    "The table's watermark stops until there is a newer snapshot.",
+    help="Copy a message that cannot be landed to TOPIC.dead, and continue after it. May be repeated. The table's "
+    "watermark stops until a newer snapshot is loaded.",
 )
 def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) -> None:
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
@@ -67,7 +67,7 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
         size = skip(settings, place)
         click.echo(
             f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing continues after it. The "
-            f"watermark of {place.table} stops until a snapshot that is taken from now on is in the lake"
+            f"watermark of {place.table} stops until a new snapshot is in the lake"
         )
     failed = []
     for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
@@ -91,7 +91,7 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
     help="The folder of the checkpoint; default: `segments` in capture.state_dir.",
 )
 def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
-    """Publish the changes in folders of commit log segments, by Spark's tasks. A folder holds segments of one node; a
+    """Publish the changes in folders of commit log segments, in Spark tasks. A folder holds segments of one node; a
     PATH may be a URL. Nothing is deleted. The exit status is 1 if changes of a segment are missing.
     """
     # Only this command needs Spark.
@@ -125,24 +125,24 @@ def retire(*, source: str) -> None:
     """Record that a node or a CDC log is no longer a source. The lake then no longer waits for its changes. Stop its
     agent first."""
     retire_source(config.load(), source)
-    click.echo(f"{source} is retired: each table of the lake applies this when its changes land next")
+    click.echo(f"{source} is retired: each table applies this when its next changes land")
 
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(*, table: str, yes: bool) -> None:
-    """Delete all that the platform keeps of a table. This is for a table that was dropped: its topics, its schemas, its
-    folder in the lake, and the progress of this machine's agent. The database is not touched."""
+    """Delete all data that the platform has about a table. This is for a table that was dropped: its topics, its
+    schemas, its folder in the lake, and the progress of this machine's agent. The database is not touched."""
     traces = find_traces(config.load(), table)
     if not traces:
-        click.echo(f"nothing is kept of {table}")
+        click.echo(f"there is no data of {table}")
         return
-    click.echo(f"Of {table} there is:")
+    click.echo(f"Data of {table}:")
     for trace in traces:
         click.echo(f"  {trace.text}")
     if not yes:
-        click.confirm("Delete all of it? It cannot be undone", abort=True)
+        click.confirm("Delete all of this? It cannot be undone", abort=True)
     for trace in traces:
         trace.delete()
         click.echo(f"deleted: {trace.text}")

@@ -133,7 +133,7 @@ def _ports(settings: Settings) -> Iterator[str]:
                     f"{port} of {server.name} belongs to another program: stop it, or change {setting}; if it is your "
                     f"own {server.name}, leave {server.name} out of embedded.servers"
                 )
-    yield "no embedded server lacks its port"
+    yield "all embedded servers can use their ports"
 
 
 def _disk(settings: Settings) -> Iterator[str]:
@@ -147,10 +147,10 @@ def _disk(settings: Settings) -> Iterator[str]:
     for setting, folder in folders.items():
         there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            yield Fault(f"{there} is not a folder that can be written to: correct its permissions, or set {setting}")
+            yield Fault(f"{there} is not a writable folder: correct its permissions, or set {setting}")
         elif (free := shutil.disk_usage(there).free) < _LEAST_FREE_BYTES:
             yield Fault(f"{there} has {free / (1 << 20):,.0f} MiB free: free some, or set {setting} to another disk")
-    yield f"folders can be written to; the lake is at {lake.address}"
+    yield f"all folders are writable; the lake is at {lake.address}"
 
 
 _CHECKS: dict[str, Callable[[Settings], Iterator[str]]] = {

@@ -21,7 +21,7 @@ from writetime.view.upkeep import maintain as maintain_table
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--tag", help="The snapshot's name; default: the present time.")
+@click.option("--tag", help="The snapshot's name; default: the current time.")
 def snapshot(*, table: str, tag: str | None) -> None:
     """Take a snapshot of a table on this machine's Cassandra node. The folders of the snapshot are printed, for
     `backfill`."""

@@ -38,13 +38,13 @@ COMMANDS = {
     "dead-letters": Listed("ingest:dead_letters", "List the messages that could not be stored, or send them again."),
     "down": Listed("servers:down", "Stop the embedded servers; their data stays."),
     "follow": Listed("follow:follow", "Land changes, publish row events and refresh views until SIGTERM or Ctrl-C."),
-    "forget": Listed("capture:forget", "Delete all that the platform keeps of a table."),
+    "forget": Listed("capture:forget", "Delete all data that the platform has about a table."),
     "init": Listed("servers:init", "Create the keyspace, tables and topics that do not exist; safe to repeat."),
     "land": Listed("capture:land", "Bring captured changes from Kafka into the lake."),
     "maintain": Listed("lake:maintain", "Fold, compact and clean up a table of the lake."),
     "publish": Listed("row_events:publish", "Publish the row events of a table to Kafka."),
     "publish-segments": Listed(
-        "capture:publish_segments", "Publish the changes in folders of commit log segments, by Spark's tasks."
+        "capture:publish_segments", "Publish the changes in folders of commit log segments, in Spark tasks."
     ),
     "queue": Listed("workqueue:queue_group", "Inspect work queues, enqueue items, and redrive dead letters."),
     "rebuild": Listed("row_events:rebuild", "Rebuild state, compacted view or row events from stored data."),

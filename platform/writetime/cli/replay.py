@@ -111,7 +111,7 @@ def check_command(queue: str) -> None:
 def trim_command(queue: str) -> None:
     """Delete batches that all processors have done and that are older than the queue's `replay.keep_days`."""
     found = trim(config.load(), queue)
-    waits = f"; those up to {found.due} are old enough: processor {found.waits_for} has not done them all"
+    waits = f"; those up to {found.due} are old enough, but processor {found.waits_for} has not processed all of them"
     gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"
     click.echo(gone + (waits if found.waits_for else ""))
 

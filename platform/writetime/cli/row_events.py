@@ -56,12 +56,12 @@ def row_events(*, table: str, first: int, form: str) -> None:
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--lake-only", is_flag=True, help="Keep the events in the lake, and send none to Kafka.")
+@click.option("--lake-only", is_flag=True, help="Store the events in the lake only, and send none to Kafka.")
 @click.option(
     "--new-topic",
     type=click.Choice(["all", "later"]),
-    help="What a topic gets that is not the one that was published to before, because it was lost: all events that the "
-    "lake has, or those that are not published yet.",
+    help="The events to publish to a new topic, after the old one was lost: all events in the lake, or only those "
+    "that are not published yet.",
 )
 def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> None:
     """Publish the row events of a table to Kafka. It finds those since the last batch, and keeps them in the lake

@@ -40,7 +40,7 @@ def down() -> None:
 @click.option(
     "--agents", is_flag=True, help="Show the progress of the agents of all nodes, as they report it to Kafka."
 )
-@click.option("--all", "everything", is_flag=True, help="Show all tables, not only those that matter most.")
+@click.option("--all", "everything", is_flag=True, help="Show all tables, not only the most important ones.")
 def status(*, agents: bool, everything: bool) -> None:
     """Show the status of servers, agent, landing, dead letters and workers. The exit status is 1 unless all embedded
     servers run and answer."""

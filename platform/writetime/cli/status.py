@@ -28,7 +28,7 @@ def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[st
         yield f"agent      {_ago(found['at'])}      progress in {settings.capture.state_dir}"
         yield from _parts(found, everything=everything)
     if not answers(settings):
-        yield "landing    not known, as Kafka does not answer"
+        yield "landing    unknown, because Kafka does not answer"
         return
     if WATERMARKS_TOPIC not in topic_names(settings):
         return

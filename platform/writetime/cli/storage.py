@@ -113,7 +113,7 @@ def commitlog(
         click.echo(f"left out: {skipped}", err=True)
     for table, count in report.unknown_tables.items():
         hiding = report.hiding[table]
-        lost = f"; {hiding} of them write to requested tables behind it, and these changes are lost" if hiding else ""
+        lost = f"; {hiding} of them write to requested tables after that, and these changes are lost" if hiding else ""
         click.echo(
             f"{count} mutations were not read from the write to table {table} on: its schema is not known{lost}",
             err=True,
@@ -160,7 +160,7 @@ def write_changes(
                 sys.stdout.buffer.write(json_line(several | change, nulls=False) + b"\n")
         return
     if len(schemas) != 1:
-        raise WritetimeError("a file holds the changes of one table: name it with --table")
+        raise WritetimeError("an output file holds the changes of one table: name the table with --table")
     full = change_schema(schemas[0])
     arrow = full if fields is None else pa.schema([full.field(f) for f in fields])
     if output.suffix == ".parquet":

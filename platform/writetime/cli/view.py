@@ -30,7 +30,7 @@ from writetime.schema.table import TableSchema
 @click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
 @click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
-@click.option("--wait", default=0.0, metavar="SECONDS", help="Wait for so long at most until the lake has the table.")
+@click.option("--wait", default=0.0, metavar="SECONDS", help="Maximum time to wait until the lake has the table.")
 def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: float) -> None:
     """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
     time (--as-of).
@@ -64,7 +64,7 @@ def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter
     """
     if instant is not None:
         if _uses_token(where, table.schema()):
-            raise WritetimeError(f"--where {where!r}: token() is known of the present rows only: leave out --as-of")
+            raise WritetimeError(f"--where {where!r}: token() works for the present rows only: omit --as-of")
         yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
         return
     reader = Reader(table)

@@ -110,7 +110,7 @@ def connect(settings: Settings) -> Iterator[Session]:
             session = cluster.connect()
         except (NoHostAvailable, UnresolvableContactPoints) as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
-            reason = "their names have no addresses" if isinstance(e, UnresolvableContactPoints) else driver_reason(e)
+            reason = "their names cannot be resolved" if isinstance(e, UnresolvableContactPoints) else driver_reason(e)
             raise DatabaseUnreachable(
                 f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
             ) from None
@@ -131,7 +131,12 @@ def find_replicas(session: Session, keyspace: str) -> None:
     try:
         session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
     except DRIVER_FAULTS as e:
-        log.info("statements on keyspace %s may take a detour, as its replication cannot be read: %s", keyspace, e)
+        log.info(
+            "statements on keyspace %s may be sent to nodes without its data, because its replication cannot be read: "
+            "%s",
+            keyspace,
+            e,
+        )
 
 
 def node_of(session: Session, address: str | None) -> Host:

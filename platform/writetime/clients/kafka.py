@@ -318,8 +318,8 @@ def offset_fault(topic: str, partition: int, committed: int | None, first: int, 
         f"offsets {committed} to {first - 1} were deleted by retention before they were read; these messages are lost. "
         "To continue without them,"
         if committed < first
-        else f"it ends at {end}, but was read up to {committed} before: the broker has lost messages, and "
-        "new ones get offsets that count as read. To read all again, which changes nothing that is stored,"
+        else f"it ends at {end}, but was read up to {committed} before: the broker has lost messages, and new "
+        "messages get offsets that count as read. To read all messages again, which adds no rows,"
     )
     return f"{topic}/{partition}: {lost} set the group's offset to {first} with kafka-consumer-groups --reset-offsets"
 

@@ -89,7 +89,7 @@ def _present(folders: Sequence[Path], table: str, tag: str) -> list[Path]:
             raise _unreadable(table, tag, f"{folder} is not readable")
         found.append(folder)
     if not found:
-        raise _unreadable(table, tag, f"{folders[0]} is not there")
+        raise _unreadable(table, tag, f"{folders[0]} does not exist")
     return found
 
 

@@ -141,7 +141,7 @@ class Registry:
             raise _Refusal(self._url, what, status, str(e.error_message)[:_SHOWN]) from None
         except (AttributeError, TypeError) as e:
             # The client expects an object, with text in the text fields.
-            raise self._does_not_answer(f"{what}: its answer is not a registry's ({e})") from None
+            raise self._does_not_answer(f"{what}: its answer is not that of a schema registry ({e})") from None
         except Exception as e:
             raise self._does_not_answer(f"{what}: {str(e)[:_SHOWN] or type(e).__name__}") from None
 

@@ -55,7 +55,7 @@ class _Login(_Section):
     def _whole(self) -> Self:
         """Reject a user name or a password alone: it would silently mean no login."""
         if (self.username is None) != (self.password is None):
-            raise ValueError("username and password belong together")
+            raise ValueError("username and password must be set together")
         return self
 
 
@@ -125,7 +125,7 @@ class ZooKeeper(_Login):
     def _complete(self) -> Self:
         """Reject incomplete TLS settings."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file belong together")
+            raise ValueError("tls_certificate_file and tls_key_file must be set together")
         if self.tls_ca_file is None and self.tls_key_file is not None:
             raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
         return self
@@ -151,16 +151,18 @@ class Lake(_Section):
         default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
     )
     drop_tombstones_hours: float = Field(
-        default=24.0, ge=0, description="Least time between drops of old tombstones, which rewrite the state; 0: never."
+        default=24.0,
+        ge=0,
+        description="Minimum time between drops of old tombstones, which rewrite the state; 0: never.",
     )
     view: Literal["vectors", "rewritten"] = Field(
         default="vectors",
-        description="A refresh of a view writes what changed, with deletion vectors of Delta; or all rows, for readers "
-        "that do not know these.",
+        description="How a view is refreshed: with the changed rows and Delta's deletion vectors, or with all rows, "
+        "for readers that do not support deletion vectors.",
     )
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
     cache: str = Field(default=".writetime/cache", description="A local folder for decoded files; may be deleted.")
-    cache_gib: float = Field(default=20.0, ge=0, description="Size of that folder at most; 0: nothing is kept.")
+    cache_gib: float = Field(default=20.0, ge=0, description="Maximum size of that folder; 0: nothing is kept.")
 
 
 class Table(_Section):
@@ -202,7 +204,7 @@ class RowEvents(_Section):
     partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
     format: Literal["avro", "debezium", "flat"] = Field(
         default="avro",
-        description="Of messages: Avro, JSON as Debezium's envelope, or JSON of the row with facts about the event.",
+        description="The messages: Avro, JSON in Debezium's envelope, or JSON of the row with fields about the event.",
     )
     json_schemas: bool = Field(
         default=True, description="Whether JSON has Connect's schemas, as Connect's JSON converter expects by default."
@@ -234,7 +236,7 @@ class Capture(_Section):
     )
     state_dir: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
-        default="initial", description="The snapshot of a table that is published beside its live changes."
+        default="initial", description="The snapshot of a table that is published along with its live changes."
     )
     snapshot_folders: dict[str, list[str]] = Field(
         default={},
@@ -275,7 +277,8 @@ class Capture(_Section):
         if missing and self.snapshot in ("initial", "always"):
             raise ValueError(
                 f'snapshot = "{self.snapshot}" needs snapshot_folders of {missing[0]}: ScyllaDB takes no snapshot '
-                'over the network. Name them, or set snapshot = "schema-only" and run `writetime backfill` with one'
+                'over the network. Name them, or set snapshot = "schema-only" and run `writetime backfill` with a '
+                "snapshot"
             )
         return self
 
@@ -289,7 +292,7 @@ class Follow(_Section):
     view_seconds: float = Field(default=1.0, gt=0, description="How often a view is refreshed, if something changed.")
     share: bool = Field(default=False, description="Whether several programs share the tables, through ZooKeeper.")
     spark_changes: int | None = Field(
-        default=None, ge=1, description="How many waiting changes make a batch run in Spark. Defaults to never."
+        default=None, ge=1, description="Number of waiting changes from which a batch runs in Spark. Default: never."
     )
     metrics_port: int | None = Field(default=None, description="Where it serves Prometheus metrics.")
     metrics_host: str = "127.0.0.1"
@@ -303,10 +306,12 @@ class ScyllaCdc(_Section):
     rescan_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="Read each window again when it is this much older, and closed sets of streams for this long after "
-        "their end, for late rows; 0: do not.",
+        description="For late rows: read each window again after this time, and closed sets of streams for this time "
+        "after their end; 0: do not.",
     )
-    batch_seconds: float = Field(default=3600.0, gt=0, description="The most time that one batch of a stream covers.")
+    batch_seconds: float = Field(
+        default=3600.0, gt=0, description="The longest interval of write times in one batch of a stream."
+    )
     log_ttl_seconds: int | None = Field(
         default=None,
         ge=0,
@@ -315,7 +320,7 @@ class ScyllaCdc(_Section):
     empty_updates: Literal["fail", "pass"] = Field(
         default="fail", description="pass: for tables with updates without values."
     )
-    tasks: int = Field(default=8, ge=1, description="The most Spark tasks per batch.")
+    tasks: int = Field(default=8, ge=1, description="Maximum number of Spark tasks per batch.")
     streams_at_once: int = Field(default=16, ge=1, description="Streams that a task reads at once.")
     generation_times: str = "system_distributed.cdc_generation_timestamps"
     generation_streams: str = "system_distributed.cdc_streams_descriptions_v2"
@@ -336,11 +341,13 @@ class Ingest(_Section):
     tls_certificate_file: Path | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
     tls_key_file: Path | None = None
     max_connections: int = Field(default=1_000, ge=1, description="Connections beyond this number are answered 503.")
-    request_seconds: float = Field(default=60.0, gt=0, description="If headers and body of a call take longer: 408.")
+    request_seconds: float = Field(
+        default=60.0, gt=0, description="Time limit for the headers and body of a call; after it: 408."
+    )
     max_unfinished_bytes: int = Field(
         default=268_435_456,
         ge=1,
-        description="If the bodies of all calls that are arriving or not answered yet have more bytes: 429. A call "
+        description="Maximum bytes in the bodies of all unfinished calls; above it: 429. A call "
         "takes a few times the memory of its body.",
     )
     topic: str = "user-events"
@@ -350,14 +357,16 @@ class Ingest(_Section):
     max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
     max_batch_bytes: int = Field(default=8_388_608, ge=1024, description="A larger call is answered 413.")
     max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
-    max_pending_events: int = Field(default=20_000, ge=1, description="If more events wait for the broker: 429.")
+    max_pending_events: int = Field(
+        default=20_000, ge=1, description="Maximum number of events that wait for the broker; above it: 429."
+    )
     ack_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="If the broker does not acknowledge within this time: 503."
+        default=10.0, gt=0, description="Time limit for the broker's acknowledgement; after it: 503."
     )
     mode: Literal["lwt", "lwt-batch", "upsert"] = "lwt-batch"
     bucket: Literal["none", "day"] = "none"
-    batch_rows: int = Field(default=32, ge=1, le=100, description="The most rows of one partition in one batch.")
-    max_in_flight: int = Field(default=100, ge=1, description="The most writes in flight (the bulkhead).")
+    batch_rows: int = Field(default=32, ge=1, le=100, description="Maximum number of rows of one partition in a batch.")
+    max_in_flight: int = Field(default=100, ge=1, description="Maximum number of writes in flight (the bulkhead).")
     max_buffered_events: int = Field(
         default=10_000, ge=1, description="Reading pauses at this number of unfinished events, and at 256 MiB of them."
     )
@@ -374,7 +383,7 @@ class Ingest(_Section):
         default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
     )
     max_events_per_run: int = Field(
-        default=500_000, ge=1, description="The most events that one run of the Dagster asset takes."
+        default=500_000, ge=1, description="Maximum number of events in one run of the Dagster asset."
     )
 
     @model_validator(mode="after")
@@ -386,7 +395,7 @@ class Ingest(_Section):
                 "(several, of 16 characters or more), or leave host at 127.0.0.1"
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file belong together")
+            raise ValueError("tls_certificate_file and tls_key_file must be set together")
         return self
 
     @property
@@ -410,9 +419,13 @@ class Queue(_Section):
     key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
     key_rate: float | None = Field(default=None, gt=0, description="Items of one key started per second.")
     max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
-    backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after a first failure, then twice that.")
+    backoff_base_seconds: float = Field(
+        default=1.0, gt=0, description="Pause after the first failure; it doubles after each further one."
+    )
     backoff_cap_seconds: float = Field(default=300.0, gt=0)
-    max_depth: int | None = Field(default=None, ge=0, description="Dagster warns of more unfinished items than this.")
+    max_depth: int | None = Field(
+        default=None, ge=0, description="Number of unfinished items above which Dagster warns."
+    )
 
 
 class WorkQueue(_Section):
@@ -423,7 +436,7 @@ class WorkQueue(_Section):
         default=300.0, gt=0, description="After this time a silent worker's shards go to others."
     )
     threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
-    batch_rows: int = Field(default=256, ge=1, le=1000, description="The most items in one conditional batch.")
+    batch_rows: int = Field(default=256, ge=1, le=1000, description="Maximum number of items in one conditional batch.")
     bucket_seconds: int = Field(default=3600, ge=1, description="For a new queue; fixed from then on.")
     close_after_seconds: float = Field(
         default=900.0, gt=0, description="After its end, a bucket stays open for late inserts for this time."
@@ -437,7 +450,7 @@ class WorkQueue(_Section):
     rescan_seconds: float = Field(default=30.0, gt=0, description="How often all unsettled items are read again.")
     settle_seconds: float = Field(default=30.0, ge=0, description="Younger items are part of every rescan.")
     clock_tolerance_seconds: float = Field(default=5.0, ge=0, description="How far the nodes' clocks may differ.")
-    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="How long an insert is repeated.")
+    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="How long an insert is retried.")
     max_payload_bytes: int = Field(default=262_144, ge=1024, description="A larger item is rejected.")
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running items.")
     hints: bool = Field(default=False, description="Also wake up on `changes.<keyspace>.queue_items` in Kafka.")
@@ -481,7 +494,7 @@ class Embedded(_Section):
 class Replay(_Section):
     """Replayable pub/sub."""
 
-    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="How long a publisher tries.")
+    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="How long a publisher retries.")
     poll_seconds: float = Field(
         default=1.0, gt=0, description="How often an idle subscriber looks for a batch that ZooKeeper does not have."
     )
@@ -489,7 +502,7 @@ class Replay(_Section):
     keep_days: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
     )
-    batches_per_run: int = Field(default=500, ge=1, description="The most batches that one run of Dagster takes.")
+    batches_per_run: int = Field(default=500, ge=1, description="Maximum number of batches in one Dagster run.")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

@@ -13,7 +13,8 @@ _OWNER = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}\
 def _owner(name: str) -> str:
     if not _OWNER.fullmatch(name):
         raise ValueError(
-            f"{name!r} is no owner for Dagster: name a mail address, whose last part has 2 to 7 letters, or a team, "
+            f"{name!r} is not an owner that Dagster accepts: use a mail address, whose last part has 2 to 7 letters, "
+            f"or a team, "
             "such as team:orders"
         )
     return name
@@ -35,6 +36,6 @@ def require_distinct(queues: Sequence[str]) -> None:
     names = [re.sub("[.-]", "_", queue) for queue in queues]
     if same := [queue for queue, name in zip(queues, names, strict=True) if names.count(name) > 1]:
         raise ValueError(
-            f"queues: Dagster cannot tell {' and '.join(same)} apart: use names that differ in more than '-', '.' and "
+            f"queues: Dagster cannot distinguish {' and '.join(same)}: use names that differ in more than '-', '.' and "
             "'_'"
         )

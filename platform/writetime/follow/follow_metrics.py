@@ -35,7 +35,7 @@ class FollowMetrics(Collector):
         """Yield the metrics."""
         changes = CounterMetricFamily("writetime_follow_changes", "Changes landed.", labels=["table"])
         errors = CounterMetricFamily("writetime_follow_errors", "Attempts that failed.", labels=["table", "step"])
-        rows = CounterMetricFamily("writetime_follow_rows", "Rows that a step has done.", labels=["table", "step"])
+        rows = CounterMetricFamily("writetime_follow_rows", "Rows that a step has processed.", labels=["table", "step"])
         seconds = CounterMetricFamily("writetime_follow_seconds", "Duration of a step.", labels=["table", "step"])
         cpu = CounterMetricFamily(
             "writetime_follow_cpu_seconds", "CPU seconds of a step's thread.", labels=["table", "step"]
@@ -43,11 +43,13 @@ class FollowMetrics(Collector):
         batch = GaugeMetricFamily("writetime_follow_batch_rows", "Rows of the last batch.", labels=["table", "step"])
         delay = GaugeMetricFamily(
             "writetime_follow_delay_seconds",
-            "From when there was something to do until the last batch had done it.",
+            "From the arrival of the last batch's data to the end of the batch.",
             labels=["table", "step"],
         )
         behind = GaugeMetricFamily(
-            "writetime_follow_behind_seconds", "Since when a step is behind; 0 if it is not.", labels=["table", "step"]
+            "writetime_follow_behind_seconds",
+            "How long a step has been behind; 0 if it is not.",
+            labels=["table", "step"],
         )
         waiting = GaugeMetricFamily(
             "writetime_follow_waiting_changes", "Changes in the topic that have not landed.", labels=["table"]

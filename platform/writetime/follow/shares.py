@@ -48,7 +48,9 @@ class Shares:
             programs = self._found(self._client)
         except (KazooException, KazooTimeoutError) as e:
             if not self._is_away:
-                log.warning("ZooKeeper does not answer (%s): the tables stay as they are shared out", type(e).__name__)
+                log.warning(
+                    "ZooKeeper does not answer (%s): the distribution of the tables does not change", type(e).__name__
+                )
             self._is_away = True
             return
         finally:

@@ -104,13 +104,13 @@ class Step(StepCounts):
         self._pause(_LONGEST_PAUSE_OF_OUTAGE_SECONDS if is_outage(error) else _LONGEST_PAUSE_SECONDS)
         if self.fault != (fault := reason_of(error)):
             unknown = not isinstance(error, WritetimeError) and not is_outage(error)
-            log.error("%s: %s fails, and is tried again: %s", self._table, self.name, fault, exc_info=unknown)
+            log.error("%s: %s fails, and is retried: %s", self._table, self.name, fault, exc_info=unknown)
         self.fault, self._is_unexpected = fault, isinstance(error, Unexpected)
         # Rows that are not as expected are named in the fault, and others may join them.
         kind = "unexpected" if self._is_unexpected else _VARIES.sub("", fault)
         if kind not in self._alerted and not is_outage(error):
             self._alerted.add(kind)
-            alerts.send(self._settings, f"{self._table}: {self.name} fails, and is tried again", [fault])
+            alerts.send(self._settings, f"{self._table}: {self.name} fails, and is retried", [fault])
 
     def _pause(self, longest: float, share: float = 1.0) -> None:
         """Wait before the next attempt: twice as long each time, up to the longest pause."""

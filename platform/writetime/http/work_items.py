@@ -51,7 +51,9 @@ class ItemsEndpoint:
         self._requests = Counter(
             "writetime_ingress_queue_requests", "Calls of /queues by status.", ["status"], registry=registry
         )
-        self._enqueued = Counter("writetime_ingress_items_enqueued", "Items the database has.", registry=registry)
+        self._enqueued = Counter(
+            "writetime_ingress_items_enqueued", "Items written to the database.", registry=registry
+        )
         self._resources = ExitStack()
         self._connecting: asyncio.Task[AsyncEnqueuer] | None = None
         self._pending = 0

@@ -129,8 +129,8 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
     if len(ids := sorted({str(s.id) for s in schemas if s.id is not None})) > 1:
         raise WritetimeError(
-            f"the snapshots are of two tables that had the name {schemas[0].full_name} one after the other, with the "
-            f"ids {' and '.join(ids)}: name those of one"
+            f"the snapshots belong to two successive tables named {schemas[0].full_name}, with the ids "
+            f"{' and '.join(ids)}: name those of one"
         )
     _require_whole(backups)
     dated = [backup for backup in newest_first if backup.dated]
@@ -200,7 +200,8 @@ def _require_whole(backups: Sequence[NodeBackup]) -> None:
     for backup in backups:
         if missing := [address for name, address in (backup.lacking or {}).items() if name not in others]:
             raise Transient(
-                f"{missing[0]} is not there wholly, and the manifest of its snapshot lists it: if it is being copied, "
+                f"{missing[0]} is missing or incomplete, but the manifest of its snapshot lists it: if it is being "
+                f"copied, "
                 "run this again later; if the node has several data folders, name all of them; otherwise copy the "
                 "snapshot again"
             )
@@ -237,13 +238,15 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
             known = read_schema(session, name)
     except (WritetimeError, *DRIVER_FAULTS) as e:
         raise WritetimeError(
-            f"the schema of the files does not list the columns of {name} that were dropped, as ScyllaDB and Cassandra "
-            f"Medusa leave them out, and the database could not be asked for them ({e}); start it, or pass as --schema "
+            f"the schema of the files does not list the dropped columns of {name}, because ScyllaDB and Cassandra "
+            f"Medusa leave them out, and the database could not be queried for them ({e}): start it, or pass as "
+            f"--schema "
             "a file with CREATE TABLE and, for each dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
         ) from None
     if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
         raise WritetimeError(
-            f"the snapshot is of an earlier table {name}, with the id {ids[0]}; the one in the database has the id "
+            f"the snapshot belongs to an earlier table {name}, with the id {ids[0]}; the one in the database has the "
+            f"id "
             f"{ids[1]}"
         )
     joined = join_schemas(replace(snapshot.schema, dropped=()), known)

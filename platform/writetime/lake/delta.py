@@ -367,7 +367,7 @@ class BucketedTable:
                 self._open_at(version).create_checkpoint()
             except (WritetimeError, exceptions.DeltaError) as e:
                 # The commit is made. The next checkpoint has all of it.
-                _log.warning("%s gets no checkpoint %d: %s", self.storage.address, version, e)
+                _log.warning("%s: the checkpoint %d cannot be written: %s", self.storage.address, version, e)
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the table."""

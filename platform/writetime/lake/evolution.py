@@ -62,8 +62,8 @@ def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
     was, now = next((a, b) for a, b in zip(ours, theirs, strict=True) if a != b)
     if schema.id is None or schema.id != named.id:
         raise SchemaError(
-            f"{named.full_name}: the key column {was} in the lake is {now} in the schema that was found. Only the id "
-            "of a table shows that it was renamed: add WITH ID = .. to the CREATE TABLE"
+            f"{named.full_name}: the key column {was} in the lake is {now} in the schema that was found. Only a table "
+            f"id can show that the column was renamed: add WITH ID = .. to the CREATE TABLE"
         )
     if taken := {c.name for c in schema.static + schema.regular} & set(ours):
         raise SchemaError(

@@ -121,7 +121,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
     if merged and len(registered_sources(changes)) > 1:
         raise WritetimeError(
             f"{table.name} was truncated, and changes of its nodes were merged since (lake.keep_history_days), so it "
-            f"is not known which of them count: run `writetime forget {table.name}`, and start the agents with "
+            f"cannot be determined which of them count: run `writetime forget {table.name}`, and start the agents with "
             'capture.snapshot = "always"'
         )
     # Snapshots of which one is from before the truncation do not count: a change does not show from which one it is.

@@ -48,7 +48,7 @@ def require_history(table: LakeTable, changes: TableVersion, instant: int) -> No
     first = history_from(changes)
     if first is not None and instant < first:
         raise WritetimeError(
-            f"{table.name} as of {instant_text(instant)}: the changes kept show {instant_text(first)} and later (a "
+            f"{table.name} as of {instant_text(instant)}: the lake can show only {instant_text(first)} and later (a "
             "snapshot was taken then, or older changes were merged by lake.keep_history_days)"
         )
 

@@ -130,7 +130,7 @@ class LiveFiles:
                 self._table.checkpoint_after(number)
                 return
             time.sleep(random.uniform(0.01, 0.1))
-        raise WritetimeError(f"{self._storage.address}: {ATTEMPTS} commits met others")
+        raise WritetimeError(f"{self._storage.address}: {ATTEMPTS} commits conflicted with others")
 
     def _follow(self, version: int) -> bool:
         """Go on to a version; return whether the log has all commits up to it."""

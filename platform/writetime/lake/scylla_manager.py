@@ -158,7 +158,7 @@ def _unzipped(root: Folder, path: str, what: str) -> Any:
 def _corrupt(root: Folder, path: str, what: str, fault: Exception) -> WritetimeError:
     return WritetimeError(
         f"{root.shown_path(posixpath.join(root.path, path))} is not {what} ({type(fault).__name__}: {fault}): restore "
-        "this file, or remove it, so that the backup before it counts"
+        "this file, or remove it, so that the previous backup is used"
     )
 
 

@@ -102,8 +102,8 @@ class LakeTable:
             if is_later(current, schema) or is_later(schema, current):
                 raise SchemaError(
                     f"{schema.full_name} was dropped and created again: the lake has the table with the id "
-                    f"{current.id}, and not the one with the id {schema.id}. Landing starts the later one by itself; "
-                    f"before a backfill, run `writetime forget {schema.full_name}`"
+                    f"{current.id}, and not the one with the id {schema.id}. Landing switches to the later table "
+                    f"automatically; before a backfill, run `writetime forget {schema.full_name}`"
                 )
             joined = join_schemas(current, schema)
             # First, so that all processes that add the fields of a column add the same.
@@ -213,7 +213,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     except WritetimeError:
         if gone := [part.storage.address for part in table.parts if not part.exists()]:
             raise WritetimeError(
-                f"{' and '.join(gone)} cannot be opened as Delta tables: if they are lost, make them again from the "
+                f"{' and '.join(gone)} cannot be opened as Delta tables: if they are lost, rebuild them from the "
                 f"changes with `writetime rebuild {name}`"
             ) from None
         raise
@@ -250,9 +250,7 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
 def _with_changes(storage: Storage, name: str) -> LakeTable:
     table = LakeTable(storage, 0)
     if not table.changes.exists():
-        raise MissingTable(
-            f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`", name
-        )
+        raise MissingTable(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
     return table
 
 

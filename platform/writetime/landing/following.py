@@ -134,7 +134,7 @@ class TableLanding(StepCounts):
         if was.fault is not None and was.status != "landing":
             log.info("%s lands again", self.name)
         if held_by is not None and held_by != was.fault:
-            log.warning("the watermarks of %s stay: %s", self.name, held_by)
+            log.warning("the watermarks of %s do not advance: %s", self.name, held_by)
         is_due = was.place != self._landing.place and time.monotonic() >= self._next_report
         if was.at == 0.0 or was.fault != held_by or is_due:
             since = 0.0 if held_by is None else was.since if held_by == was.fault else time.time()

@@ -274,7 +274,7 @@ class Landing:
             if is_other and not accept_gap:
                 raise WritetimeError(
                     f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
-                    f"was deleted. Messages of it that had not landed are gone. {self._remedy}"
+                    f"was deleted. Its messages that had not landed are lost. {self._remedy}"
                 )
             if is_other:
                 begins = beginning_offsets(self._settings, self._topic, list(ends))

@@ -97,7 +97,7 @@ def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[st
     if report is None or report.fault is None:
         return
     if report.status == "landing":
-        yield f"the watermarks of the table stay: {report.fault}"
+        yield f"the watermarks of the table do not advance: {report.fault}"
     elif report.status == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
         since = instant_text(round(report.since * 1e6))
         yield f"landing has failed since {since}, the table is {report.status}: {report.fault}"

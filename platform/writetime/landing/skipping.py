@@ -56,7 +56,7 @@ class MessagePlace:
         """
         found = _PLACE.fullmatch(text)
         if found is None:
-            raise WritetimeError(f"{text!r} is not the place of a message: changes.KEYSPACE.TABLE/PARTITION@OFFSET")
+            raise WritetimeError(f"{text!r} is not a message: use changes.KEYSPACE.TABLE/PARTITION@OFFSET")
         return cls(found[1], int(found[2]), int(found[3]))
 
     def __str__(self) -> str:

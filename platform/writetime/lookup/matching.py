@@ -38,7 +38,7 @@ def keys_table(keys: Sequence[Mapping[str, Any]], schema: TableSchema) -> pa.Tab
             raise WritetimeError(f"{schema.full_name} has no column {name!r}; known are {', '.join(types)}")
     if any(key.keys() != keys[0].keys() for key in keys):
         raise WritetimeError(
-            f"{schema.full_name}: all keys must name the same columns, as the first: {', '.join(names)}"
+            f"{schema.full_name}: all keys must have the same columns as the first key: {', '.join(names)}"
         )
     return pa.table([_column(name, types[name], [key[name] for key in keys]) for name in names], names)
 

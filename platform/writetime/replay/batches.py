@@ -46,8 +46,8 @@ class Gone(NoBatch):
 
     def __init__(self, queue: str, gone: int) -> None:
         super().__init__(
-            f"the batches of queue {queue} up to {gone} are gone: retention has deleted them; the first one that may "
-            f"be there is {gone + 1}"
+            f"the batches of queue {queue} up to {gone} were deleted by retention; the first batch that may still "
+            f"exist is {gone + 1}"
         )
 
 

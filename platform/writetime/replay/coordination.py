@@ -136,7 +136,7 @@ class Coordination:
         with _named(), suppress(NoNodeError):
             with suppress(NoNodeError):
                 if self._client.get_children_async(f"{path}/lock").get(timeout=TIMEOUT_SECONDS):
-                    raise WritetimeError(f"an instance of processor {processor} is at work; stop it first")
+                    raise WritetimeError(f"an instance of processor {processor} is running; stop it first")
             self._client.delete(path, recursive=True)
 
     def synchronise(self) -> None:
@@ -191,7 +191,7 @@ class Coordination:
             self._client.exists_async(self._path, watch=notify).get(timeout=TIMEOUT_SECONDS)
 
     def _moved(self, processor: str) -> Moved:
-        return Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
+        return Moved(f"the cursor of {processor} in queue {self._queue} was moved by another instance")
 
     def _processor(self, name: str) -> str:
         return f"{self._path}/processors/{check_name(name, 'processor')}"

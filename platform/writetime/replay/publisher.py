@@ -72,7 +72,7 @@ class Publisher:
                 database does not have.
         """
         if (producer is None) != (sequence is None):
-            raise WritetimeError("a producer and a sequence belong together")
+            raise WritetimeError("a producer and a sequence must be given together")
         if large := next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None):
             raise WritetimeError(f"item {large} has {len(items[large])} bytes, more than {MAX_ITEM_BYTES}")
         blocks, size, digest = encode(items)

@@ -163,8 +163,8 @@ class Subscriber:
         """
         if n and self._batches.get(self._queue, n) is None:
             raise NoBatch(
-                f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: bring the "
-                "database's data back, or move the cursor with `writetime replay seek`"
+                f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: restore "
+                f"the database's data, or move the cursor with `writetime replay seek`"
             )
 
     def _applied(self, effects: Effects) -> int:
@@ -185,7 +185,7 @@ class Subscriber:
                 # A batch that is not applied now was applied before: by this instance, if an answer was lost, or by
                 # another one.
                 if not self._batches.run(batch)[0].applied and self._applied(effects) < n:
-                    raise Moved(f"the cursor in {effects.table} was moved back by another")
+                    raise Moved(f"the cursor in {effects.table} was moved back by another program")
                 return
             except Unknown as e:
                 log.warning("batch %s-%d is applied again, because its answer was lost: %s", self._queue, n, e)

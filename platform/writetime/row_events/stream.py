@@ -139,8 +139,8 @@ def extend(
         written = [file for files in run(_Write.run, tasks) for file in files]
     except (FileNotFoundError, TooLate) as e:
         raise TooLate(
-            f"{table.name}: the rows as of the last batch of row events are gone ({e}), because that was longer ago "
-            f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
+            f"{table.name}: the rows as of the last batch of row events are gone ({e}), because they are older than "
+            f"lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
         ) from None
     if last is not None and follows and not written and last.changes == changes.version:
         return 0

@@ -45,7 +45,7 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
         WritetimeError: the table has no row events yet.
     """
     if not table.row_events.exists():
-        raise WritetimeError(f"{table.name} has no row events yet: make them with `writetime publish {table.name}`")
+        raise WritetimeError(f"{table.name} has no row events yet: create them with `writetime publish {table.name}`")
     schema = event_schema(table.schema())
     stream = table.row_events.load()
     base = merged_to(stream)

@@ -60,7 +60,7 @@ def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.nda
     present = lengths > 0
     if (lengths[present] != width).any():
         wrong = int(lengths[present & (lengths != width)][0])
-        raise BadValue(f"a value of {wrong} bytes is no {cql_type}, which has {width}")
+        raise BadValue(f"a value of {wrong} bytes is not a {cql_type}, which has {width}")
     content = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     rows = bounds[:-1][present].astype(np.int64)
     if len(rows) == len(lengths):

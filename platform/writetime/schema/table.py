@@ -121,8 +121,8 @@ def is_later(schema: TableSchema, other: TableSchema) -> bool:
         return False
     if (one.version, two.version) != (1, 1):
         raise SchemaError(
-            f"there were two tables {schema.full_name}, with the ids {two} and {one}. A user chose an id, so it "
-            f"is not known which one is later: run `writetime forget {schema.full_name}`, and bring the table in again"
+            f"there were two tables {schema.full_name}, with the ids {two} and {one}. A user chose an id, so the ids "
+            f"do not show which table is later: run `writetime forget {schema.full_name}`, and bring the table in again"
         )
     return one.time > two.time
 

@@ -239,7 +239,7 @@ def _parse_cql(text: str, tokens: _Tokens, udts: Mapping[str, Udt], *, nested: b
 def _dimension(text: str, tokens: _Tokens) -> int:
     kind, word = tokens[0] if tokens else ("", "")
     if kind != "name" or not word.isdecimal() or not int(word):
-        raise CqlTypeError(f"type {text!r}: the dimension of a vector is a number from 1 on, not {word!r}")
+        raise CqlTypeError(f"type {text!r}: the dimension of a vector must be a positive number, not {word!r}")
     return int(word)
 
 

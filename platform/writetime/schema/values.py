@@ -84,7 +84,7 @@ def read_vint(data: bytes, offset: int) -> tuple[int, int]:
     extra = 8 - (first ^ 0xFF).bit_length()
     end = offset + 1 + extra
     if end > len(data):
-        raise IndexError("a vint is cut off")
+        raise IndexError("a vint is truncated")
     if extra == 8:
         return int.from_bytes(data[offset + 1 : end], "big"), end
     return int.from_bytes(bytes([first & (0xFF >> extra)]) + data[offset + 1 : end], "big"), end

@@ -165,8 +165,9 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
     """
     if start.is_early:
         raise LogError(
-            f"{source.name} was read up to {instant_text(start.until)}, which is not over: the reader's clock was "
-            "ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that time, "
+            f"{source.name} was read up to {instant_text(start.until)}, which is in the future: the reader's clock "
+            f"was ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that "
+            f"time, "
             f"take a snapshot and bring it in with `writetime backfill {source.name} PATHS`"
         )
     if check(source, start, snapshot_at):
@@ -229,7 +230,7 @@ def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]
     if end.newest > source.sets.times[-1]:
         raise StaleSets(
             f"the node that answered knows no CDC streams of {source.name} from {instant_text(end.newest)} on, which "
-            "were known before: it is behind, so ask again"
+            f"were read before: it is behind, so try again"
         )
     late = rescan_micros(source.settings)
     pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest, late)

@@ -150,7 +150,7 @@ class CdcSource:
             return False
         if snapshot_at is not None and snapshot_at >= first:
             return True
-        reason = "that long ago there were no streams that are still known"
+        reason = "no streams of that time are known any more"
         if first > self.sets.times[0]:
             kept = min(ttl for ttl in (self.ttl, earlier_ttl) if ttl)
             reason = f"the log keeps rows for {kept // 1_000_000} seconds"
@@ -275,7 +275,7 @@ def _check_clock(session: Session) -> None:
         by = f"{max(ahead, behind) / 1e6:.1f} seconds {'ahead of' if ahead > 0 else 'behind'}"
         raise LogError(
             f"this machine's clock is {by} the database's, so windows would be read too early, or expired rows would "
-            "not be missed: let NTP set the clocks of this machine and of the database's nodes"
+            f"go unnoticed: synchronise the clocks of this machine and of the database's nodes with NTP"
         )
 
 

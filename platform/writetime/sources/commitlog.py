@@ -225,6 +225,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             if segment.id == segment_id:
                 return segment
         raise Missing(
-            f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} is gone before this stream read all of "
-            "it: put it back, or start again with another checkpoint and read the tables' SSTables for the lost changes"
+            f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} was deleted before this stream had read "
+            f"it to its end: put it back, or start again with another checkpoint and read the tables' SSTables for "
+            f"the lost changes"
         )

@@ -147,7 +147,7 @@ def option_count(options: Mapping[str, str], name: str) -> int | None:
     if (value := options.get(name)) is None:
         return None
     if not (value.isascii() and value.isdecimal()) or not int(value):
-        raise WritetimeError(f"the option {name} is {value!r}; it must be a number from 1 on")
+        raise WritetimeError(f"the option {name} is {value!r}; it must be a positive number")
     return int(value)
 
 

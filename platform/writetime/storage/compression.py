@@ -123,7 +123,7 @@ class CompressedFile:
             body = data[begin:stop]
             crc = zlib.crc32(body)
             if crc != int.from_bytes(data[stop : stop + 4], "big"):
-                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not match its CRC32")
             self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
             size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
             target = room[filled : filled + size]
@@ -156,8 +156,7 @@ class PlainFile:
         self.has_chunk_checksums = location.exists("CRC.db")
         if not self.has_chunk_checksums and not location.exists("Digest.crc32"):
             raise Missing(
-                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so nothing shows whether it "
-                "is sound"
+                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so it cannot be verified"
             )
         self._location = location
         self._file = open_file(location.filesystem, self.path)
@@ -213,7 +212,7 @@ class PlainFile:
             body = data[begin : begin + self.chunk_length]
             crc = zlib.crc32(body)
             if crc != self._checksums[chunk]:
-                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not match its CRC32")
             self.digest.add(chunk, crc, len(body))
         out[:size] = np.frombuffer(data, np.uint8)
         return size

@@ -228,7 +228,7 @@ class Segment:
             raise TornTail(self.path, 0, "a segment's header was expected") from None
         checked = struct.pack(">iIIi", version, segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, length)
         if zlib.crc32(data[14:end], zlib.crc32(checked)) != crc:
-            raise (CorruptFile if crc else TornTail)(self.path, 0, "the segment's header does not have its CRC32")
+            raise (CorruptFile if crc else TornTail)(self.path, 0, "the segment's header does not match its CRC32")
         if (version, segment_id) != (self.version, self.id):
             raise CorruptFile(self.path, 0, f"the header is that of version {version}, segment {segment_id}")
         try:

@@ -92,7 +92,7 @@ def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
     def check(start: int, end: int, crc: int = 0) -> int:
         crc = zlib.crc32(data[start:end], crc)
         if checked and crc != int.from_bytes(data[end : end + 4], "big"):
-            raise CorruptFile(path, start, "a part of the file does not have its CRC32")
+            raise CorruptFile(path, start, "a part of the file does not match its CRC32")
         return crc
 
     try:

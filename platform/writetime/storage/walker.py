@@ -136,7 +136,9 @@ class Walker:
                 end = self._data.length
                 chunks = -(-end // chunk_length)
             if status == L.TRUNCATED and end < self._data.length:
-                raise CorruptFile(self._data.path, end, "the index says that a row or partition ends here; none does")
+                raise CorruptFile(
+                    self._data.path, end, "according to the index, a row or partition ends here, but none does"
+                )
             if status != L.MORE:
                 raise CorruptFile(self._data.path, offset + at, f"found {L.MESSAGES[status]}")
             if fault is not None:

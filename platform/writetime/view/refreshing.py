@@ -194,7 +194,7 @@ def _next(
         FileNotFoundError: as `TooLate`.
     """
     if last is None:
-        raise _Whole("it was not kept by deletion vectors")
+        raise _Whole("it was not written with deletion vectors")
     if last.batch.generation != batch.generation or created_of(before.version) != created_of(changes):
         raise _Whole("the table began a generation")
     if unknown := [each for each in before.files.values() if not is_placed(each)]:
@@ -202,7 +202,7 @@ def _next(
             f"the rows of {unknown[0].file.path} have no places: lake.view was another, or another program wrote it"
         )
     if not before.is_ours:
-        raise _Whole("another program changed which files or rows count")
+        raise _Whole("another program changed its files or deletion vectors")
     batch = replace(batch, as_of=max(batch.as_of, last.batch.as_of))
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
@@ -211,7 +211,7 @@ def _next(
     found = _joined(run(Refresh.run, tasks))
     marked = sum(map(len, found.marks.values()))
     if marked != found.gone:
-        raise _Whole(f"it has {marked} of the {found.gone} rows that changed or went")
+        raise _Whole(f"it has {marked} of the {found.gone} rows that were changed or removed")
     return found, batch
 
 

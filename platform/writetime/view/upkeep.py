@@ -78,7 +78,7 @@ def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
     try:
         return step()
     except Conflict as e:
-        _log.warning("%s: a step of the upkeep is left until the next time: %s", table.name, e)
+        _log.warning("%s: a step of the maintenance is postponed until the next time: %s", table.name, e)
         return 0
 
 

@@ -147,8 +147,8 @@ class Running:
         shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
         if not shards or shards < 1 or not bucket_seconds or bucket_seconds < 1:
             raise WritetimeError(
-                f"queue {queue} has {shards} shards and buckets of {bucket_seconds} seconds in the table queues; write "
-                "there what it was created with"
+                f"queue {queue} has {shards} shards and buckets of {bucket_seconds} seconds in the table queues; "
+                f"restore the values that it was created with"
             )
         if own.concurrency is not None and own.concurrency < shards:
             raise WritetimeError(

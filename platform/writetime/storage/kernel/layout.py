@@ -163,7 +163,7 @@ REPEATED_COLUMN = 28
 
 MESSAGES = {
     TRUNCATED: "the data ends inside of a partition",
-    BAD_FLAGS: "flags that no row, bound or cell has",
+    BAD_FLAGS: "invalid flags of a row, bound or cell",
     BAD_LENGTH: "a value whose length is not that of its type",
     BAD_ROW_SIZE: "a row whose cells do not end where its size says",
     BAD_COLUMNS: "a set of columns that the header does not have",
@@ -172,7 +172,7 @@ MESSAGES = {
     BAD_COUNTER: "a counter that is not made of whole shards",
     BAD_KEY: "a partition key that is not of its type",
     SHADOWABLE: "a shadowable deletion: materialised views are not supported",
-    BAD_DELETION: "a partition deletion that cannot be",
+    BAD_DELETION: "an invalid partition deletion",
     BAD_TTL: "a TTL that is negative",
     UNKNOWN_TABLE: "a write to a table whose schema is not known",
     UNKNOWN_COLUMN: "a column that the table's schema does not have",
