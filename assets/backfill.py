@@ -1,7 +1,7 @@
 """Backfill: snapshots of a table on its nodes -> the lake's changes, by token range.
 
 What belongs here: the assets of one table, their checks, their metadata; and the sensor that finds new backups. Not
-here: how SSTables are read and what a snapshot is (`writetime.storage`, `writetime.lake.backfill`).
+here: the reading of SSTables and snapshots (`writetime.storage`, `writetime.lake.backfill`).
 """
 
 import hashlib
@@ -144,7 +144,7 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
         ],
         description=f"Snapshots of {table.name} as changes in the lake, read from files instead of the database, "
         "by token range. Only failed ranges run again, and only SSTables that a range does not have yet are read. "
-        "Replicas are no problem: the merge keeps one version of each cell.",
+        "Replicas need no special handling: the merge keeps one version of each cell.",
     )
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource

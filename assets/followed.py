@@ -1,4 +1,5 @@
-"""The tables that `writetime follow` follows, as Dagster shows them: their progress, and what is left for schedules.
+"""The tables that `writetime follow` follows, as Dagster shows them: their progress, and the tables that are left for
+schedules.
 
 What belongs here: the sensor that records the progress of followed tables. Not here: jobs, and the program itself
 (`writetime.follow`).
@@ -45,8 +46,8 @@ _topics: dict[tuple[tuple[str, Any], ...], tuple[float, WatermarkTopic]] = {}
 
 
 def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> WatermarkTopic:
-    """Return the topic of the watermarks, which ticks and steps of this process share for so long: each reads only what
-    is new. After that it is read again from the beginning, as Kafka may have lost it.
+    """Return the topic of the watermarks, which ticks and steps of this process share for some seconds: each reads only
+    new reports. After that it is read again from the beginning, as Kafka may have lost it.
     """
     of_cluster = tuple(client_config(settings).items())
     began, topic = _topics.get(of_cluster, (0.0, None))
@@ -129,7 +130,7 @@ def _digest(report: LandingReport) -> str:
 
 
 def _events(table: FollowedTable, report: LandingReport) -> Iterator[AssetObservation | AssetCheckEvaluation]:
-    """Yield what Dagster shows of a report."""
+    """Yield the metadata of a report for Dagster."""
     landed = {"changes_landed": report.changes, "reported": MetadataValue.timestamp(report.at)}
     yield AssetObservation(key_of(table.name, "changes"), metadata=landed | _fault(report.fault))
     for name, part in _ASSETS.items():

@@ -1,7 +1,7 @@
 """Ingest: HTTP events -> Kafka -> the table `user_events`, and the messages that could not be stored.
 
-What belongs here: the assets, their checks, their metadata, and what starts them. Not here: how an event is stored
-(`writetime.ingest`).
+What belongs here: the assets, their checks, their metadata, and the sensors and schedules that start them. Not here:
+how an event is stored (`writetime.ingest`).
 """
 
 import time

@@ -1,7 +1,7 @@
 """Replay queues: batches in the database -> rows in the lake, one partition of the asset per batch.
 
-What belongs here: the assets of the queues that `replay.queues` names, their checks, and what starts their runs. Not
-here: how batches are published and read (`writetime.replay`).
+What belongs here: the assets of the queues that `replay.queues` names, their checks, and the sensors that start their
+runs. Not here: how batches are published and read (`writetime.replay`).
 """
 
 import re

@@ -1,7 +1,7 @@
 """Segments: archives of the nodes' commit logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: the asset that publishes folders of segments, and what starts it. Not here: the agents that follow
-nodes, and how segments are published (`writetime.capture.archives`).
+What belongs here: the asset that publishes folders of segments, and the sensor that starts it. Not here: the agents
+that follow nodes, and how segments are published (`writetime.capture.archives`).
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Validates files before a commit names them.
 
-What belongs here: when suites run, and what a failure does. Not here: expectations.
+What belongs here: when suites run, and the effect of a failure. Not here: expectations.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The assets and checks that follow from an entry `[tables.<keyspace>.<table>]`.
 
 What belongs here: which assets and checks a followed table has, and the table itself. Not here: the assets of each
-stage, and what starts them (`writetime_dagster.assets.table_jobs`).
+stage, and the jobs, sensors and schedules that start them (`writetime_dagster.assets.table_jobs`).
 """
 
 import difflib
@@ -185,7 +185,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
 def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
     """Return the tables that the code location follows, inside a process of one of its runs; else None.
 
-    A run asks neither the database nor the settings file again. It has the steps of all tables that the code location
+    A run reads neither the database nor the settings file again. It has the steps of all tables that the code location
     had, so a table that was dropped since, or an entry that was edited, would fail it for all.
     """
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
@@ -206,7 +206,7 @@ def _from_json(found: dict[str, Any]) -> Any:
 def _chosen(
     only: Collection[str], found: Sequence[FollowedTable], refused: Sequence[Refused]
 ) -> tuple[list[FollowedTable], list[Refused]]:
-    """Return what there is of these tables: followed, refused, or refused because they have no entry."""
+    """Return the assets of these tables: followed, refused, or refused because they have no entry."""
     known = {entry.name for entry in (*found, *refused)}
     unknown: list[Refused] = []
     for name in sorted(set(only) - known):

@@ -32,7 +32,7 @@ def definitions(queues: Sequence[str]) -> Definitions:
 
 
 def clean_up_job(queues: Sequence[str]) -> JobDefinition:
-    """Return the job. Each table has a step of its own, so a failure of one does not stop the others."""
+    """Return the job. Each table has its own step, so a failure of one does not stop the others."""
     steps = [
         _clean_up(DEAD_LETTERS_TABLE, DEAD_LETTERS_POOL),
         _clean_up(COMPLETED_TABLE, COMPLETED_POOL),

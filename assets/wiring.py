@@ -71,7 +71,7 @@ def of_tables(settings: Settings, only: Collection[str] | None = None) -> Defini
 
 
 def _shared() -> Definitions:
-    """Return the resources that all stages use, and what reports the end of runs."""
+    """Return the resources that all stages use, and the sensors that report the end of runs."""
     return Definitions(
         resources={
             "spark": SparkResource(),
@@ -96,7 +96,7 @@ def _capture() -> Definitions:
 
 
 def _ingest_and_work() -> Definitions:
-    """Return the assets of ingest and of work queues, and what starts them."""
+    """Return the assets of ingest and of work queues, and the sensors and schedules that start them."""
     return Definitions(
         assets=[
             ingest.http_events,

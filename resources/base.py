@@ -1,4 +1,4 @@
-"""What all resources share: the settings, and the report of the run that uses them."""
+"""The common base of all resources: the settings, and the report of the run that uses them."""
 
 from dagster import ConfigurableResource, InitResourceContext
 

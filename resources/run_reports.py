@@ -151,7 +151,7 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
 
 
 def _digest(status: DagsterRunStatus, complaints: Sequence[str]) -> str:
-    """Return a digest of what is wrong in a run. Ages and lags do not count: they change from run to run."""
+    """Return a digest of the faults of a run. Ages and lags do not count: they change from run to run."""
     said = [_NUMBER.sub("#", complaint) for complaint in complaints]
     return hashlib.sha256(json.dumps([status.value, sorted(said)]).encode()).hexdigest()[:16]
 
@@ -189,7 +189,7 @@ def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:
 
 
 def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
-    """Return what failed, and why: the steps, or the run itself if no step did."""
+    """Return the failures, with their reasons: the steps, or the run itself if no step did."""
     steps: list[tuple[str, str]] = []
     of_run: list[tuple[str, str]] = []
     for event in (entry.get_dagster_event() for entry in entries):

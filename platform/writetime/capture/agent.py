@@ -1,6 +1,6 @@
 """The agent of one node: reads its commit log segments as they grow, and publishes the changes of the tables with CDC.
 
-Each round lists the segments and how far each may be read, asks the node for its schema version, and publishes the new
+Each round lists the segments and their readable offsets, reads the node's schema version, and publishes the new
 changes. Changes are decoded and encoded while earlier ones are in flight. Progress is saved after the broker has
 acknowledged the changes. So a crash at any point repeats some changes and loses none.
 

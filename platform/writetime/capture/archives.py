@@ -1,7 +1,7 @@
 """Publishes the changes of folders of segments, such as archives of nodes' `cdc_raw`, with Spark's tasks.
 
-It is the agent's work without the node: each round lists the segments and looks how far each may be read, then at the
-database's schemas, and then lets tasks decode and publish what is new, as an agent does. How far each segment is
+It is the agent's work without the node: each round lists the segments and their readable offsets, then reads the
+database's schemas, and then lets tasks decode and publish the new changes, as an agent does. How far each segment is
 published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
 missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
 segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
@@ -96,10 +96,11 @@ class Sight:
 
 @dataclass
 class Report:
-    """What a run did: the segments that it read to their ends (addresses), the mutations it read, changes by table.
+    """The result of a run: the segments that it read to their ends (addresses), the mutations it read, changes by
+    table.
 
     `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
-    that were published as far as their `_cdc.idx` says, which does not call them complete; both by addresses without
+    that were published up to the offset in their `_cdc.idx`, which is not complete yet; both by addresses without
     secrets. `errors` counts, by kind, the errors that `follow_segments` waited for.
     """
 
@@ -127,8 +128,9 @@ class Portion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task published, why segments are not read now, by their addresses, and what ended the task early, if
-    something did."""
+    """The segments that a task published, the reasons why segments are not read now, by their addresses, and the error
+    that ended the task early, if any.
+    """
 
     reached: Sequence[tuple[Look, SegmentProgress]]
     changes: Counter[str]
@@ -137,8 +139,9 @@ class Outcome:
 
 
 def publish_portion(portion: Portion) -> Outcome:
-    """Publish some segments, one after the other; what is returned of each is acknowledged. No segment stops another
-    one."""
+    """Publish some segments, one after the other; the returned progress of each is acknowledged. No segment stops
+    another one.
+    """
     reached: list[tuple[Look, SegmentProgress]] = []
     changes: Counter[str] = Counter()
     failed: dict[str, str] = {}
@@ -225,7 +228,7 @@ class Checkpoint:
         self.unsaved = False
 
     def save(self) -> None:
-        """Keep what is known now."""
+        """Save the current progress."""
         self.unsaved = True
         write_json(self.folder / _FILE, {key: asdict(found) for key, found in sorted(self.segments.items())})
         self.unsaved = False
@@ -285,7 +288,7 @@ class Archive:
     def drain(self, stop: threading.Event | None = None) -> None:
         """Publish what is there now, or as much of it as there is time for; `report` has the result.
 
-        A folder that is missing or cannot be listed is in `unlisted` then; what the others have is published.
+        A folder that is missing or cannot be listed is in `unlisted` then; the others are published.
 
         Raises:
             WritetimeError: the database or Kafka does not do its part: go on with another call.
@@ -404,7 +407,7 @@ def publish_segments(
 
     Raises:
         WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka does not do its
-            part; what was published until then is in the checkpoint.
+            part; the progress until then is in the checkpoint.
         OSError: a folder cannot be listed; as above.
     """
     with closing(Checkpoint(checkpoint)) as kept, _a_node(settings) as node:
@@ -424,8 +427,8 @@ def follow_segments(
     run: Runner = map,
     tasks: int = 1,
 ) -> Report:
-    """Publish what folders of segments hold and get, until told to stop. Whatever fails meanwhile is logged, counted in
-    the report, and tried again.
+    """Publish the segments in folders, and new ones, until stopped. Each failure is logged, counted in the report, and
+    retried.
 
     Raises:
         WritetimeError: another run has the checkpoint.
@@ -470,7 +473,7 @@ class _Waited:
 
 
 def _kind_of(fault: Exception) -> str:
-    """Return what a fault is counted as."""
+    """Return the kind under which a fault is counted."""
     if isinstance(fault, (DatabaseUnreachable, *DRIVER_FAULTS)):
         return "database"
     if isinstance(fault, StorageError):

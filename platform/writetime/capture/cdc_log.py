@@ -371,7 +371,7 @@ class LogAgent:
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _look_for_truncations(self) -> None:
-        """Ask the nodes for truncations. While one does not answer, no watermark moves."""
+        """Read the nodes' records of truncations. While one does not answer, no watermark moves."""
         at, where = now(), self._settings.scylla_cdc.truncations
         try:
             self._truncations, self._truncations_at = read_cluster_truncations(self._session, where), at
@@ -437,7 +437,7 @@ class LogAgent:
         table.next_look = time.monotonic() + pause
 
     def _is_due(self, table: _Table) -> bool:
-        """Return whether a settled window is not published, or consumers must learn of other columns, or windows were
+        """Return whether a settled window is not published, or a changed schema is not announced, or windows were
         read before they were over, which is a fault.
         """
         offset = self._progress.offsets.get(table.name)

@@ -79,8 +79,8 @@ _Announced = tuple[TableSchema, UUID | None, int]
 
 
 def _announced(schema: TableSchema) -> _Announced:
-    """Return what a schema is announced with. Schemas are equal if their columns are, but the lake also follows the id:
-    a table that was dropped and created again with the same columns is another one.
+    """Return the key of the announcement of a schema. Schemas are equal if their columns are, but the
+    lake also follows the id: a table that was dropped and created again with the same columns is another one.
     """
     return schema, schema.id, schema.gc_grace_seconds
 
@@ -269,7 +269,7 @@ class ChangePublisher:
         return done
 
     def after(self, fault: Exception) -> "ChangePublisher":
-        """Return a publisher to continue with after a fault; it knows the topics that Kafka refused."""
+        """Return a publisher to continue with after a fault; it has the topics that Kafka refused."""
         if isinstance(fault, Refused):
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1

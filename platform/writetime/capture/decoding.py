@@ -120,7 +120,7 @@ class Decoder:
         """Count the mutations of a window that could not be read to their ends, and remove them from the report.
 
         Raises:
-            _Fault: there are some, and the node was not asked for its schemas since.
+            _Fault: there are some, and the node's schemas were not read since.
         """
         tables = self._schemas.tables
         missing = [

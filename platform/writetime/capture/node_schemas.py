@@ -336,7 +336,7 @@ class SchemaWatch:
             self._taken[table_id] = rows
 
     def _note(self, table: Table, old: Table | None) -> None:
-        """Store a table that is new or has changed, and log what that means."""
+        """Store a table that is new or has changed, and log the effect."""
         # The database's own tables are never dropped, and so never needed from here.
         if table.schema is not None and not table.keyspace.startswith("system"):
             # Before the table is known: if the disk is full, the next call stores it.

@@ -2,7 +2,7 @@
 began.
 
 The node snapshots all tables that lack one in one call, because each call of its tool starts a program. This is after
-the agent knows that they are captured, so later writes are in the commit log. (An operator takes the snapshots of
+the node has reported that they are captured, so later writes are in the commit log. (An operator takes the snapshots of
 ScyllaDB's tables, see `taking`, and they stay.) Then the agent reads and publishes the SSTables of one table after the
 other, in small portions, one between two of its rounds. So live changes wait for at most one portion. The progress is
 saved in `snapshots.json` once the broker has acknowledged a portion. After a crash the agent continues with the same
@@ -75,7 +75,7 @@ class SnapshotProgress:
 
 class Snapshots:
     """The snapshots of an agent's tables, by `capture.snapshot`. `announce` publishes the agent's progress, and waits
-    until the broker has it: landing must learn of a snapshot before it meets changes of it. `node` is the id of the
+    until the broker has it: a snapshot must be announced before its changes. `node` is the id of the
     node whose changes they have; None for ScyllaDB's tables. Then their origin has the name of the table's log, and
     counts as captured when the snapshot was begun: a snapshot that an operator took may be published after a TRUNCATE,
     and be older. A failed snapshot is tried again after `again_seconds`.

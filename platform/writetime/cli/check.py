@@ -1,4 +1,4 @@
-"""`writetime check`: what must be right before anything can work, one line per fault.
+"""`writetime check`: the prerequisites of all programs, one line per fault.
 
 What belongs here: checks that take seconds and change nothing. Not here: whether agents, landing and queues make
 progress (`writetime status`), and whether views are right (`writetime verify`).
@@ -40,7 +40,7 @@ class Fault(str):
 def check() -> None:
     """Check settings, table entries, servers, Java, ports and disks: one line per fault, with the remedy.
 
-    The exit status is 1 if there is a fault. If there is none, one line per check shows what is fine.
+    The exit status is 1 if there is a fault. If there is none, one line per check.
     """
     found = list(_all())
     faults = [(name, line) for name, line in found if isinstance(line, Fault)]

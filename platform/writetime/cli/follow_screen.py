@@ -1,4 +1,4 @@
-"""What `writetime follow` shows in a terminal: a table that is drawn again twice a second, below its log."""
+"""The display of `writetime follow` in a terminal: a table that is drawn again twice a second, below its log."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ def shown(tables: Callable[[], Iterable[TablePipeline]]) -> Iterator[None]:
 
 
 def as_table(tables: Iterable[TablePipeline]) -> "drawn.Table":
-    """Return what is shown: tables that fail come first, then those that are furthest behind."""
+    """Return the lines to show: tables that fail come first, then those that are furthest behind."""
     ordered = sorted(tables, key=lambda table: (not _faults(table), -table.waiting, table.name))
     found = drawn.Table(caption=f"{len(ordered)} tables" if len(ordered) > _SHOWN else None)
     for name in ("table", "landed", "waiting", "row events", "published", "view", "fault"):

@@ -42,7 +42,7 @@ def snapshot(*, table: str, tag: str | None) -> None:
 def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -> None:
     """Bring snapshots or backups of a table into the lake. They may come from one node or many.
 
-    A PLACE is a folder or a URL: the folder of a snapshot; or, by what is there, a place of Scylla Manager or of
+    A PLACE is a folder or a URL: the folder of a snapshot; or, detected by its files, a place of Scylla Manager or of
     Cassandra Medusa, or a folder with data folders of nodes, with their `snapshots` and `backups`. Safe to repeat:
     SSTables that the lake has taken are not read again.
     """

@@ -120,7 +120,7 @@ class _Group(click.Group):
 
 
 def _leave_output() -> None:
-    """Discard what standard output does not take. Python would try it again at its end."""
+    """Discard output that standard output does not accept. Python would try it again at its end."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -57,7 +57,7 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
 
 
 def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
-    """Yield the rows that meet a condition, by a look-up if it names keys or tokens, and no past time is asked for.
+    """Yield the rows that meet a condition, by a look-up if it names keys or tokens and there is no past time.
 
     Raises:
         WritetimeError: DuckDB rejects the condition, or it uses `token()` of a past time.

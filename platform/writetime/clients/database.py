@@ -70,7 +70,7 @@ def _is_open(host: str, port: int) -> bool:
 def connect(settings: Settings) -> Iterator[Session]:
     """Open a session: token-aware, at the consistency of the settings, and without the driver's retries.
 
-    The driver must not retry by itself: only the caller knows which statement may be sent twice.
+    The driver must not retry by itself: only the caller can decide which statement may be sent twice.
 
     Raises:
         DatabaseUnreachable: no contact point answers, or the credentials or certificates are rejected.
@@ -124,7 +124,7 @@ def connect(settings: Settings) -> Iterator[Session]:
 def find_replicas(session: Session, keyspace: str) -> None:
     """Let prepared statements on this keyspace go to a replica of their partition at once.
 
-    The driver knows replicas by the keyspace's replication, which it reads once, here. `connect` does it for the
+    The driver computes replicas from the keyspace's replication, which it reads once, here. `connect` does it for the
     keyspace of the platform. Statements on other keyspaces go to any node, which passes them on.
     """
     assert session.cluster is not None
@@ -169,8 +169,8 @@ def local_nodes(session: Session) -> list[Host]:
 def nodes_agree(session: Session) -> bool:
     """Return whether all nodes that are up have the same schema.
 
-    A node that was down while a table was changed may take a minute to learn it, and refuses the new columns until then
-    (Cassandra's `MigrationCoordinator` delays the request for the schema by 60 s).
+    A node that was down while a table was altered may take a minute to get the schema, and refuses the new columns
+    until then (Cassandra's `MigrationCoordinator` delays the request for the schema by 60 s).
     """
     try:
         assert session.cluster is not None

@@ -270,8 +270,8 @@ def committed(
     """Return partitions with the offsets that the group of a consumer has committed, and their metadata; the offset is
     negative where nothing is committed.
 
-    A partition may have an error instead, which is not the same as no commit: whoever takes it for that reads all
-    messages again. And a group whose coordinator is not known yet is asked again.
+    A partition may have an error instead, which is not the same as no commit: a caller that treats it as that reads all
+    messages again. And the request is repeated if the group's coordinator is not known yet.
 
     Raises:
         WritetimeError: an offset cannot be read; a `Transient` if that may pass.

@@ -1,4 +1,4 @@
-"""Which errors of Kafka may pass by themselves, and which of them are asked about again at once."""
+"""Kafka's errors that may pass by themselves, and those after which a request is repeated at once."""
 
 from confluent_kafka import KafkaError
 

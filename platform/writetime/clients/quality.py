@@ -63,7 +63,7 @@ class Finding:
     evaluated: bool = True
 
     def __str__(self) -> str:
-        """The expectation in words, and what does not meet it."""
+        """The expectation in words, and the rows that do not meet it."""
         if self.unexpected_count is None:
             return f"{self.condition}: {self.sample}".removesuffix(": ")
         fail = "row fails" if self.rows == 1 else "rows fail"
@@ -82,13 +82,13 @@ def validate(
     """Validate a frame; one finding per expectation.
 
     Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
-    be evaluated (a missing column) has failed, with the error as its sample. Rows that cannot be read are no finding:
-    their error is raised.
+    be evaluated (a missing column) has failed, with the error as its sample. Rows that cannot be read are not a
+    finding: their error is raised.
 
     Args:
         frame: the rows.
         name: of the check.
-        expectations: what the rows must meet.
+        expectations: the expectations on the rows.
         keys: the columns that identify a row in a finding.
     """
 
@@ -120,7 +120,7 @@ def validate_portions(
     Args:
         frames: returns the portions. It is called again for the details if something is wrong.
         name: of the check.
-        expectations: what each row must meet, whatever the other rows are, if there are several portions.
+        expectations: only expectations on single rows, if there are several portions.
         keys: the columns that identify a row in a finding.
     """
 

@@ -28,7 +28,7 @@ QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$")
 
 
 def require_distinct(queues: Sequence[str]) -> None:
-    """Reject queues that Dagster cannot tell apart.
+    """Reject queues that Dagster cannot distinguish.
 
     Raises:
         ValueError: two have the same name there.

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of `writetime follow`, computed when they are asked for."""
+"""The Prometheus metrics of `writetime follow`, computed at each request."""
 
 import time
 from collections import Counter

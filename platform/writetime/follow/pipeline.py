@@ -48,8 +48,9 @@ _TRIM_EVERY = 64
 
 @dataclass(frozen=True)
 class _Seen:
-    """What makes the steps of a table begin, whoever committed it: the number of its changes, its schema, and the
-    generations of its changes and its state. The state's is the later one while a generation begins.
+    """The versions and positions that start the steps of a table, whichever program committed them: the number of its
+    changes, its schema, and the generations of its changes and its state. The state's is the later one while a
+    generation begins.
     """
 
     rows: int
@@ -153,7 +154,7 @@ class TablePipeline:
         return landed
 
     def counts(self) -> dict[str, StepCounts]:
-        """Return what each step has done, landing first."""
+        """Return the counts of each step, landing first."""
         return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class TablePipeline:
         return outcome
 
     def _is_large(self) -> bool:
-        """Return whether a batch of what waits now is to run in Spark."""
+        """Return whether a batch of the waiting changes is to run in Spark."""
         if self._seen is None:
             # At first only Kafka and the lake know it. Any error meets landing, too, which reports it.
             with suppress(Exception):
@@ -248,7 +249,7 @@ class TablePipeline:
         return done.written + done.marked
 
     def _keep_up(self) -> int:
-        """Fold what all steps have seen into the state, and find when data expires next."""
+        """Fold the changes that all steps have read into the state, and find when data expires next."""
         table = self._opened()
         try:
             return self._fold(table)

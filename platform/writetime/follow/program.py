@@ -1,7 +1,7 @@
 """`writetime follow`: one program that runs the steps of many tables, until it is stopped.
 
-A few requests to Kafka find what is new for all tables. Each table with news gets a turn on a thread, so a table with
-much to do, or one that fails, delays no other. A table without news costs nothing.
+A few requests to Kafka find the new messages of all tables. Each table with news gets a turn on a thread, so a table
+with much to do, or one that fails, delays no other. A table without news costs nothing.
 """
 
 import logging
@@ -127,7 +127,7 @@ class Follower:
 
 @contextmanager
 def _in_spark(settings: Settings) -> Iterator[Runner | None]:
-    """Open a Spark session for a `with` block, if large batches need it, and yield what runs their tasks there."""
+    """Open a Spark session for a `with` block, if large batches need it, and yield the runner of their tasks."""
     if settings.follow.spark_changes is None:
         yield None
         return

@@ -85,7 +85,7 @@ class Shares:
 
 @contextmanager
 def shares(settings: Settings, look_seconds: float = 1.0) -> Iterator[Shares]:
-    """Join the programs that share the tables, if `follow.share` says so, for a `with` block.
+    """Join the programs that share the tables, if `follow.share` is set, for a `with` block.
 
     Raises:
         NoZooKeeper: ZooKeeper does not answer.

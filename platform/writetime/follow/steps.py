@@ -1,4 +1,4 @@
-"""When a step of a table is due, and what its last attempt met. A step that fails stops no other table."""
+"""When a step of a table is due, and the result of its last attempt. A step that fails stops no other table."""
 
 import logging
 import random

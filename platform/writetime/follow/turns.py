@@ -1,8 +1,8 @@
 """Gives tables their turns on a few threads, so that none waits for long because others have much to do.
 
-Tables wait in the order in which they were found to be due. A table whose turn takes long moves to places of its own,
-and so do its next turns, until one of them is short. So tables with large backlogs share those places, and the other
-places stay free for tables with little to do.
+Tables wait in the order in which they were found to be due. A table whose turn takes long moves to separate slots, and
+so do its next turns, until one of them is short. So tables with large backlogs share those places, and the other places
+stay free for tables with little to do.
 """
 
 import threading

@@ -96,7 +96,7 @@ class Outbox:
         return call.faults
 
     async def fault(self) -> str | None:
-        """Return why events cannot be sent now, or None. A thread asks the broker, at most once per second."""
+        """Return why events cannot be sent now, or None. A thread queries the broker, at most once per second."""
         async with self._probe_lock:
             if self._loop.time() >= self._probe_kept_until:
                 # Errors reach their callback through a poll, and an idle ingress has no other.

@@ -1,8 +1,8 @@
 """HTTP/1.1 with limits. uvicorn's protocol has none for headers, trailers, the time that a call takes to arrive, and
-the bytes of unfinished bodies; and httptools drops the body of a call that asks for another protocol.
+the bytes of unfinished bodies; and httptools drops the body of a call that requests another protocol.
 
 A call that breaks a limit is answered in its turn, after the earlier calls of the same connection. Then the connection
-is closed. An application that waits for the body of such a call sees a disconnect.
+is closed. An application that waits for the body of such a call gets a disconnect.
 
 Rules of HTTP: RFC 9112, 2.3 (version), 3.2 (one Host), 5 and 7.1.2 (trailers are not headers); RFC 9110, 7.8 (a server
 may ignore Upgrade), 15.5.6 (405 has Allow).
@@ -111,7 +111,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._wait()
 
     def _parse_without_upgrade(self, data: bytes) -> None:
-        """Pass a call to another parser: one that has seen Upgrade reads no body. `data` follows the headers."""
+        """Pass a call to another parser: after Upgrade, it reads no body. `data` follows the headers."""
         while True:
             version = self.parser.get_http_version().encode()
             head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]

@@ -271,7 +271,7 @@ class EventWriter:
         self._ready.append(lane)
 
     def _handle_first_seen(self, lane: _Lane, answer: list[Any]) -> None:
-        """Set events to the timestamp at which their id was first seen; the next step stores them or reads it again."""
+        """Set events to the first timestamp of their id; the next step stores them or reads it again."""
         unresolved = [w for w in lane.batch if not w.timestamp_resolved]
         if answer[0].applied:
             for write in unresolved:

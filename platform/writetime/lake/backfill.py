@@ -3,8 +3,8 @@ bucket.
 
 A bucket is a token range, so it is read from every SSTable at the position in the index. The positions of all buckets
 are found first, so that an index is read once, and not per bucket. Each bucket is its own transaction: only failed
-buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas are no problem: the merge
-keeps one version of each cell.
+buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas need no special
+handling: the merge keeps one version of each cell.
 """
 
 import posixpath
@@ -59,9 +59,8 @@ class SnapshotFiles:
     `taken_at` (microseconds) is when the last of them was taken, or earlier, and `complete_at` is not earlier;
     `oldest_at` is when the first one was taken, of those whose time is known. A snapshot with incremental backups
     counts as taken when the last of these was written, but not in `snapshot_at`, which is otherwise like `oldest_at`: a
-    truncation leaves these backups, and what is older is in the snapshot.
-    `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
-    `missing_nodes` are nodes of the cluster that have no backup.
+    truncation leaves these backups, and older data is in the snapshot. `lists_dropped` is whether the schema has the
+    dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster that have no backup.
     """
 
     files: tuple[BackupFile, ...]

@@ -1,4 +1,4 @@
-"""The SSTables that backfills have taken, so that a later backup costs what is new in it.
+"""The SSTables that backfills have taken, so that the cost of a later backup depends on its new SSTables.
 
 An SSTable is known by the table's id, its node, and the size and digest of its data file. Its name does not count, as
 generation numbers return, and neither does Statistics.db, which repair rewrites.

@@ -149,8 +149,8 @@ def millis() -> int:
 # Kept, because a connection to an object store costs more than a commit.
 @functools.lru_cache(64)
 def _store_of(address: str, given: tuple[tuple[str, str], ...]) -> Any:
-    """Open a folder, by options under the names that delta-rs uses. Like delta-rs, it ignores options that it does not
-    know, such as those of delta-rs alone.
+    """Open a folder, by options under the names that delta-rs uses. Like delta-rs, it ignores unknown options, such as
+    those that only delta-rs has.
 
     Raises:
         WritetimeError: an option has an invalid value.

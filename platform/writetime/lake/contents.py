@@ -1,9 +1,9 @@
-"""What a bucket of a table holds: the levels of the state, and the changes that are not folded in yet.
+"""The content of a bucket of a table: the levels of the state, and the changes that are not folded in yet.
 
 The state drops old tombstones and expired data (`state.drop_tombstones`) into files of their own, whose names begin
-with `DROPPED`. They are no levels. Nothing in the levels is covered by what was dropped, nor is anything that was
-written after the horizon. Only a *late* write, one from up to the horizon, may be. So changes that wait are merged with
-what was dropped at the places of their late writes, before they are merged with the levels.
+with `DROPPED`. They are not levels. The dropped entries cover nothing in the levels, and no later writes. Only a *late*
+write, one from up to the horizon, may be. So waiting changes are merged with the dropped entries at the places of their
+late writes, before they are merged with the levels.
 """
 
 import itertools
@@ -36,19 +36,19 @@ def levels_of(state: TableVersion) -> list[DataFile]:
 
 
 def dropped_of(state: TableVersion) -> list[DataFile]:
-    """Return the files of what a version of the state has dropped."""
+    """Return the files of the entries that a version of the state has dropped."""
     return [file for file in state.files if is_dropped(file.path)]
 
 
 def is_dropped(path: str) -> bool:
-    """Return whether a file of the state is of what was dropped, by its path."""
+    """Return whether a file of the state has dropped entries, by its path."""
     return path.rpartition("/")[2].startswith(DROPPED)
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Changes of one bucket, of some or of all, that are not in the state yet, and what the state has dropped up to a
-    horizon (microseconds); a task may carry it along.
+    """Changes of one bucket, of some or of all, that are not in the state yet, and the entries that the state has
+    dropped up to a horizon (microseconds); a task may carry it along.
     """
 
     changes: tuple[Source, ...]
@@ -63,8 +63,8 @@ class Waiting:
         return not any(source.files for source in self.dropped)
 
     def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
-        """Merge the changes without what something dropped covers: all, or those at some places or in some partitions,
-        which are read through the cache.
+        """Merge the changes without the cells that dropped entries cover: all, or those at some places or in some
+        partitions, which are read through the cache.
         """
         changes = _merged(self.changes, schema, at, self.cache)
         dropped = merge([], schema) if self.has_dropped_nothing else self._dropped(changes, schema)
@@ -76,7 +76,7 @@ class Waiting:
         return merge([left, only_dropped(changes, schema, self.horizon)], schema)
 
     def _dropped(self, changes: pa.Table, schema: TableSchema) -> pa.Table:
-        """Return what was dropped at the places of late writes."""
+        """Return the dropped entries at the places of late writes."""
         late = changes.filter(pa.array(written_until(changes, schema, self.horizon)))
         owners = {ALL, *np.unique(buckets_of(late["token"], self.buckets)).tolist()} if len(late) else set()
         sources = [replace(s, files=tuple(f for f in s.files if f.bucket in owners)) for s in self.dropped]
@@ -85,7 +85,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Contents:
-    """What one bucket, some or all of them hold: the levels, and the changes that wait; a task may carry it along."""
+    """The content of one bucket, of some or of all: the levels, and the changes that wait; a task may carry it
+    along.
+    """
 
     levels: tuple[Source, ...]
     waiting: Waiting
@@ -103,7 +105,7 @@ class Contents:
 
 
 def combined(found: Sequence[Contents]) -> Contents:
-    """Return what several buckets of a table hold."""
+    """Return the content of several buckets of a table."""
     levels, changes, dropped = (
         tuple(itertools.chain.from_iterable(each))
         for each in (
@@ -135,7 +137,7 @@ class StateFiles:
     """The files of a version of the state, by bucket, or by larger equal parts of the token range.
 
     They are the state as it is, or as it would be if nothing written or expired after `since` (microseconds) had been
-    dropped: what was dropped is merged with the levels again.
+    dropped: the dropped entries are merged with the levels again.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class StateFiles:
         return Waiting((changes,), (self._of(self._dropped, part),), self._horizon, table.buckets, table.cache)
 
     def all_contents(self, files: Mapping[int, Sequence[DataFile]]) -> dict[int, Contents]:
-        """Return what each part holds, with these files of `changes` by part, in the order of the parts."""
+        """Return the content of each part, with these files of `changes` by part, in the order of the parts."""
         return {
             part: Contents((self._of(self._levels, part),), self.waiting(part, files.get(part, ())))
             for part in sorted(self._levels.keys() | files.keys())

@@ -272,7 +272,7 @@ def _crc(before: int, part: bytes | pa.Buffer) -> int:
 
 
 def _crc_of_rest(data: pa.Buffer, batches: list[_Batch]) -> int:
-    """Return the CRC-32 of what comes before the first batch and after the last one."""
+    """Return the CRC-32 of the bytes before the first batch and after the last one."""
     start = batches[0].start if batches else data.size
     end = batches[-1].start + batches[-1].size if batches else data.size
     return zlib.crc32(data.slice(end, data.size - end), zlib.crc32(data.slice(0, start)))

@@ -75,8 +75,8 @@ class _Taken(Exception):
 class BucketedTable:
     """A Delta table that is partitioned by the bucket of the token.
 
-    It stays open: the first `load` opens it, and later ones read only what is new in the log. So an object is for one
-    thread.
+    It stays open: the first `load` opens it, and later ones read only the new commits of the log. So an object is for
+    one thread.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -1,7 +1,7 @@
 """How a lake table follows the schema of its source: an older schema changes nothing, a newer one only adds.
 
 Schemas arrive in any order (a snapshot of last week after a commit log of today), so two of them are joined: a column
-lives unless one of them knows a later drop of it; a user-defined type has the fields of the longer of the two.
+is live unless one of them has a later drop of it; a user-defined type has the fields of the longer of the two.
 
 A renamed key column keeps the name that it had when the lake got the table. Its place in the key identifies the column,
 because a place never changes; the order in which schemas arrive does not show which name is newer.
@@ -25,7 +25,7 @@ _WIDER = {(Native("ascii"), Native("text")), (Native("timeuuid"), Native("uuid")
 
 
 def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
-    """Return the schema of a table that was seen with two.
+    """Return the schema of a table from two schemas of it.
 
     Raises:
         SchemaError: they are of different tables, or a column has two types that Arrow does not hold in the same way.
@@ -103,7 +103,7 @@ def _columns(current: TableSchema, seen: TableSchema, kind: str) -> tuple[Column
 
 
 def _dropped_later(name: str, one: TableSchema, other: TableSchema) -> bool:
-    """Return whether `one` knows a later drop of a column than `other`, or `other` none."""
+    """Return whether `one` has a later drop of a column than `other`, or `other` has none."""
     return _last_drop(name, one) > _last_drop(name, other)
 
 

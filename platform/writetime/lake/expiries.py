@@ -1,4 +1,4 @@
-"""When data of a file expires: an index, so that what is due is found without reading the rows."""
+"""When data of a file expires: an index, so that due rows are found without reading all rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

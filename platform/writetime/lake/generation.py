@@ -1,6 +1,6 @@
 """Generations of a table: the changes that count after TRUNCATE, or after DROP and CREATE of the same name.
 
-Both make the database forget all earlier writes, whatever their write times are, so a merge by write time cannot
+Both make the database discard all earlier writes, regardless of their write times, so a merge by write time cannot
 follow. TRUNCATE leaves a record on each node: the position in the commit log up to which the node forgot
 (`system.local.truncated_at`; Cassandra's `CommitLogReplayer` replays only later mutations). The same rule decides here
 which changes count: those that a node logged after that position, and snapshots that were taken later. After DROP and

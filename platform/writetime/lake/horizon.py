@@ -4,10 +4,10 @@ The horizon is a time. Deletions that were made, and written, up to it are dropp
 expired up to it; the commit that drops them records it. It is `gc_grace_seconds` before the time up to which all writes
 have been captured: by every registered source, or if there is none, by the newest snapshot.
 
-What the state drops, it keeps in files of its own. So late changes with a write up to the horizon are still exact: they
-are merged with what was dropped from their partitions (`contents`). A snapshot from before the
-horizon is rejected: its rows may have been deleted since by a deletion that the database itself had dropped before it
-was captured.
+The state keeps dropped entries in separate files. So late changes with a write up to the horizon are still exact: they
+are merged with the entries that were dropped from their partitions (`contents`). A snapshot from before the horizon is
+rejected: its rows may have been deleted since by a deletion that the database itself had dropped before it was
+captured.
 """
 
 from functools import partial
@@ -172,7 +172,7 @@ def without_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Ta
 
 
 def only_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table:
-    """Return what `without_dropped` leaves out."""
+    """Return the entries that `without_dropped` leaves out."""
     return select(state, schema, lambda cells: pc.invert(_stays(cells, horizon)))
 
 

@@ -61,7 +61,7 @@ class LiveVersion:
 
 @dataclass(frozen=True)
 class Change:
-    """What a commit does: files that leave, files that come, and the new vectors of others."""
+    """The effect of a commit: files that leave, files that come, and the new vectors of others."""
 
     remove: Sequence[LiveFile] = ()
     add: Sequence[WrittenFile] = ()

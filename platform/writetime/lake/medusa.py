@@ -95,7 +95,7 @@ def _read(place: Folder, backups: list[_Backup], table: str, *, with_schema: boo
 
 
 def _sections(place: Folder, backup: _Backup, table: str) -> dict[str, list[dict[str, Any]]]:
-    """Read what a manifest lists of a table, by the ids that it had, without the files of its indexes."""
+    """Read the files of a table that a manifest lists, by the table's ids, without the files of its indexes."""
     keyspace, _, name = table.partition(".")
     found: dict[str, list[dict[str, Any]]] = {}
     content = _json(place, backup.manifest, "manifest")

@@ -1,7 +1,7 @@
 """Places in the order of the database, and a search for them in the rows of a decoded file.
 
-Files are in the order of token, key and position, so each place costs a few binary searches, whatever the number of
-rows in the file or in a partition.
+Files are in the order of token, key and position, so each place costs a few binary searches, regardless of the number
+of rows in the file or in a partition.
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
@@ -53,8 +53,8 @@ class TokenRange:
 
 
 def only_at(state: pa.Table, places: Places) -> pa.Table:
-    """Return, of merged changes, the rows at some places, with the static rows and deletions of their partitions. What
-    was merged at these places may have parts of other rows.
+    """Return, of merged changes, the rows at some places, with the static rows and deletions of their partitions. The
+    merge at these places may have parts of other rows.
     """
     (batch,) = state.combine_chunks().to_batches() or [None]
     if batch is None:

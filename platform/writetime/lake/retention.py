@@ -82,8 +82,8 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 
 def used_changes(table: LakeTable) -> TableVersion | None:
-    """Return the version of `changes` that the state, the row events and the view all have already, of those that can
-    go on from where they are; None if none can.
+    """Return the version of `changes` that the state, the row events and the view have all read, of those that can
+    continue from their positions; None if none can.
 
     Files that it has may be merged under a name with its number: nothing reads them again as new changes.
     """
@@ -98,8 +98,8 @@ def folded_changes(table: LakeTable) -> TableVersion | None:
 
 
 def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion | None:
-    """Return the oldest of these versions of which the log is there; None if there is none. What is at an earlier one
-    cannot go on from it, so nothing is kept for that.
+    """Return the oldest of these versions of which the log is there; None if there is none. A step at an earlier one
+    cannot continue from it, so nothing is kept for that step.
     """
     for version in sorted({version for version in versions if version is not None}):
         try:
@@ -112,7 +112,7 @@ def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:
-    """Delete what a stream of batches leaves behind in `changes`: files that were replaced over an hour ago, and
+    """Delete the remains of a stream of batches in `changes`: files that were replaced over an hour ago, and
     the log from before. It costs time in proportion to what it deletes, and to the log of an hour.
 
     While the next step of row events, the view or the state begins at an earlier version, its files and its log stay,

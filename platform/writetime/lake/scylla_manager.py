@@ -54,7 +54,7 @@ class _Manifest:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a manifest lists of a table."""
+    """The files of a table in a manifest."""
 
     manifest: _Manifest
     schema: str
@@ -135,7 +135,7 @@ def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: 
 
 
 def _entries(root: Folder, manifest: _Manifest, table: str) -> list[_Entry]:
-    """Read what a manifest lists of a table: an entry for each id that the table had."""
+    """Read the files of a table in a manifest: an entry for each id that the table had."""
     keyspace, _, name = table.partition(".")
     content = _unzipped(root, manifest.path, "a manifest of Scylla Manager")
     try:

@@ -49,7 +49,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
 
 
 def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -> NodeBackup:
-    """Read what a snapshot has, without its rows.
+    """Read the metadata of a snapshot, without its rows.
 
     Args:
         folder: the snapshot's; or the path of one component of an SSTable.

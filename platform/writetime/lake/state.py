@@ -55,7 +55,7 @@ def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dic
 
 
 def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> dict[int, Contents]:
-    """Return what each bucket holds, in the order of the buckets."""
+    """Return the content of each bucket, in the order of the buckets."""
     return StateFiles(table, state).all_contents(pending(table, changes, state))
 
 
@@ -147,7 +147,7 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
 
 
 def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold levels where there are too many of one size, and in the same way what was dropped; return in how many
+    """Fold levels where there are too many of one size, and dropped entries in the same way; return in how many
     buckets, where those of all buckets count as one. For `staged` see `fold`.
     """
     state = table.state.load()
@@ -174,7 +174,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     """Drop the tombstones and expired cells from before the horizon (microseconds) from the levels of the state, into
     files of their own, in one commit that records it; return the number of buckets that had any.
 
-    Folds and compactions go on beside it. Levels that they made meanwhile may have writes that something dropped
+    Folds and compactions continue meanwhile. Levels that they made meanwhile may have writes that something dropped
     covers, so these are merged with it as late changes are.
 
     Raises:
@@ -219,7 +219,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 def _merged_late(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
-    """Merge levels with what was dropped at the places of their late writes, into one level per bucket and of `ALL`.
+    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket and
+    of `ALL`.
 
     Raises:
         Conflict: the log of the version that the state has folded in was deleted meanwhile.
@@ -258,7 +259,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     """Rebuild the state from all changes in the lake; return how many files of changes they are.
 
     The changes are complete: retention merges old ones and drops no data of the state. Tombstones that the state has
-    dropped come back until they are dropped again, and the files of what was dropped go.
+    dropped come back until they are dropped again, and the files of dropped entries are removed.
 
     Raises:
         Conflict: another process changed the state meanwhile: run it again.
@@ -297,7 +298,9 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Drop:
-    """Merge the levels of one bucket, or of all (`ALL`), into one without what a horizon drops, which is a file too."""
+    """Merge the levels of one bucket, or of all (`ALL`), into one without the entries that a horizon drops; these
+    become a separate file.
+    """
 
     task: MergeTask
     horizon: int

@@ -71,7 +71,7 @@ class LakeTable:
         self.row_events = BucketedTable(storage.folder("row_events"))
 
     def with_buckets(self, buckets: int) -> "LakeTable":
-        """Return the same table, with this number of buckets, and with what stays open."""
+        """Return the same table, with this number of buckets, and with the parts that stay open."""
         found = copy.copy(self)
         found.buckets = buckets
         return found
@@ -88,7 +88,7 @@ class LakeTable:
         return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
 
     def follow(self, schema: TableSchema) -> TableSchema:
-        """Follow a schema seen at the source, newer or older than the present one; return the resulting schema.
+        """Apply a schema of the source, newer or older than the present one; return the resulting schema.
 
         Columns and fields of types are added to the Delta tables, never removed, so earlier files stay as they are.
 

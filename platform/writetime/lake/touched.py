@@ -33,7 +33,7 @@ def merge_tokens(
 def merge_places(
     sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
-    """Merge what files have at some places, and a merged table (if any). The result is the merge of all at these
+    """Merge the entries of files at some places, and a merged table (if any). The result is the merge of all at these
     places. It also has the static rows and the deletions that reach them, and may have parts of others.
     """
 

@@ -39,7 +39,7 @@ class DataFile:
 
 @dataclass
 class Opened:
-    """A version that delta-rs has opened. Later versions share what it says about the table, until that changes."""
+    """A version that delta-rs has opened. Later versions share its schema and properties, until these change."""
 
     table: "deltalake.DeltaTable"
     _numbers: dict[str, int | None] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Deletes what a view leaves behind: files and deletion vectors that no recent version names.
+"""Deletes the remains of a view: files and deletion vectors that no recent version names.
 
-delta-rs' vacuum does not know vectors, and would delete live ones.
+delta-rs' vacuum does not support vectors, and would delete live ones.
 """
 
 import time
@@ -33,8 +33,9 @@ def is_trim_due(trimmed: int) -> bool:
 
 def trim_view(table: LakeTable, trimmed: int) -> int:
     """Delete the files and vectors that refreshes removed over an hour ago, after a time (milliseconds) up to which
-    they are deleted; return the time for the next call. A refresh calls it before its commit, as a checkpoint leaves
-    out what was removed over two hours ago. It reads one checkpoint and the commits since, and deletes what is due.
+    they are deleted; return the time for the next call. A refresh calls it before its commit, because a checkpoint
+    leaves out files that were removed over two hours ago. It reads one checkpoint and the commits since, and deletes
+    the files that are due.
     """
     until = int((time.time() - STREAM_HOURS * _HOUR) * 1000)
     # The clock may have been set back.

@@ -66,7 +66,7 @@ class TableLanding(StepCounts):
         return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
-        """Return whether there is nothing new to land, by what its last call remembers. Else it is behind from now."""
+        """Return whether there is nothing new to land, by the offsets of its last call. Else it is behind from now."""
         # It may ask the lake or Kafka. An error of theirs meets landing, too, which reports it.
         with suppress(Exception):
             if self._landing and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
@@ -123,7 +123,7 @@ class TableLanding(StepCounts):
             self._send(replace(self.report, at=time.time()))
 
     def _remember(self) -> None:
-        """Keep the offsets that landing knows. After a failure, a new landing knows none."""
+        """Keep the offsets that landing has read. After a failure, a new landing has none."""
         if self._landing is not None:
             self._landed = self._landing.landed or self._landed
 
@@ -181,7 +181,9 @@ class OtherCluster(WritetimeError):
 
 
 class Tables:
-    """The landings of some tables, all captured ones or those that are named, and what is read once for all of them."""
+    """The landings of some tables, all captured ones or those that are named, and the state that is read once for all
+    of them.
+    """
 
     def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:
         self.reporter = Reporter(settings)

@@ -68,8 +68,8 @@ class Waiting(NamedTuple):
 
 
 def waiting(settings: Settings, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources) -> Waiting:
-    """Return what of a table is not in the lake yet, by one read of the lake and no request to Kafka. The watermarks
-    count without messages too: a table without writes is always up to date.
+    """Return the offsets of a table that are not in the lake yet, by one read of the lake and no request to Kafka. The
+    watermarks count without messages too: a table without writes is always up to date.
 
     Args:
         settings: where the lake is.

@@ -2,7 +2,7 @@
 
 A batch takes each partition of the topic up to an offset. Its commit has, as Delta transactions, its number and the new
 offset of each partition. So the lake itself records the progress of landing: a batch that was killed before its commit
-left nothing, and of two that run at once only one counts. Late, repeated and disordered changes are no problem, because
+left nothing, and of two that run at once only one counts. Late, repeated and disordered changes are handled, because
 merging is associative, commutative and idempotent.
 
 A commit also has the id of the topic. If Kafka was lost, or the topic was deleted, a topic of the same name has other
@@ -115,8 +115,8 @@ class Topics:
         self._lock = threading.Lock()
 
     def id_of(self, topic: str) -> int:
-        """Return the id of a topic of changes, at most `id_seconds` old, and 0 if there is none. One request asks for
-        all that may be needed next: a request per table would delay a round over many tables.
+        """Return the id of a topic of changes, at most `id_seconds` old, and 0 if there is none. One request covers all
+        topics that may be needed next: a request per table would delay a round over many tables.
 
         Raises:
             WritetimeError: Kafka does not answer, or refuses to describe the topic.
@@ -133,7 +133,7 @@ class Topics:
         return found
 
     def _ask_with(self, topic: str, now: float) -> None:
-        """Ask for the ids of a topic and of others that may be needed next."""
+        """Request the ids of a topic and of others that may be needed next."""
         asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
         if topic not in self._asked:
             # Others are probably new too.
@@ -416,7 +416,7 @@ class Landing:
         return before[1]
 
     def _moved(self, known: Mapping[str, int], sources: Sources) -> dict[str, int]:
-        """Return the watermarks of registered sources that are beyond the known ones, except for sources that know only
+        """Return the watermarks of registered sources that are beyond the known ones, except for sources that have only
         an earlier table of the name.
         """
         starts = self._generation[1] if self._generation else {}

@@ -1,4 +1,4 @@
-"""What a step of a table has done: landing, or one of the steps of `follow` after it."""
+"""The counts of a step of a table: landing, or one of the steps of `follow` after it."""
 
 import time
 from collections.abc import Iterator

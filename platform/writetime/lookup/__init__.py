@@ -1,1 +1,1 @@
-"""Rows of a captured table by their key: at the cost of the rows, whatever the size of the table."""
+"""Rows of a captured table by their key: at the cost of the rows, regardless of the size of the table."""

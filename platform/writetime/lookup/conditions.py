@@ -1,4 +1,4 @@
-"""What a condition in DuckDB's SQL says about columns: the values that it allows, or their bounds.
+"""The bounds that a condition in DuckDB's SQL sets on columns: the values that it allows, or their bounds.
 
 DuckDB parses the condition. Only parts that are joined by AND, and that compare one column with literals, are used. So
 the rows that a condition is true for are among those that the parts allow; the condition itself decides about each.
@@ -50,8 +50,8 @@ class Conditions:
 
 
 def conditions_of(where: str, partition_key: list[str]) -> Conditions:
-    """Return what a condition says about columns; nothing if it cannot be parsed. `partition_key` has the folded names
-    of the columns that `token` is called with.
+    """Return the bounds that a condition sets on columns; nothing if it cannot be parsed. `partition_key` has the
+    folded names of the columns that `token` is called with.
     """
     tree = _parsed(where)
     found = Conditions()
@@ -82,8 +82,8 @@ def database() -> "duckdb.DuckDBPyConnection":
 
 
 def evaluated(literals: Sequence[Literal], expression: str) -> list[Any] | None:
-    """Return what DuckDB makes of literals by an expression of `{}`, in any order; None if it fails for one, or finds
-    null.
+    """Return the values of literals in DuckDB, by an expression of `{}`, in any order; None if it fails for one, or
+    finds null.
     """
     import duckdb
 

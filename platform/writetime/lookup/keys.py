@@ -1,4 +1,4 @@
-"""Where the rows are that a look-up or a condition asks for.
+"""The places of the rows that a look-up or a condition requests.
 
 The places may be too many: the values, or the condition, then decide about each row that was found.
 """

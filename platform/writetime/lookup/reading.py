@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table at its newest version, with what its buckets hold."""
+    """A table at its newest version, with the content of its buckets."""
 
     state: TableVersion
     changes: TableVersion

@@ -1,10 +1,10 @@
 """The merge of counters (`Cells.resolveCounter`, `CounterContext.merge`).
 
 A counter is the sum of one shard per node: the one with the greatest clock. A deletion of the cell hides all its
-shards, whatever their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover earlier writes, as with
-any cell. So a state keeps for each node the shards that no other shard exceeds in both clock and write time, because a
-later deletion may cover the one with the greater clock. In a deleted cell it keeps the shards that are later than its
-deletion, because a deletion that covers that one may not cover them.
+shards, regardless of their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover earlier writes, as
+with any cell. So a state keeps for each node the shards that no other shard exceeds in both clock and write time,
+because a later deletion may cover the one with the greater clock. In a deleted cell it keeps the shards that are later
+than its deletion, because a deletion that covers that one may not cover them.
 """
 
 from collections.abc import Iterable

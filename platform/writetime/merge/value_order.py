@@ -1,6 +1,6 @@
 """Bytes of Arrow values that compare as the database compares: by serialised bytes, or as values of their type.
 
-The database settles ties by the serialised bytes of values, whatever their type: as unsigned bytes, so -1 is more than
+The database resolves ties by the serialised bytes of values, for all types: as unsigned bytes, so -1 is more than
 1. The elements of a collection are in the order of their type.
 """
 

@@ -44,7 +44,7 @@ class Moved(WritetimeError):
 @dataclass(frozen=True)
 class Cursor:
     """The last batch that a processor has done, 0 for none, and the version of its node, None if there is none. It is
-    not `known` if nobody has written it: the node is missing, or has no content.
+    not `known` if it was never written: the node is missing, or has no content.
     """
 
     n: int

@@ -1,8 +1,8 @@
 """Processes batches in order, each at least once; with effects in the database, exactly once.
 
 A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances one is active, and the others
-stand by. ZooKeeper's lock is only a hint of that: an instance that was stopped for long may not know that it has lost
-it. So the cursor moves by the version of its node, and a late instance moves nothing.
+stand by. ZooKeeper's lock is only a hint of that: an instance that was paused for long may not have noticed that it has
+lost it. So the cursor moves by the version of its node, and a late instance moves nothing.
 
 A handler may return its effects as statements instead of running them. They run in one conditional batch that also
 moves a cursor, a static column in the same partition, which is then the valid one: of two instances, one applies a

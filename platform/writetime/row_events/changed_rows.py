@@ -2,7 +2,7 @@
 
 The stream of row events and the view follow the changes of a table: a batch leads from one version of `changes`, as of
 one time, to the next. It reads only the rows that the new changes touch and those where data expires, from a version of
-`state` that holds no more than that version of `changes`, and what that has dropped since that time.
+`state` that holds no more than that version of `changes`, and from its dropped entries since that time.
 """
 
 from collections import Counter
@@ -50,8 +50,8 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """What follows the changes of a table, up to where: its last batch, and the versions of `changes` and `state` up to
-    which it goes.
+    """A follower of the changes of a table, and its position: its last batch, and the versions of `changes` and `state`
+    up to which it goes.
     """
 
     batch: Batch
@@ -69,7 +69,7 @@ class Position:
 class ChangedRows:
     """The rows of one bucket, or of several (`ALL`), that a batch changes; a task may carry it along.
 
-    `old` is what they held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
+    `old` is their content before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
     rows and not only those that changed, which are read through the cache. Events have write times if `write_times`.
     """
 
@@ -161,7 +161,7 @@ def position_of(version: TableVersion, names: Names) -> Position | None:
 
 
 def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[ChangedRows]:
-    """Return what a batch that begins with no rows changes, by bucket."""
+    """Return the changes of a batch that begins with no rows, by bucket."""
     schema = table.schema(changes)
     return [
         ChangedRows(
@@ -183,7 +183,7 @@ def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, bat
 def next_rows(
     table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
 ) -> list[ChangedRows]:
-    """Return what a batch changes, by bucket, or by larger parts of the token range if it has few changes.
+    """Return the changes of a batch, by bucket, or by larger parts of the token range if it has few changes.
 
     Raises:
         TooLate: see the class.

@@ -7,7 +7,7 @@ timestamps: a timestamp that does not fit into microseconds is null, and `key` a
 
 A message's key is the serialised partition key. Its value is in Avro's single-object encoding (the topic
 `writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format. The schema's property
-`format` is the version of the format of the messages; it is no part of the fingerprint.
+`format` is the version of the format of the messages; it is not part of the fingerprint.
 """
 
 from typing import Any

@@ -123,9 +123,9 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        Fenced: another publisher of the table has started since.
-        WritetimeError: the broker refuses a request; an event is larger than the topic takes; the topic is not the one
-            that was published to before, and it is not given what it gets; or the topic has events of a batch that the
+        Fenced: another publisher of the table has started since. WritetimeError: the broker refuses a request; an event
+        is larger than the topic takes; the topic is not the one that was published to before, and the events for the
+        new one are not given; or the topic has events of a batch that the
             stream does not have.
     """
     with EventPublisher(settings, table.name, for_new_topic) as publisher:
@@ -292,7 +292,7 @@ class EventPublisher(Sender):
         """Return the position in the stream to continue from.
 
         Raises:
-            WritetimeError: the topic has what the stream does not have, or the other way round.
+            WritetimeError: the topic has batches that the stream does not have, or the other way round.
         """
         generation = stream.transaction(GENERATION) or 0
         was = self._published
@@ -312,7 +312,7 @@ class EventPublisher(Sender):
         return was.reached if was.reached.sequence or was.mark == self._base else Reached(0, 0)
 
     def _recorded_start(self, table: LakeTable, stream: TableVersion) -> Reached:
-        """Return the position by the record of the lake, as the broker knows none."""
+        """Return the position by the record of the lake, as the broker has none."""
         here, published = stream.transaction(self._record_name), stream.transaction(PUBLISHED) or 0
         if here is not None:
             return Reached(here + 1, 0)

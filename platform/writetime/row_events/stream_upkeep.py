@@ -1,4 +1,4 @@
-"""What a stream of row events needs after its batches, so that the next one costs the same."""
+"""The upkeep of a stream of row events after its batches, so that the next one costs the same."""
 
 from writetime.core.config import Settings
 from writetime.lake import retention, state

@@ -185,7 +185,7 @@ def _ivy_module(jars: list[Jar]) -> str:
 
 
 def _trust_options(scratch: Path) -> list[str]:
-    """Let Java trust the authorities in `SSL_CERT_FILE`, as Python does; a bundled JDK knows only the public ones."""
+    """Let Java trust the authorities in `SSL_CERT_FILE`, as Python does; a bundled JDK has only the public ones."""
     bundle = os.environ.get("SSL_CERT_FILE")
     if not bundle:
         return []

@@ -1,8 +1,8 @@
 """Cassandra's own `nodetool`: the program on the `PATH`, or else that of the embedded server's jars, on any JDK 17.
 
 A node's agent runs on the machine of a Cassandra, which has a nodetool of the same version. That of another version may
-call what the node does not have: the `clearsnapshot` of 5.0 fails on 4.0 and 4.1. An agent is also installed without
-Spark, whose Ivy fetches the jars, and often without a JDK 17.
+call operations that the node does not have: the `clearsnapshot` of 5.0 fails on 4.0 and 4.1. An agent is also installed
+without Spark, whose Ivy fetches the jars, and often without a JDK 17.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ the columns again.
 
 The writer's schema is compiled to a program, once: a list of instructions in the order in which the values of a record
 are encoded. The loop runs it for each message and stores each value in its column. A value that the reader does not
-need is skipped; a field that the writer did not know is null. Reference: Apache Avro 1.12 Specification, "Binary
+need is skipped; a field that the writer did not have is null. Reference: Apache Avro 1.12 Specification, "Binary
 encoding" and "Schema Resolution" (only that of records by field name is needed here).
 """
 

@@ -1,7 +1,7 @@
 """The JSON form in which schemas are stored: in the lake, in Avro schemas of changes, and by agents.
 
-It has all that Writetime knows of a table. Types are CQL texts, and `types` has the user-defined ones, each after those
-that it uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`) is for people, and cannot say
+It has the full schema of a table. Types are CQL texts, and `types` has the user-defined ones, each after those that it
+uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`) is for people, and cannot express
 everything: whether it is known that a dropped column was static, for example.
 """
 

@@ -172,7 +172,7 @@ def schemas_of(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Tab
 
 
 def rows_of_tables(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[TableRows]:
-    """Yield what `from_rows` takes of each table of `settled_rows`, without the rows of others."""
+    """Yield the arguments of `from_rows` for each table of `settled_rows`, without the rows of others."""
     columns, dropped = (_grouped(rows[name], _names) for name in ("columns", "dropped_columns"))
     types = _grouped(rows["types"], itemgetter("keyspace_name"))
     for table in rows["tables"]:

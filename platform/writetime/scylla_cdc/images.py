@@ -92,12 +92,12 @@ def contradictions(
 ) -> Iterator[Disagreement]:
     """Compare postimages with the changes of the same writes, without those of other writes.
 
-    The cells that a write sets are in its postimage, whatever the row had before and whoever else writes: ScyllaDB's
-    `cdc/log.cc` applies the delta to the row that it read before, without regard to write times. Of other columns, only
-    the values that a postimage shows are compared, and only if the write is an insert without values and has no
-    preimage, so the row was new: these values were not logged, because `delta` was `keys`. (A null there means nothing.
-    Another write with an earlier write time may have come later.) A row that two writes set at the same time is not
-    compared.
+    The cells that a write sets are in its postimage, regardless of the row's earlier content and of other writers:
+    ScyllaDB's `cdc/log.cc` applies the delta to the row that it read before, without regard to write times. Of other
+    columns, only the values that a postimage shows are compared, and only if the write is an insert without values and
+    has no preimage, so the row was new: these values were not logged, because `delta` was `keys`. (A null there means
+    nothing. Another write with an earlier write time may have come later.) A row that two writes set at the same time
+    is not compared.
 
     Args:
         images: the images of some groups of the log.

@@ -53,7 +53,7 @@ class Gap(WritetimeError):
 
 
 class StaleSets(LogError, Transient):
-    """The node that answered does not know a set of streams that was known before: ask again."""
+    """The node that answered lacks a set of streams that was read before: ask again."""
 
 
 class Altered(LogError, Transient):

@@ -1,6 +1,6 @@
 """Compares postimages with the changes of the same writes, while both are read from the log.
 
-The agent does not know all changes of a row, only those of the windows that it reads. So it compares the cells that
+The agent does not have all changes of a row, only those of the windows that it reads. So it compares the cells that
 each write set with the write's own postimage. It reads images in any case, because they are rows of the log like
 others.
 """

@@ -63,7 +63,7 @@ class StreamSets:
 
         A set that is younger than `known`, which was the newest when everything before `start` was read, is read from
         its start: it may be older than `start` if it was published late. A closed set is read for `late` more
-        microseconds of write times: a node that did not know of the next set may have written to its streams.
+        microseconds of write times: a node that did not have the next set yet may have written to its streams.
         """
         times = self.times[: bisect_right(self.times, newest)]
         until = dict(zip(times, [*times[1:], end], strict=True))

@@ -247,9 +247,9 @@ def _reservations() -> int:
 
 
 def _identity(pid: int) -> str | None:
-    """Return what tells a process from every other one that had or will have its number; None if it has ended. It does
-    not depend on the clock, which may be set while the process runs. A zombie has ended: not every container has an
-    init process that reaps it.
+    """Return an identity of a process that no earlier or later process with its number has; None if it has ended. It
+    does not depend on the clock, which may be set while the process runs. A zombie has ended: not every container has
+    an init process that reaps it.
     """
     if not sys.platform.startswith("linux"):
         with suppress(psutil.Error):

@@ -8,7 +8,7 @@ Options: `schema` (CQL text, or a file with it, of one table or more, each `WITH
 as keyspace.table, if there are several), `fields` (those to read, separated by commas, or parts of them, as
 `amount.value`), `node`, `on_unknown_table` (`count`, `fail`, `skip`), `torn_tail` (`fail`, `stop`), `on_corrupt`
 (`fail`, or `skip-file`: leave out the rest of a segment), `segments_per_batch` (of a stream; all that there is by
-default). What was skipped is logged.
+default). Skipped mutations are logged.
 
 Mutations that write to tables without a schema are counted. One that also writes to the table behind such a write
 cannot be read: that is an error, unless `on_unknown_table` is `skip`; see `CommitLogReader`.
@@ -168,7 +168,9 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Record what may be read now: a node that continues to write would keep such a run from ending."""
+        """Record the offsets up to which segments may be read now: a node that continues to write would keep such a run
+        from ending.
+        """
         self._available = self._trusted()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:

@@ -1,7 +1,7 @@
 """Lets a Python worker of Spark end without a traceback if its output is no longer wanted, as after `show(3)`.
 
-Spark closes the connection to the worker of a data source as soon as it has enough rows. What the worker still has to
-send fails then. Most of it has left the data source already, so the source cannot catch the error: it occurs where
+Spark closes the connection to the worker of a data source as soon as it has enough rows. Further output of the worker
+then fails. Most of it has left the data source already, so the source cannot catch the error: it occurs where
 `pyspark.daemon` (Spark 4.2) flushes the connection. The daemon prints the traceback and ends the worker, and the query
 succeeds. Spark has no option that leaves out the traceback.
 """

@@ -1,8 +1,8 @@
 """Reads commit log segments as Arrow batches of changes of the requested tables.
 
-The checksum of a frame covers its mutation, so a mutation that cannot be read hides no later one. If the caller asks
-for it, such a mutation is left out and reported as a `Fault`. The same holds for the changes of one table that cannot
-be built from a readable mutation.
+The checksum of a frame covers its mutation, so a mutation that cannot be read hides no later one. On request, such a
+mutation is left out and reported as a `Fault`. The same holds for the changes of one table that cannot be built from a
+readable mutation.
 """
 
 from collections import Counter

@@ -12,8 +12,8 @@ from writetime.storage.locations import read_file, resolve, without_secrets
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder. `path` is its path in the file system, `address` what a user calls it: a path or a URI, which may have
-    a password. Messages use `shown`, and `shown_path` for what is in it.
+    """A folder. `path` is its path in the file system, `address` the user's name for it: a path or a URI, which may
+    have a password. Messages use `shown`, and `shown_path` for files in it.
     """
 
     address: str
@@ -60,7 +60,7 @@ class Folder:
         return Folder(self.address_of(path), self.filesystem, path)
 
     def listed(self) -> list[fs.FileInfo]:
-        """Return what the folder itself holds, in the order of the names; nothing if it does not exist."""
+        """Return the entries of the folder itself, in the order of the names; nothing if it does not exist."""
         found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
         return sorted(found, key=lambda info: info.path)
 

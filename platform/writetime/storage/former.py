@@ -27,7 +27,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
         schema: the table.
 
     Raises:
-        SchemaError: the schema does not know a column, or has it with another type and never dropped it.
+        SchemaError: the schema lacks a column, or has it with another type and never dropped it.
     """
     live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
     dropped_at: dict[str, int] = {}

@@ -22,7 +22,7 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
 
     A snapshot's `schema.cql` has it, but not always completely. Cassandra (5.0.9) leaves out the user-defined types
     that are only used inside other types, and ScyllaDB (2026.1) all of them; the headers have them. ScyllaDB leaves out
-    dropped columns, too: a column that only a header has was dropped. Only the database knows when, and whether a
+    dropped columns, too: a column that only a header has was dropped. Only the database records when, and whether a
     column was dropped and added again. Without `schema.cql` key columns are called `key1`, `key2`, ... and
     `clustering1`, ..., because headers do not have their names.
 

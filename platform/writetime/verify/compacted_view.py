@@ -88,7 +88,7 @@ def compare_view(table: LakeTable) -> CompactedView | None:
 
 
 def _ahead_of_clock(table: LakeTable, as_of: int) -> str | None:
-    """Return what is wrong, and the remedy, if a view is as of a time well after the present one (microseconds); None
+    """Return the fault, and the remedy, if a view is as of a time well after the present one (microseconds); None
     if it is not.
     """
     if as_of <= time_now() + _CLOCKS_DIFFER:

@@ -3,7 +3,7 @@ compares the compacted view with the lake's rows (`compacted_view`).
 
 The two are never read at the same time, so differing rows are read again, in both places, until they are equal or the
 waiting time is over. A remaining difference is lag if the cells that differ were written, as the database reports,
-later than anything that the lake knew of when the verification began (later changes land bucket by bucket). Otherwise
+later than all writes in the lake when the verification began (later changes land bucket by bucket). Otherwise
 it is a real difference. Lag proves nothing if the table is captured and its capture or landing has stopped: then it
 does not pass. (CQL reports no time of a deletion: a row that only the lake still has after the waiting time counts as a
 difference.)
@@ -76,8 +76,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """The ranges that were compared, the remaining differences, and the newest write (microseconds) that the lake knew
-    of at first.
+    """The ranges that were compared, the remaining differences, and the newest write (microseconds) in the lake at the
+    start.
 
     `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are how
     many there are. `unsettled` is the number of differing partitions that were not read again, because others really
@@ -194,7 +194,7 @@ def _settle(
 
 
 def newest_write(table: LakeTable) -> int:
-    """Return the newest write time (microseconds) that the lake knows of, by the statistics of its files.
+    """Return the newest write time (microseconds) in the lake, by the statistics of its files.
 
     Write times in the future, which clients may set, do not count.
     """

@@ -1,4 +1,4 @@
-"""Tells lag from a real difference, by the write times of the cells that differ."""
+"""Distinguishes lag from a real difference, by the write times of the cells that differ."""
 
 from dataclasses import dataclass
 

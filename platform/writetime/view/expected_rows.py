@@ -1,9 +1,9 @@
 """The expectations of a table's entry, `expect`, and the check of rows of the view against them before they are
 published.
 
-New rows of a view are checked against the expectations about each row, also where they are the whole view. What only
-all rows show is checked on a schedule, in Dagster. Without Spark rows are checked by pandas, in portions: a batch has
-few rows, and a Spark job would take longer than the batch.
+New rows of a view are checked against the expectations about each row, also where they are the whole view. Expectations
+on all rows together are checked on a schedule, in Dagster. Without Spark rows are checked by pandas, in portions: a
+batch has few rows, and a Spark job would take longer than the batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
 
 
 def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]":
-    """Return those expectations that are about each row, whatever the other rows are."""
+    """Return those expectations that apply to each row, independent of other rows."""
     from great_expectations.expectations import expectation as kinds
 
     about_rows = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)

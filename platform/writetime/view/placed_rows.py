@@ -54,8 +54,8 @@ def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFi
 
 @dataclass(frozen=True)
 class Written:
-    """What a task wrote: new files; for each file of the view, the rows that no longer count; how many rows changed or
-    went, and the timestamps that do not fit (`row_form.fit`).
+    """The output of a task: new files; for each file of the view, the rows that no longer count; how many rows changed
+    or went, and the timestamps that do not fit (`row_form.fit`).
     """
 
     files: list[WrittenFile]

@@ -61,8 +61,8 @@ class Staged(Protocol):
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a refresh did: the rows of the view afterwards, those that it wrote, those that it marked in other files,
-    the files that it packed, and whether it wrote all rows.
+    """The result of a refresh: the rows of the view afterwards, those that it wrote, those that it marked in other
+    files, the files that it packed, and whether it wrote all rows.
     """
 
     rows: int
@@ -186,7 +186,8 @@ def _next(
     batch: Batch,
     run: Runner,
 ) -> tuple[Written, Batch]:
-    """Write what changed since the last refresh; return it with the batch, not as of an earlier time than the last one.
+    """Write the rows that changed since the last refresh; return it with the batch, not as of an earlier time than the
+    last one.
 
     Raises:
         _Whole: that is not enough.
@@ -234,7 +235,7 @@ def _joined(several: Iterable[Written]) -> Written:
 
 
 def _change(table: LakeTable, before: LiveVersion, found: Written, *, whole: bool) -> Change:
-    """Return what to commit. A file whose rows are all marked leaves the view."""
+    """Return the actions to commit. A file whose rows are all marked leaves the view."""
     if whole:
         return Change(remove=list(before.files.values()), add=found.files)
     storage = table.view.storage

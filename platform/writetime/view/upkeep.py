@@ -74,7 +74,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
 
 
 def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
-    """Do a step, and return how much it did; nothing if another process was first. The next time does what is left."""
+    """Do a step, and return how much it did; nothing if another process was first. The next call does the rest."""
     try:
         return step()
     except Conflict as e:

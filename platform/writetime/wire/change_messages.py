@@ -3,8 +3,8 @@
 A record has the fields of `writetime.changes.model.change_schema`, by name. Everything that a table may gain or lose
 (its columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads
 messages written under any other. The schema also has the table's, as the property `table` (`schema.stored`). So a
-consumer learns of new tables and columns, and of drops and their times, from `writetime.schemas` alone. The property
-`format` is the version of the format of the messages.
+consumer finds new tables and columns, and drops with their times, in `writetime.schemas` alone. The property `format`
+is the version of the format of the messages.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -86,7 +86,7 @@ def require_format(avro: Mapping[str, Any]) -> None:
 
 
 def namespace_of(table: str) -> str:
-    """Return the namespace of the changes of `keyspace.table`, as `SchemaTopic` knows it."""
+    """Return the namespace of the changes of `keyspace.table`, as `SchemaTopic` uses it."""
     return ".".join(("changes", *map(avro_name, table.split("."))))
 
 

@@ -3,7 +3,7 @@
 The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
 single-object encoding begins with that fingerprint, so a consumer can read it with this topic alone. If a schema
 registry is configured, messages are in Confluent's wire format instead. The topic still has the schemas, because
-landing learns of tables and columns from it.
+landing finds tables and columns in it.
 """
 
 import functools

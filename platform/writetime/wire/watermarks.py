@@ -163,7 +163,7 @@ class Sources(dict[str, SourceMarks]):
         return self._by_table.get(table, {})
 
     def after(self, messages: Mapping[str, SourceMarks | None]) -> "Sources":
-        """Return what counts after other messages of sources; None deletes a source."""
+        """Return the watermarks after other messages of sources; None deletes a source."""
         every, by_table = dict(self), dict(self._by_table)
         changed: dict[str, dict[str, SourceMarks]] = {}
         for source, marks in messages.items():

@@ -1,4 +1,4 @@
-"""The unfinished items of one shard that its owner knows, and which of them may run now.
+"""The unfinished items of one shard that its owner has read, and those of them that may run now.
 
 Items of a key form a lane and run in the order of their ids; a failed item holds its lane until it is completed or
 dead. An item without a key has its own lane. Times are milliseconds of the database's clock.

@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """An item as its shard's owner knows it. `due` is in milliseconds of the database's clock."""
+    """An item as its shard's owner has read it. `due` is in milliseconds of the database's clock."""
 
     place: Place
     item_id: UUID

@@ -481,7 +481,7 @@ class Tables:
         return [LetterRow(shard, r.item_id, r.redriven_as) async for r in rows if r.dead_at is not None]
 
     async def mark_redriven(self, letter: DeadLetter, as_id: UUID, *, before: UUID | None) -> bool:
-        """Record which item replaces a dead letter, unless it is no longer `before`."""
+        """Record the item that replaces a dead letter, unless it is no longer `before`."""
         values = (as_id, letter.queue, letter.shard, letter.item_id, before)
         return _applied(await self._run(self._mark_redriven, values))
 

@@ -456,7 +456,7 @@ class Running:
         self._ended.set()
 
     def _idle(self, queue: str) -> bool:
-        """Return whether we have nothing to do in a queue; what was given up is reported at the end."""
+        """Return whether we have nothing to do in a queue; shards that were given up are reported at the end."""
         if queue in self._unopened:
             return True
         unlisted = queue in self._unlisted
