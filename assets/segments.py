@@ -126,7 +126,7 @@ def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunR
         new, unlisted = unpublished(settings.capture.segments, checkpoint_of(settings))
     except (WritetimeError, OSError) as e:
         return SkipReason(f"the checkpoint cannot be read: {e}")
-    # A run publishes what the other folders have, and reports the fault.
+    # A run publishes the other folders, and reports the fault.
     if not new and not unlisted:
         return SkipReason("all segments are published")
     return RunRequest(tags={"writetime/segments": str(len(new))})

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # Tags of a run that is reported: the path of the report, and the status that it gives.
 REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
 # Tag of the runs of some jobs: the seconds after which an alert is sent again although the run before found the same.
-# Tags of such a run that is reported: a digest of what was wrong, and when an alert of that was sent.
+# Tags of such a run that is reported: a digest of its faults, and the time at which their alert was sent.
 ALERT_AGAIN = "writetime/alert_again_seconds"
 _WRONG, _ALERTED_AT = "writetime/wrong", "writetime/alerted_at"
 _EVENTS = {

@@ -296,7 +296,7 @@ class Agent:
             log.warning("%s", e)
         except OSError as e:
             if is_outage(e):
-                # Otherwise each attempt publishes again what was read before the fault.
+                # Otherwise each attempt would publish again the changes before the fault.
                 self._settle(stop)
                 raise
             # Such as a segment without the rights to read it. No other segment waits for it.

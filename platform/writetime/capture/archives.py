@@ -534,7 +534,7 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
             sight.there.add(key)
             if key in kept and kept[key].is_done:
                 continue
-            # Before the file is read, so that what changes meanwhile is seen the next time.
+            # Before the file is read, so that a change meanwhile is detected the next time.
             try:
                 info = segment.filesystem.get_file_info(segment.path)
                 index = segment.cdc_index()

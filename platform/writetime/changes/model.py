@@ -69,7 +69,7 @@ def cell_type(value: pa.DataType) -> pa.DataType:
     return pa.struct([("value", value), *_CELL_TIMES])
 
 
-# Kept, because each merge asks for those of all columns.
+# Kept, because each merge needs those of all columns.
 @functools.lru_cache(1024)
 def column_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its

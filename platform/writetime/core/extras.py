@@ -64,7 +64,7 @@ class WhenUsed:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        # Tools that look through a module ask each of its names for private ones, and would import all extras.
+        # Tools that inspect a module get private attributes of each of its names, and would import all extras.
         if name.startswith("_"):
             raise AttributeError(name)
         require(self._module.partition(".")[0])

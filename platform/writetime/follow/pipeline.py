@@ -128,7 +128,7 @@ class TablePipeline:
         self.waiting = max(self.waiting - landed, 0)
         expired = self._expires_at is not None and time.time() > self._expires_at
         self._is_in_lake = self._is_in_lake or landed > 0
-        # Before the steps, so that they have seen what is counted.
+        # Before the steps, so that they have read the counted changes.
         is_new = self._has_news()
         if not self._is_in_lake:
             return 0

@@ -69,7 +69,7 @@ class Ingress:
         # A redirect would contain the host that the caller has sent.
         self._rest.router.redirect_slashes = False
         self.draining = False
-        # Why the ingress cannot go on; and what ends its server.
+        # Why the ingress cannot continue; and the function that ends its server.
         self.fault: str | None = None
         self.stop: Callable[[], None] = lambda: None
 

@@ -187,7 +187,7 @@ class Cache:
             total -= size
 
 
-# Kept, because a batch asks for each file of the table.
+# Kept, because a batch needs each file of the table.
 @functools.lru_cache(1 << 16)
 def _path_of(folder: Path, address: str, path: str) -> str:
     name = hashlib.sha256(f"{address}/{path}".encode()).hexdigest()[:40]

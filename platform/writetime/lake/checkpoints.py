@@ -16,7 +16,7 @@ from writetime.core.outages import kind_of
 from writetime.lake.commits import Action, actions_of
 from writetime.lake.lake_storage import Storage
 
-# Its version, and what distinguishes several files of one version: part and number of parts, or a UUID.
+# Its version, and the mark of each of several files of one version: part and number of parts, or a UUID.
 _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-f-]{36}))?\.(?:parquet|json)")
 _LOG = "_delta_log"
 

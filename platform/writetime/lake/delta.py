@@ -83,7 +83,7 @@ class BucketedTable:
         self.storage = storage
         # The newest known version, and its commit, which shows whether it is still the same table.
         self._kept: tuple[TableVersion, bytes] | None = None
-        # The newest versions that were loaded, as batches ask for the version of the one before.
+        # The newest versions that were loaded, as batches load the version of the previous batch.
         self._recent: OrderedDict[int, TableVersion] = OrderedDict()
 
     def __reduce__(self) -> "tuple[type[BucketedTable], tuple[Storage]]":

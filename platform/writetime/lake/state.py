@@ -35,7 +35,7 @@ _REBUILT = "rebuilt"
 # times in all, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
-# Files of this size (bytes) never have 2 GiB of texts, which is what an Arrow array holds: LZ4 makes values up to 255
+# Files of this size (bytes) never have 2 GiB of texts, the limit of an Arrow array: LZ4 makes values up to 255
 # times smaller.
 _SMALL = 8 << 20
 

@@ -126,7 +126,7 @@ class LakeTable:
         now = self.changes.load()
         number = (now.transaction(GENERATION) or 0) + 1
         labels, created = extend({}, schema.columns), number
-        # Other processes may begin, and follow, at the same time: what they have set stays, and a name that has another
+        # Other processes may begin, and follow, at the same time: their properties stay, and a name that has another
         # schema is not used.
         while self._give(f"{SCHEMA}.{created}", _text(schema)) != _text(schema):
             created += 1

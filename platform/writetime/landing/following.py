@@ -67,7 +67,7 @@ class TableLanding(StepCounts):
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether there is nothing new to land, by the offsets of its last call. Else it is behind from now."""
-        # It may ask the lake or Kafka. An error of theirs meets landing, too, which reports it.
+        # It may query the lake or Kafka. Landing meets their errors, too, and reports them.
         with suppress(Exception):
             if self._landing and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
                 return True

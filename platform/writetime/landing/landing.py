@@ -67,7 +67,7 @@ BATCH_MESSAGES = 1_000_000
 # How far watermarks move before they get a commit of their own: for a table without changes, five minutes, because each
 # commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if that is less.
 WATERMARK_MICROS = 300_000_000
-# Batches between two deletions of what packing replaced; a multiple of `FAN`.
+# Batches between two deletions of files that packing replaced; a multiple of `FAN`.
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0

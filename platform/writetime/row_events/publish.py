@@ -188,9 +188,9 @@ class EventPublisher(Sender):
         # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         self._partitions = len(partitions_of(settings, self._topic))
-        # The record of the lake of what this topic has.
+        # The lake's record of the events in this topic.
         self._record_name = f"{PUBLISHED}/{topic_ids(settings, [self._topic])[self._topic]}"
-        # Not known yet: the first event asks for it.
+        # Not known yet: the first event requests it.
         self._max_bytes = 0
         self._for_new_topic = for_new_topic
         self._limits = limits

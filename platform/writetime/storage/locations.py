@@ -136,7 +136,7 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     try:
         return fs.FileSystem.from_uri(path)
     except OSError as e:
-        # For S3 it asks for the region at once.
+        # For S3 it requests the region at once.
         raise StorageError(f"{without_secrets(path)} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
         # pyarrow raises these for a scheme that it does not know, or was built without. Their text has the whole URI,

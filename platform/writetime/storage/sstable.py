@@ -207,7 +207,7 @@ class SSTable:
                     raise
                 at = max(split.start.offset, fault.offset or 0)
                 resume = end
-                # A fault without a place may be anywhere: what follows any place may be there already.
+                # A fault without a position may be anywhere, so later data may be there already.
                 if on_corrupt == "skip-partition" and fault.offset is not None:
                     positions = self.index.positions
                     later = positions[positions > max(at, walker.sound_until - 1)]

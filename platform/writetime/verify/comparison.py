@@ -237,7 +237,7 @@ def _newest_until(opened: pq.ParquetFile, group: int, path: str, now: int) -> in
     """Return the newest write time of a column up to now; 0 if there is none."""
     values = opened.read_row_group(group, columns=[path]).column(0).combine_chunks()
     while pa.types.is_nested(values.type):
-        # Only what leads to the path was read.
+        # Only the column at the path was read.
         values = values.flatten() if pa.types.is_list(values.type) else values.flatten()[0]
     return pc.max(values.filter(pc.less_equal(values, now))).as_py() or 0
 

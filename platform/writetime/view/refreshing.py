@@ -46,7 +46,7 @@ else:
     # A base installation lists the commands, and lacks it.
     pyroaring = WhenUsed("pyroaring")
 
-# Refreshes between two that also delete what they leave behind, if that is not due sooner.
+# Refreshes between two that also delete replaced files, if that is not due sooner.
 _TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
 

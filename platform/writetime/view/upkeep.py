@@ -44,7 +44,7 @@ def maintain(
         "buckets_compacted": _unless_done(table, lambda: state.compact(table, run)),
     }
     try:
-        # Before the upkeep, which merges only what the view has.
+        # Before the upkeep, which merges only changes that the view has.
         done["rows"] = refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
     except Conflict:
         done["rows"] = table.view_files.load().rows
