@@ -86,8 +86,8 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
 
 
 def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
-    """Return the assets that failed in a recent run of a job and were not materialized since, so that a lasting fault
-    of one asset is not tried all the time, and does not stop the others. If the process of a run died, these are all
+    """Return the assets that failed in a recent run of a job and were not materialized since, so that an asset with a
+    lasting fault is not retried all the time, and does not stop the others. If the process of a run died, these are all
     assets that it had not done.
     """
     since = time.time() - PAUSE_SECONDS

@@ -223,9 +223,9 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
 
 
 class _Listing:
-    """The names of the backups of some tables. A thread per place lists it, and goes on between two looks if that takes
-    long. So each table has its turn, and a place that does not answer costs one thread, and delays only the tables that
-    have no other.
+    """The names of the backups of some tables. A thread per place lists it, and continues between two ticks if that
+    takes long. So each table has its turn, and a place that does not answer costs one thread, and delays only the
+    tables that have no other.
     """
 
     def __init__(self, tables: Sequence[FollowedTable]) -> None:

@@ -83,8 +83,8 @@ class Archived:
 
 @dataclass(frozen=True)
 class Sight:
-    """What folders have: segments of which more may be there than is published; the addresses of all; and, with the
-    reason, log files that are no known segments, and segments whose `_cdc.idx` cannot be read. `unlisted` are the
+    """The content of folders: segments of which more may be there than is published; the addresses of all; and, with
+    the reason, log files that are not known segments, and segments whose `_cdc.idx` cannot be read. `unlisted` are the
     folders that cannot be listed.
     """
 
@@ -286,12 +286,12 @@ class Archive:
         self.report = Report()
 
     def drain(self, stop: threading.Event | None = None) -> None:
-        """Publish what is there now, or as much of it as there is time for; `report` has the result.
+        """Publish the present data, or as much of it as there is time for; `report` has the result.
 
         A folder that is missing or cannot be listed is in `unlisted` then; the others are published.
 
         Raises:
-            WritetimeError: the database or Kafka does not do its part: go on with another call.
+            WritetimeError: the database or Kafka does not do its part: continue with another call.
         """
         if self._checkpoint.unsaved:
             self._checkpoint.save()
@@ -317,7 +317,9 @@ class Archive:
         self._report_faults()
 
     def _look(self) -> Sight:
-        """Return what the folders have; of each segment that vanished, record it, and forget those that are done."""
+        """Return the content of the folders; of each segment that vanished, record it, and forget those that are
+        done.
+        """
         sight = _look(self._paths, self._checkpoint.segments)
         listed = set(self._paths) - set(sight.unlisted)
         self._index_faults, self.unlisted = sight.faults, sight.unlisted

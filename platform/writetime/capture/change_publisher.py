@@ -212,8 +212,9 @@ class ChangePublisher:
         sent.all()
 
     def _prepared(self, schema: TableSchema, changes: pa.RecordBatch) -> tuple[_Topic | None, pa.Array, Sent]:
-        """Return the destination of changes, if they are taken at all, the messages of those that can be sent, and
-        what `send` returns."""
+        """Return the destination of changes, if they are taken at all, the messages of those that can be sent, and the
+        result of `send`.
+        """
         none = pa.array([], pa.binary())
         if (reason := self._refusals_of(schema).set_aside()) is not None:
             return None, none, Sent(changes.slice(0, 0), reason)

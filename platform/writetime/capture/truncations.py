@@ -42,8 +42,8 @@ def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Trun
 
     Each node records only its own truncations, with its own time: the latest counts. TRUNCATE reaches all replicas of a
     table, in each data center, or fails. So the nodes of the local one have a record of each table that has replicas
-    there, and other tables cannot be read at LOCAL_QUORUM. A node that is down is left out: what it took part in,
-    others recorded too. A node that may be up has to answer.
+    there, and other tables cannot be read at LOCAL_QUORUM. A node that is down is left out, because other nodes have
+    recorded the same truncations. A node that may be up has to answer.
 
     Args:
         session: of the cluster.

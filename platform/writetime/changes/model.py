@@ -3,7 +3,7 @@
 A change is one row's part of one source: the cells that it holds, with their write times, or one deletion. Its fields:
 
 - `kind`: `row`, `static`, `range_tombstone` or `partition_tombstone`
-- the partition key columns, `key` (the key as serialised, which is what `token` hashes) and `token`
+- the partition key columns, `key` (the serialised key, which `token` hashes) and `token`
 - the clustering columns (null unless `kind` is `row`), `position` and `end`
 - `marker`: a row's liveness, if it was inserted and not only updated
 - `tombstone`: the deletion of the row, range or partition

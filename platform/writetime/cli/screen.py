@@ -12,7 +12,7 @@ _CUTS = ((3, 9), (3, 2), (2, 2), (1, 2), (1, 1))
 
 @dataclass(frozen=True)
 class Entries:
-    """A list in a report: the lines of each entry, the most important entry first, and what the entries are."""
+    """A list in a report: the lines of each entry, the most important entry first, and the name of the entries."""
 
     lines: Sequence[Sequence[str]]
     kind: str = "tables"

@@ -51,7 +51,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def kind_of(error: BaseException) -> type[WritetimeError]:
-    """Return the class of the exception that reports an error of a disk or an object store, of whatever class it is."""
+    """Return the class of the exception that reports an error of a disk or an object store, for any class of it."""
     return Transient if is_outage(error) or _names_outage(plain_text(error)) else WritetimeError
 
 

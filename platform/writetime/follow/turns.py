@@ -27,7 +27,7 @@ class Turns:
         self._lock = threading.Lock()
 
     def offer(self, work: Mapping[str, Callable[[], None]], is_due: Callable[[str], bool]) -> None:
-        """Let tables wait for a turn that are due and not at work. The work of a table replaces what it waited with;
+        """Let tables wait for a turn that are due and not at work. New work of a table replaces its waiting work;
         tables that are not due any more do not wait. No turn begins meanwhile.
         """
         with self._lock:

@@ -3,7 +3,7 @@
 In Kafka an event is a JSON object `{"eventId", "userId", "eventType", "timestamp", "payload"}` with the user id as key;
 `timestamp` is ISO 8601 in UTC with milliseconds. The header `first-seen` marks an event whose `timestamp` is the
 ingress's clock at a call with an `Idempotency-Key`: a retry of that call has the same id and a later timestamp, so the
-sink stores it at the timestamp that was seen first.
+sink stores it at the first timestamp.
 """
 
 import uuid

@@ -81,7 +81,7 @@ open_files = OpenFiles()
 
 @dataclass(frozen=True)
 class Cache:
-    """Decoded files in a folder. A task may carry it along: each machine has a folder of its own.
+    """Decoded files in a folder. A task may carry it along: each machine has its own folder.
 
     `limit` bounds all of them together, in bytes. Files of the lake below `smallest` bytes are decoded into memory,
     which costs less than to write them.

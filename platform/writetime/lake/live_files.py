@@ -133,7 +133,7 @@ class LiveFiles:
         raise WritetimeError(f"{self._storage.address}: {ATTEMPTS} commits conflicted with others")
 
     def _follow(self, version: int) -> bool:
-        """Go on to a version; return whether the log has all commits up to it."""
+        """Advance to a version; return whether the log has all commits up to it."""
         while self._at < version:
             commit = commits.read_commit(self._storage, self._at + 1)
             if commit is None:

@@ -113,7 +113,7 @@ def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:
     """Delete the remains of a stream of batches in `changes`: files that were replaced over an hour ago, and
-    the log from before. It costs time in proportion to what it deletes, and to the log of an hour.
+    the log from before. Its time is proportional to the deleted files, and to the log of an hour.
 
     While the next step of row events, the view or the state begins at an earlier version, its files and its log stay,
     but no log for longer than `most_hours`, and no file for a step that is behind the log.

@@ -140,7 +140,7 @@ class Coordination:
             self._client.delete(path, recursive=True)
 
     def synchronise(self) -> None:
-        """Ensure that the next read is as new as any write that a client knows now."""
+        """Ensure that the next read is as new as any write that a client has seen."""
         with _named():
             self._client.sync_async(ROOT).get(timeout=TIMEOUT_SECONDS)
 

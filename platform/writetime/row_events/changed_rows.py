@@ -69,8 +69,9 @@ class Position:
 class ChangedRows:
     """The rows of one bucket, or of several (`ALL`), that a batch changes; a task may carry it along.
 
-    `old` is their content before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
-    rows and not only those that changed, which are read through the cache. Events have write times if `write_times`.
+    `old` is their content before the batch (None: nothing), `new` the additions of the batch; `all_partitions` compares
+    all rows and not only those that changed, which are read through the cache. Events have write times if
+    `write_times`.
     """
 
     bucket: int

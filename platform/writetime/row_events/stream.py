@@ -159,8 +159,8 @@ def extend(
 
 
 def move_on(table: LakeTable) -> None:
-    """Let the stream continue from the present version of the changes if it lacks none: the log of its own one will be
-    deleted. It gets a batch without events; data that has expired waits for the next one.
+    """Let the stream continue from the present version of the changes if it lacks none: the log of its own version will
+    be deleted. It gets a batch without events; data that has expired waits for the next one.
     """
     rows = table.row_events.find()
     last = rows and position_of(rows, NAMES)

@@ -31,7 +31,7 @@ class Folder:
         return Folder(address, filesystem, path.rstrip("/") or path)
 
     def address_of(self, path: str) -> str:
-        """Return the address of a path in the file system. It has what this address has beside its path: a host or an
+        """Return the address of a path in the file system. It has the other parts of this address: a host or an
         account, and options such as the endpoint of a store other than Amazon's.
         """
         if "://" not in self.address:

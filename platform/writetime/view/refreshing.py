@@ -151,9 +151,9 @@ def refresh(
 
 
 def move_on(table: LakeTable) -> None:
-    """Let the next refresh begin at the present version of the changes if the view lacks none: the log of its own one
-    will be deleted. The view stays as it is, as of the same time. A view that another program has changed keeps its
-    position: the next refresh writes it whole.
+    """Let the next refresh begin at the present version of the changes if the view lacks none: the log of its own
+    version will be deleted. The view stays as it is, as of the same time. A view that another program has changed keeps
+    its position: the next refresh writes it whole.
 
     Raises:
         Conflict: another process changed the view meanwhile.
@@ -168,7 +168,7 @@ def move_on(table: LakeTable) -> None:
 
 @contextmanager
 def _logged(table: LakeTable) -> Iterator[None]:
-    """Log why files cannot be deleted, as in a store that refuses that: the view goes on, and they stay."""
+    """Log why files cannot be deleted, as in a store that refuses that: the view continues, and they stay."""
     try:
         yield
     except Exception as e:

@@ -229,7 +229,7 @@ class Running:
     async def _registry(self, queue: str) -> None:
         """Pass the existing buckets to the runners of a queue, some time before they begin.
 
-        Delayed items may have thousands of later ones. Leaving these out changes no order: what is passed is earlier.
+        Delayed items may have thousands of later ones. Leaving these out changes no order: passed buckets are earlier.
         """
         around = _REGISTRY_BUCKETS * self._contexts[queue].bucket_seconds * 1000
         ahead = around + round(self._settings.clock_tolerance_seconds * 1000)

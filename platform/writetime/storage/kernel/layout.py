@@ -1,4 +1,4 @@
-"""The tables of numbers with which Python controls what the kernel reads and where it writes.
+"""The tables of numbers with which Python controls the reads and writes of the kernel.
 
 Every output buffer is sized by the number of input bytes that may be read before it is emptied, so the kernel never
 runs out of space and never has to check: a row or a cell takes at least two bytes of input, and no input byte is copied
