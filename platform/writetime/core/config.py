@@ -151,9 +151,7 @@ class Lake(_Section):
         default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
     )
     drop_tombstones_hours: float = Field(
-        default=24.0,
-        ge=0,
-        description="Minimum time between drops of old tombstones, which rewrite the state; 0: never.",
+        default=24.0, ge=0, description="Minimum time between drops of tombstones, which rewrite the state; 0: never."
     )
     view: Literal["vectors", "rewritten"] = Field(
         default="vectors",
@@ -277,8 +275,7 @@ class Capture(_Section):
         if missing and self.snapshot in ("initial", "always"):
             raise ValueError(
                 f'snapshot = "{self.snapshot}" needs snapshot_folders of {missing[0]}: ScyllaDB takes no snapshot '
-                'over the network. Name them, or set snapshot = "schema-only" and run `writetime backfill` with a '
-                "snapshot"
+                'over the network. Name them, or set snapshot = "schema-only" and run `writetime backfill`'
             )
         return self
 
@@ -309,9 +306,7 @@ class ScyllaCdc(_Section):
         description="For late rows: read each window again after this time, and closed sets of streams for this time "
         "after their end; 0: do not.",
     )
-    batch_seconds: float = Field(
-        default=3600.0, gt=0, description="The longest interval of write times in one batch of a stream."
-    )
+    batch_seconds: float = Field(default=3600.0, gt=0, description="Longest interval of write times in a batch.")
     log_ttl_seconds: int | None = Field(
         default=None,
         ge=0,
@@ -342,12 +337,12 @@ class Ingest(_Section):
     tls_key_file: Path | None = None
     max_connections: int = Field(default=1_000, ge=1, description="Connections beyond this number are answered 503.")
     request_seconds: float = Field(
-        default=60.0, gt=0, description="Time limit for the headers and body of a call; after it: 408."
+        default=60.0, gt=0, description="Time limit for a call's headers and body, then 408."
     )
     max_unfinished_bytes: int = Field(
         default=268_435_456,
         ge=1,
-        description="Maximum bytes in the bodies of all unfinished calls; above it: 429. A call "
+        description="Maximum bytes in the bodies of all unfinished calls, then 429. A call "
         "takes a few times the memory of its body.",
     )
     topic: str = "user-events"
@@ -357,11 +352,9 @@ class Ingest(_Section):
     max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
     max_batch_bytes: int = Field(default=8_388_608, ge=1024, description="A larger call is answered 413.")
     max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
-    max_pending_events: int = Field(
-        default=20_000, ge=1, description="Maximum number of events that wait for the broker; above it: 429."
-    )
+    max_pending_events: int = Field(default=20_000, ge=1, description="Maximum of unacknowledged events, then 429.")
     ack_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="Time limit for the broker's acknowledgement; after it: 503."
+        default=10.0, gt=0, description="Time limit for the broker's acknowledgement, then 503."
     )
     mode: Literal["lwt", "lwt-batch", "upsert"] = "lwt-batch"
     bucket: Literal["none", "day"] = "none"
@@ -419,13 +412,9 @@ class Queue(_Section):
     key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
     key_rate: float | None = Field(default=None, gt=0, description="Items of one key started per second.")
     max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
-    backoff_base_seconds: float = Field(
-        default=1.0, gt=0, description="Pause after the first failure; it doubles after each further one."
-    )
+    backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after the first failure; then doubled.")
     backoff_cap_seconds: float = Field(default=300.0, gt=0)
-    max_depth: int | None = Field(
-        default=None, ge=0, description="Number of unfinished items above which Dagster warns."
-    )
+    max_depth: int | None = Field(default=None, ge=0, description="Unfinished items above which Dagster warns.")
 
 
 class WorkQueue(_Section):
