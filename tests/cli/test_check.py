@@ -61,7 +61,7 @@ def test_each_invalid_setting_is_a_line(file: Path) -> None:
     unknown, invalid, owner = answer.stdout.splitlines()
     assert unknown.endswith("kafka.broker: there is no such setting")
     assert "lake.buckets: Input should be a valid integer" in invalid
-    assert "alerts.owners.0: Value error, 'data' is no owner for Dagster" in owner
+    assert "alerts.owners.0: Value error, 'data' is not an owner that Dagster accepts" in owner
 
 
 def test_what_is_fine_is_a_short_line_each(settings: Settings, tmp_path: Path) -> None:
