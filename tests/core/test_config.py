@@ -47,7 +47,10 @@ def test_file_over_default_and_environment_over_file(settings_file: Path, monkey
         ("[ingest]\nhost = '::'\n", "callers need tokens"),
         ("[ingest]\ntokens = ['too-short']\n", "ingest.tokens.0"),
         ("[ingest]\ntls_key_file = 'k'\n", "tls_key_file must be set together"),
-        ("[alerts]\nowners = ['team:data', 'data']\n", "alerts.owners.1: .*'data' is not an owner that Dagster accepts"),
+        (
+            "[alerts]\nowners = ['team:data', 'data']\n",
+            "alerts.owners.1: .*'data' is not an owner that Dagster accepts",
+        ),
         ("[alerts]\nowners = ['data@shop.technology']\n", "alerts.owners.0: .* 2 to 7 letters"),
         ("[replay]\nqueues = ['a', 'a b']\n", "replay.queues.1"),
         ("[replay]\nqueues = ['a.b', 'c', 'a-b']\n", "replay: .*Dagster cannot distinguish a.b and a-b"),
