@@ -59,7 +59,8 @@ def agent(*, snapshot_at: str | None) -> None:
 )
 def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) -> None:
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
-    stops no other one. The exit status is 1 if one failed."""
+    does not stop the others. The exit status is 1 if a table failed.
+    """
     # At once: landing takes a fault of one table for one of that table.
     require("deltalake")
     settings = config.load()

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 @click.option("--accept-gap", is_flag=True, help="Continue at the start of the topic, after a backfill of a snapshot.")
 def follow(*, tables: tuple[str, ...], accept_gap: bool) -> None:
     """Land changes, publish row events and refresh views until SIGTERM or Ctrl-C. Without names it follows all captured
-    tables, also those that are captured later. A table that fails stops no other one. In a terminal it shows a table of
-    its progress."""
+    tables, also those that are captured later. A table that fails does not stop the others. In a terminal it shows its
+    progress."""
     # At once: landing takes a fault of one table for one of that table.
     require("deltalake")
     log_as_json()

@@ -44,7 +44,7 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
 
     A PLACE is a folder or a URL: the folder of a snapshot; or, detected by its files, a place of Scylla Manager or of
     Cassandra Medusa, or a folder with data folders of nodes, with their `snapshots` and `backups`. Safe to repeat:
-    SSTables that the lake has taken are not read again.
+    SSTables that the lake already has are not read again.
     """
     settings = config.load()
     found = find_snapshots(places, parse_table(schema_file.read_text()) if schema_file else None, table)

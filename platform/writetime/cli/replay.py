@@ -109,7 +109,7 @@ def check_command(queue: str) -> None:
 @replay_group.command(name="trim")
 @click.argument("queue")
 def trim_command(queue: str) -> None:
-    """Delete batches that all processors have done and that are older than the queue's `replay.keep_days`."""
+    """Delete batches that all processors have processed and that are older than the queue's `replay.keep_days`."""
     found = trim(config.load(), queue)
     waits = f"; those up to {found.due} are old enough, but processor {found.waits_for} has not processed all of them"
     gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"

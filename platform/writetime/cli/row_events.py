@@ -41,8 +41,7 @@ _REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str]] = {
 @click.option("--from", "first", default=1, show_default=True, help="The first batch (`sequence`) to print.")
 @click.option("--format", "form", type=click.Choice(["jsonl", "table", "avsc"]), default="jsonl", show_default=True)
 def row_events(*, table: str, first: int, form: str) -> None:
-    """Print the row events of a table, or their Avro schema. They are printed in the order in which the lake keeps
-    them."""
+    """Print the row events of a table, or their Avro schema. They are printed in the lake's order."""
     lake_table = open_table(config.load(), table)
     if form == "avsc":
         click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
@@ -64,8 +63,9 @@ def row_events(*, table: str, first: int, form: str) -> None:
     "that are not published yet.",
 )
 def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> None:
-    """Publish the row events of a table to Kafka. It finds those since the last batch, and keeps them in the lake
-    first."""
+    """Publish the row events of a table to Kafka. It first computes the events since the last batch, and stores them in
+    the lake.
+    """
     settings = config.load()
     lake_table = open_table(settings, table)
     click.echo(f"row events {extend(lake_table)} events added")
@@ -82,8 +82,9 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
 @click.argument("parts", metavar="[state|view|row_events]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. Defaults to the state and the view, and always includes those that are gone. If the view
-    cannot be rebuilt, as its rows are not as expected, the row events are all the same. The database is not read.
+    row events from the state. The default is the state and the view; a missing state or view is always included. If the
+    view cannot be rebuilt because its rows are not as expected, the row events are rebuilt anyway. The database is not
+    read.
     """
     settings = config.load()
     wanted = {*(parts or ("state", "view")), *create_missing_parts(settings, table)}
