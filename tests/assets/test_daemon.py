@@ -1,4 +1,4 @@
-"""Schedules, sensors and a backfill, run by Dagster's own daemon."""
+"""Schedules, sensors, a backfill and a run that the web UI starts, run by Dagster's own daemon."""
 
 import os
 import shutil
@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._cli import cli
 from dagster._core.scheduler.instigation import ScheduleInstigatorData
+from dagster_graphql import DagsterGraphQLClient
 from pydantic import SecretStr
 
 from tests.support.settings import write_settings
@@ -133,15 +134,26 @@ def instance(workspace: Path, home: Path) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def test_schedule_sensors_and_backfill(
+@pytest.fixture
+def webserver(workspace: Path, tmp_path: Path) -> Iterator[DagsterGraphQLClient]:
+    """The interface that the pages of the web UI call."""
+    port = free_port()
+    with program(tmp_path / "web.log", "dagster_webserver", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(port)):
+        wait_for(lambda: port_answers(port), PATIENCE_SECONDS)
+        yield DagsterGraphQLClient("127.0.0.1", port_number=port)
+
+
+def test_schedule_sensors_backfill_and_web_ui(
     settings: Settings,
     reports: Path,
     workspace: Path,
     instance: DagsterInstance,
+    webserver: DagsterGraphQLClient,
     posted: tuple[str, list[dict[str, Any]]],
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "daemon.log"
+    webserver.submit_job_execution("queue_health", repository_location_name="writetime", tags={"by": "hand"})
     with program(log, "dagster._daemon", "run", "-w", str(workspace)):
         share = token_ranges.get_partition_keys()[5]
         dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *at(workspace))
@@ -150,15 +162,18 @@ def test_schedule_sensors_and_backfill(
             observed = ended(instance, "observe", "dagster/schedule_name")
             looked = ended(instance, "queue_health", "dagster/sensor_name")
             filled = ended(instance, "backfill", "dagster/backfill")
-            if observed and looked and filled:
+            by_hand = ended(instance, "queue_health", "by")
+            if observed and looked and filled and by_hand:
                 break
             assert time.monotonic() < deadline, log.read_text()[-5000:]
             time.sleep(1)
-    assert {run.status for run in observed + looked + filled} == {DagsterRunStatus.SUCCESS}
+    found = observed + looked + filled + by_hand
+    assert {run.status for run in found} == {DagsterRunStatus.SUCCESS}
     written = {path.stem for path in reports.glob("*.md")}
-    assert {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled} <= written
+    assert {f"{run.job_name}-{run.run_id}" for run in found} <= written
     # Work is stuck. The sensors of ended runs send no second alert.
     titles = [alert["title"] for alert in posted[1]]
-    assert f"run {looked[0].run_id} of job queue_health: success" in titles
+    for run in (looked[0], by_hand[0]):
+        assert f"run {run.run_id} of job queue_health: success" in titles
     assert len(set(titles)) == len(titles)
     assert os.listdir(tmp_path / "lake" / f"{settings.cassandra.keyspace}.items")

@@ -310,7 +310,7 @@ def test_an_alert_that_the_webhook_did_not_take_is_sent_by_the_next_round(
 def test_every_way_to_start_a_run(
     tmp_path: Path, posted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, and by a command. tests/assets/test_daemon.py has those of the daemon."""
+    """In this process, and by a command. tests/assets/test_daemon.py has those of the daemon and the web UI."""
     (tmp_path / "writetime.toml").write_text(f"[tables.shop.orders]\n[cassandra]\nport = {free_port()}\n")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
