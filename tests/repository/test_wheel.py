@@ -67,13 +67,6 @@ from dagster import asset
 @asset(deps=[["shop", "orders", "orders_view"]])
 def sales() -> None: ...
 """,
-    "src/bakery/defs/tables/defs.yaml": """
-type: writetime_dagster.WritetimeComponent
-
-attributes:
-  settings: writetime.toml
-  tables: ["shop.orders"]
-""",
     "src/bakery/defs/tables/writetime.toml": """
 [cassandra]
 port = 1
@@ -82,12 +75,24 @@ port = 1
 [tables.shop.others]
 """,
 }
-# The listing is `dagster asset list` of the code location of an installation.
+# The function behind `dg scaffold defs writetime_dagster.WritetimeComponent tables` makes the component's file, and the
+# user adds the attributes. The listing is `dagster asset list` of the code location of an installation.
+SCAFFOLDED = "type: writetime_dagster.WritetimeComponent\n\nattributes: {}\n"
+ATTRIBUTES = """attributes:
+  settings: writetime.toml
+  tables: ["shop.orders"]
+"""
 LOADED = """
-import json
+import json, sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from click.testing import CliRunner
 from dagster._cli import cli
+from dagster.components.component_scaffolding import scaffold_object
+folder = Path("bakery/defs/tables").absolute()
+scaffold_object(folder, "writetime_dagster.WritetimeComponent", None, "yaml", Path.cwd().parent)
+scaffolded = (folder / "defs.yaml").read_text()
+(folder / "defs.yaml").write_text(scaffolded.replace("attributes: {}", sys.argv[1]))
 from bakery.definitions import defs
 repository = defs().get_repository_def()
 graph = repository.asset_graph
@@ -97,6 +102,7 @@ print(json.dumps({
     "checks": [f"{key.asset_key.to_user_string()}:{key.name}" for key in graph.asset_check_keys],
     "jobs": repository.job_names,
     "listed": hasattr(found.load(), "WritetimeComponent"),
+    "scaffolded": scaffolded,
     "platform": CliRunner().invoke(cli, ["asset", "list", "-m", "writetime_dagster.assets.definitions"]).output,
 }))
 """
@@ -128,7 +134,9 @@ def loaded(wheel: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) ->
         path = folder / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return json.loads(run(folder / "project" / "src", python, "-c", LOADED).stdout)
+    printed = run(folder / "project" / "src", python, "-c", LOADED, ATTRIBUTES).stdout
+    # The scaffolding prints, too.
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_a_base_installation_is_small_and_runs_the_agent(wheel: Path, base: Path, tmp_path: Path) -> None:
@@ -165,6 +173,7 @@ def test_the_code_location_loads_with_its_extra(loaded: dict[str, Any]) -> None:
 
 
 def test_the_component_brings_tables_into_a_project(loaded: dict[str, Any]) -> None:
+    assert loaded["scaffolded"].split() == SCAFFOLDED.split()
     assert {"sales", "shop/orders/orders", "shop/orders/orders_view", "capture/agents"} <= set(loaded["assets"])
     assert not any(name.startswith(("shop/others", "ingest", "workqueue")) for name in loaded["assets"])
     assert "shop/orders/orders_view:rows_are_those_of_the_database" in loaded["checks"]
