@@ -1,5 +1,6 @@
 """The lake, and the snapshots that are read into it, in an object store."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,39 @@ def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(views, "time_now", lambda: recorded.snapshot_at * 1_000_000)
     rows = pa.concat_tables(views.virtual(table))
     assert recorded.texts(rows) == recorded.answer()
+
+
+def test_snapshots_of_several_nodes_in_a_store(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the data folders of the nodes, without a tool for backups: in each night, only what is new."""
+    recorded = RecordedTable("rec104", "x_0")
+    schema, [first, second, *others] = recorded.schema, recorded.locations
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    address = f"s3://{BUCKET}/nodes?endpoint_override={store.host}&scheme=http"
+    table = create_table(settings_of(store, "trees"), schema)
+    folder = f"data/{schema.keyspace}/{schema.name}-{uuid1().hex}/snapshots"
+    # The nodes have one SSTable in common; the second night has what the first had, and more.
+    nights = [{"node-1": [first], "node-2": [first]}, {"node-1": [first, second], "node-2": [first, *others]}]
+    counts = []
+    for night, nodes in enumerate(nights):
+        for node, sstables in nodes.items():
+            snapshot = tmp_path / node / folder / f"night{night}"
+            snapshot.mkdir(parents=True)
+            (snapshot / "schema.cql").write_text(to_cql(schema))
+            for each in sstables:
+                for file in Path(each.folder).glob(f"{each.version}-{each.id}-*"):
+                    shutil.copy2(file, snapshot)
+        fs.copy_files(str(tmp_path), f"{BUCKET}/nodes", destination_filesystem=store.filesystem())
+        found = find_snapshots([address], table=schema.full_name)
+        table.follow(found.schema)
+        counts.append((len(found.paths), len(untaken(table, found))))
+        list(backfill(table, found))
+        assert untaken(table, find_snapshots([address], table=schema.full_name)) == []
+    assert counts == [(2, 2), (3 + len(others), 1 + len(others))]
+    monkeypatch.setattr(views, "time_now", lambda: recorded.snapshot_at * 1_000_000)
+    assert recorded.texts(pa.concat_tables(views.virtual(table))) == recorded.answer()
 
 
 def test_medusa_in_a_store(store: ObjectStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
