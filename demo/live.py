@@ -59,6 +59,24 @@ class Delays:
         seen = self.acknowledged.keys() & self.seen[where].keys()
         return max(now - self.acknowledged[max(seen)], 0.0) if seen else None
 
+    def ages(self, where: str) -> list[tuple[float, float]]:
+        """Return the age of the newest write that is seen in a place, before and after each change of it: instants
+        (seconds since 1970), and ages (seconds).
+        """
+        sights: dict[float, float] = {}
+        for number, delay in self.of(where).items():
+            at = self.acknowledged[number]
+            # Writes that are seen at once have one instant.
+            instant = round(at + delay, 3)
+            sights[instant] = max(at, sights.get(instant, at))
+        found: list[tuple[float, float]] = []
+        newest: float | None = None
+        for instant, at in sorted(sights.items()):
+            if newest is None or at > newest:
+                found += [(instant, instant - known) for known in (newest, at) if known is not None]
+                newest = at
+        return found
+
     def percentiles(self, where: str, numbers: range = ALL) -> tuple[float, float, int]:
         """Return the median and the 99th percentile of the delays of these writes, and how many there are."""
         found = sorted(self.of(where, numbers).values())

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from html import escape
+from itertools import count
 from pathlib import Path
 
 from demo.live import TABLE, Delays
@@ -12,6 +13,7 @@ from demo.report import Report, Stage, Station, rows_of
 UI = "http://127.0.0.1:3000"
 _STYLE = Path(__file__).with_name("page.css")
 _WIDTH, _HEIGHT = 800, 160
+_LINES = 4
 _COLOURS = ("#3b6ea8", "#c1761b")
 _TITLES = {
     "ingest": "Events over HTTP, each stored once",
@@ -23,9 +25,9 @@ _TITLES = {
 def write_page(
     report: Report, rates: Mapping[str, float], path: Path, delays: Delays, *, is_live: bool = False
 ) -> None:
-    """Write the page: the verdict with its numbers, the delays of the live part, the stations of the data, figures side
-    by side, sums, rates per second, steps and checks. While the live part runs, the browser loads the page again each
-    second.
+    """Write the page: the verdict with its numbers, delays and ages of the live part, the stations of the data, figures
+    side by side, sums, rates per second, steps and checks. While the live part runs, the browser loads the page again
+    each second.
     """
     again = "<meta http-equiv=refresh content=1>" if is_live else ""
     text = (
@@ -73,7 +75,8 @@ def _live(delays: Delays, is_live: bool) -> str:
         f"<h2>From a write to its row event, and to the view{' (now)' if is_live else ''}</h2>"
         f"<p>A program updates rows of <code>{TABLE}</code>, and <code>writetime follow</code> takes each write to "
         "Kafka and to the view. The time starts when the database acknowledges the write. It ends when a consumer has "
-        f"the row event, or when the view's files have the row.</p><div class=cards>{cards}</div>{_drawn(delays)}"
+        f"the row event, or when the view's files have the row.</p><div class=cards>{cards}</div>"
+        f"{_drawn(delays, now if is_live else None)}"
     )
 
 
@@ -144,25 +147,37 @@ def _checks(report: Report) -> str:
     )
 
 
-def _drawn(delays: Delays) -> str:
-    """Draw the delay of each write, by the time of its acknowledgement."""
-    found = {where: delays.of(where) for where in delays.seen}
-    most = max((delay for of in found.values() for delay in of.values()), default=0) or 1
-    began, until = (least(delays.acknowledged.values(), default=0) for least in (min, max))
-    lines, wide, high = "", _WIDTH / ((until - began) or 1), _HEIGHT / most
-    for (where, of), colour in zip(found.items(), _COLOURS, strict=True):
-        points = " ".join(
-            f"{(delays.acknowledged[n] - began) * wide:.1f},{_HEIGHT - of[n] * high:.1f}" for n in sorted(of)
-        )
-        lines += f'<polyline fill="none" stroke="{colour}" points="{points}"><title>{where}</title></polyline>'
-    legend = ", ".join(
-        f'<b style="color:{colour}">{escape(where)}</b>' for where, colour in zip(found, _COLOURS, strict=True)
+def _drawn(delays: Delays, now: float | None) -> str:
+    """Draw the age of the newest write that is seen in each place, until now or until the last change of it."""
+    found = {where: ages for where in delays.seen if (ages := delays.ages(where))}
+    if not found:
+        return ""
+    if now is not None:
+        found = {where: [*ages, (now, now - ages[-1][0] + ages[-1][1])] for where, ages in found.items()}
+    began, until = (of(instant for ages in found.values() for instant, _ in ages) for of in (min, max))
+    step = _step(max(age for ages in found.values() for _, age in ages) * 1000)
+    wide, high = _WIDTH / ((until - began) or 1), _HEIGHT / (step * _LINES)
+    colours = dict(zip(delays.seen, _COLOURS, strict=True))
+    lines = "".join(
+        f'<polyline stroke="{colours[where]}" points="'
+        + " ".join(f"{(instant - began) * wide:.1f},{_HEIGHT - age * 1000 * high:.1f}" for instant, age in ages)
+        + f'"><title>{escape(where)}</title></polyline>'
+        for where, ages in found.items()
     )
+    scale = "".join(
+        f'<i style="bottom:{100 * n / _LINES:.0f}%"><span>{step * n:,} ms</span></i>' for n in range(1, _LINES + 1)
+    )
+    places = ", ".join(f'<b style="color:{colours[where]}">{escape(where)}</b>' for where in found)
     return (
-        f"<p class=note>Each point is a write, over {until - began:,.0f} seconds: {legend}. Top of the drawing: "
-        f"{most * 1000:,.0f} ms.</p>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="delays of writes">{lines}</svg>'
+        f"<p class=note>Age of the newest write by where it is seen, over {until - began:,.0f} seconds: {places}</p>"
+        f'<div class=chart>{scale}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="age of the newest write">{lines}</svg></div>'
     )
+
+
+def _step(most: float) -> int:
+    """Return the distance of lines that a scale up to here has: 1, 2 or 5 times a power of ten."""
+    return next(step for power in count() for of in (1, 2, 5) if (step := of * 10**power) * _LINES >= most)
 
 
 def _bars(values: Mapping[str, float]) -> str:

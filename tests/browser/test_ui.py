@@ -1,6 +1,6 @@
 """The pages of the web UI that matter, in a real browser: the graph, an asset with checks and plots, a run's log.
 
-The browser is the machine's Chromium: `CHROMIUM`, or one on PATH. `--screenshots FOLDER` keeps pictures of the pages.
+`--screenshots FOLDER` keeps pictures of the pages.
 """
 
 import os
@@ -16,6 +16,7 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
+from tests.support.browser import browsing, needs_chromium
 from tests.support.made import SCHEMA, add, write
 from writetime.core import config
 from writetime.core.config import Table
@@ -26,9 +27,6 @@ from writetime_dagster.assets import changes, views
 from writetime_dagster.resources import LakeResource, SparkResource
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 TABLE = SCHEMA.full_name
 VIEW = f"{SCHEMA.keyspace}/{SCHEMA.name}/{SCHEMA.name}_view"
 EXPECT = [{"type": "expect_column_values_to_be_between", "column": "w", "max_value": 100}]
@@ -43,10 +41,7 @@ queues = ["orders"]
 START_SECONDS = 240.0
 PATIENCE_MS = 120_000
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make setup`")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on PATH (chromium, google-chrome); name one by CHROMIUM=/path/to/it"
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +86,10 @@ def page(runs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            context = browser.new_context(
-                base_url=f"http://127.0.0.1:{port}", viewport={"width": 1400, "height": 860}, color_scheme="light"
-            )
+        with browsing(1400, 860, base_url=f"http://127.0.0.1:{port}") as context:
             context.set_default_timeout(PATIENCE_MS)
             context.set_default_navigation_timeout(PATIENCE_MS)
             yield context.new_page()
-            browser.close()
     finally:
         server.terminate()
         server.wait(60)

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,9 +57,9 @@ def test_page(tmp_path: Path) -> None:
     assert "10 flights, 9,000 miles, in each of 3 counts" in text
     assert "1 of 1 sums hold. 2 of 2 checks" in text
     assert text.count("<polyline") == 2
-    assert "Top of the drawing: 1,500 ms" in text
+    assert re.findall(r"<span>([\d,]+ ms)</span>", text) == ["500 ms", "1,000 ms", "1,500 ms", "2,000 ms"]
     assert "http-equiv" not in text
-    assert "age of the newest write" not in text
+    assert ", now</span>" not in text
 
 
 def test_page_of_the_live_part(tmp_path: Path) -> None:
@@ -66,5 +67,11 @@ def test_page_of_the_live_part(tmp_path: Path) -> None:
     assert "http-equiv" in (tmp_path / "demo.html").read_text()
     write_page(GOOD, {}, tmp_path / "demo.html", DELAYS, is_live=True)
     text = (tmp_path / "demo.html").read_text()
-    assert text.count("age of the newest write") == 2
+    assert text.count(", now</span>") == 2
     assert DELAYS.fresh(VIEW, 12.0) == 1.5
+
+
+def test_ages_grow_until_a_newer_write_is_seen() -> None:
+    late = Delays({1: 10.0, 2: 10.5, 3: 10.75, 4: 11.0}, {EVENT: {2: 11.5, 3: 12.0, 1: 12.5, 4: 12.0}, VIEW: {}})
+    assert late.ages(EVENT) == [(11.5, 1.0), (12.0, 1.5), (12.0, 1.0)]
+    assert late.ages(VIEW) == []
