@@ -12,11 +12,12 @@ from confluent_kafka.admin import AdminClient
 
 from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
 from writetime.clients.database import connect
-from writetime.clients.kafka import client_config, commit_offsets
+from writetime.clients.kafka import client_config, commit_offsets, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
 from writetime.ingest import drain, event_pipeline, sink, writer
+from writetime.ingest.topics import ensure_ingest_topics
 from writetime.ingest.writer import EventWriter
 
 MODES = ["lwt", "lwt-batch", "upsert"]
@@ -120,6 +121,21 @@ def test_messages_lost_to_retention_stop_the_sink_until_someone_decides(settings
         drain.plan(settings)
     commit_offsets(settings, topic, group, {0: 5})
     assert len(run_once(settings)) == 5
+
+
+def test_topics_that_were_lost_and_made_again(settings: Settings) -> None:
+    """By the steps of docs/backup.md: clients repeat their calls, and nothing is stored twice."""
+    ingest = settings.ingest
+    produce(settings, [an_event(n).value() for n in range(3)])
+    assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 3
+    delete_topics(settings, [ingest.topic, ingest.dead_letter_topic])
+    with pytest.raises(WritetimeError, match=f"{ingest.topic} does not exist.*writetime init"):
+        sink.run(settings, threading.Event())
+    assert set(ensure_ingest_topics(settings)) == {ingest.topic, ingest.dead_letter_topic}
+    # The offsets of the group are gone with the topic, so the first messages count, too.
+    produce(settings, [an_event(n).value() for n in (3, 4, 0, 1, 2)])
+    assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 2 + ["duplicate"] * 3
+    assert [event_id.int for event_id, _ in rows(settings)] == list(range(5))
 
 
 @pytest.mark.parametrize("program", ["sink", "drain"])
