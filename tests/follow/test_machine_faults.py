@@ -76,7 +76,7 @@ def test_an_object_store_that_stops_is_waited_for(settings: Settings, tmp_path: 
 
 
 def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What expired while the clock was ahead stays expired; all else is as it was, and new changes are followed."""
+    """What expired only because the clock was ahead lives again, without a change; and new changes are followed."""
     schema = schema_of(settings, "a")
     now, real = int(time.time()), (time.time, time.time_ns)
     row = write(1, 0, now * 1_000_000, v="a")
@@ -85,12 +85,13 @@ def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: 
     send(settings, schema, row, write(2, 0, 5, v="b"))
     with following(settings, schema.full_name):
         wait_for(lambda: rows_shown(settings, schema.full_name) == 2)
-        for step, rows in ((-3600, 12), (3600, 21), (0, 31)):
+        for step, rows in ((-3600, 12), (3600, 21), (0, 22), (0, 32)):
             monkeypatch.setattr(time, "time", lambda step=step: real[0]() + step)
             monkeypatch.setattr(time, "time_ns", lambda step=step: real[1]() + step * 10**9)
-            publish(settings, schema, *range(rows * 10, rows * 10 + 10))
+            if rows != 22:
+                publish(settings, schema, *range(rows * 10, rows * 10 + 10))
             wait_for(lambda rows=rows: rows_shown(settings, schema.full_name) == rows)
             assert len(shown(settings, schema.full_name)) == rows
-        assert_each_event_once(settings, schema.full_name, 33)
+        assert_each_event_once(settings, schema.full_name, 34)
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
-    assert (kinds.count("CREATE"), kinds.count("DELETE")) == (32, 1)
+    assert (kinds.count("CREATE"), kinds.count("DELETE")) == (33, 1)

@@ -26,6 +26,7 @@ from writetime.lake.views import VIEW_CHANGES
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
+from writetime.row_events.changed_rows import CLOCKS_DIFFER
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
@@ -103,14 +104,15 @@ class TablePipeline:
         # What the lake had at the last look, and when the next one is due.
         self._seen: _Seen | None = None
         self._next_look = 0.0
-        # When data expires next (seconds since 1970), if it is known.
-        self._expires_at: float | None = None
+        # The last look for data that expires, if it still counts: when it was, and when data expires next, if any does
+        # (seconds since 1970).
+        self._expiry: tuple[float, float | None] | None = None
 
     def is_due(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether a step has something to do."""
         return (
             (self._is_in_lake and any(step.is_due for step in self.steps))
-            or (self._expires_at is not None and time.time() > self._expires_at)
+            or self._is_expiry_due()
             or time.monotonic() >= self._next_look
             or (self.landing.is_due(ends) and not self.landing.is_current(ends, sources))
         )
@@ -126,14 +128,14 @@ class TablePipeline:
             # It may have followed a schema or a truncation.
             self._next_look = 0.0
         self.waiting = max(self.waiting - landed, 0)
-        expired = self._expires_at is not None and time.time() > self._expires_at
+        expired = self._is_expiry_due()
         self._is_in_lake = self._is_in_lake or landed > 0
         # Before the steps, so that they have read the counted changes.
         is_new = self._has_news()
         if not self._is_in_lake:
             return 0
         if landed or expired or is_new:
-            self._expires_at = None
+            self._expiry = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
         if self._begins(self.events) and self.events.attempt(self._find_events):
@@ -254,7 +256,7 @@ class TablePipeline:
         try:
             return self._fold(table)
         finally:
-            self._expires_at = self._next_expiry(table)
+            self._expiry = time.time(), self._next_expiry(table)
 
     def _fold(self, table: LakeTable) -> int:
         # A step that is not wanted, or fails, such as a view whose rows are not as expected, does not hold the state.
@@ -269,6 +271,16 @@ class TablePipeline:
         if self._upkeeps % _TRIM_EVERY == 0:
             retention.trim_logs(table, self._settings.lake.vacuum_hours)
         return folded
+
+    def _is_expiry_due(self) -> bool:
+        """Return whether data has expired since the last look, or the clock was ahead then: what expired only by that
+        clock has to live again.
+        """
+        if self._expiry is None:
+            return False
+        looked_at, expires_at = self._expiry
+        now = time.time()
+        return now < looked_at - CLOCKS_DIFFER / 1_000_000 or (expires_at is not None and now > expires_at)
 
     def _next_expiry(self, table: LakeTable) -> int | None:
         """Return when the next data expires (seconds since 1970) that a step has not seen expire; None if none does."""

@@ -33,6 +33,9 @@ from writetime.schema.table import TableSchema
 _FIRST_ROWS = 16
 _GROWTH = 16
 
+CLOCKS_DIFFER = 60_000_000
+"""By how much the clocks of machines that take turns may differ (microseconds)."""
+
 
 class TooLate(WritetimeError):
     """The rows as of the last batch are gone, because it was too long ago."""
@@ -138,8 +141,9 @@ class ChangedRows:
         return merge([], schema) if self.old is None else self.old.merged(schema, places)
 
     def _places(self, added: pa.Table) -> Places:
-        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        due = expiring_places(() if self.old is None else self.old.sources, *seconds, self.cache)
+        # Data that expires between the two times also changes if the batch goes back to the earlier one.
+        first, last = sorted((self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000))
+        due = expiring_places(() if self.old is None else self.old.sources, first, last, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
@@ -159,6 +163,15 @@ def position_of(version: TableVersion, names: Names) -> Position | None:
         return None
     generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
     return Position(Batch(generation, sequence, as_of), changes, state)
+
+
+def as_of_next(last: Position, instant: int) -> int:
+    """Return the time of the batch after the last one, at a time by this machine's clock (microseconds).
+
+    It is not before that of the last one, as clocks differ. But if the last one is far ahead, its clock was wrong, and
+    what had only expired by that clock has to live again.
+    """
+    return max(instant, last.batch.as_of) if last.batch.as_of <= instant + CLOCKS_DIFFER else instant
 
 
 def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[ChangedRows]:
@@ -206,8 +219,8 @@ def next_rows(
     everything = reshaped(schema_before, schema)
     added = files_since(table, changes, last.changes)
     parts = table.buckets if everything else parts_of(table.changes.storage, added, table.buckets)
-    # With the cells that lived at the last batch, expired since, and were dropped.
-    of_state = StateFiles(table, state, last.batch.as_of, parts)
+    # With the cells that lived at the last batch or live now, expired since, and were dropped.
+    of_state = StateFiles(table, state, min(last.batch.as_of, batch.as_of), parts)
     waiting = by_part(files_since(table, known, folded_version(state)), parts, table.buckets)
     new = by_part(added, parts, table.buckets)
     old = of_state.all_contents({part: waiting.get(part, []) for part in waiting.keys() | new.keys()})

@@ -25,6 +25,7 @@ from writetime.row_events.changed_rows import (
     Names,
     Position,
     TooLate,
+    as_of_next,
     first_rows,
     moved_on,
     next_rows,
@@ -96,8 +97,8 @@ def extend(
 
     Args:
         table: the table.
-        as_of: the time at which expiry is evaluated (microseconds), now by default; not before that of the last batch,
-            unless the stream begins again.
+        as_of: the time at which expiry is evaluated (microseconds), now by default; `changed_rows.as_of_next` unless
+            the stream begins again.
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, they are not committed.
         rebuild: rebuild the stream from the state.
@@ -128,7 +129,7 @@ def extend(
         if last is None:
             batch = Batch(number, 1, instant)
         elif follows:
-            batch = Batch(last.batch.generation, last.batch.sequence + 1, max(instant, last.batch.as_of))
+            batch = Batch(last.batch.generation, last.batch.sequence + 1, as_of_next(last, instant))
         else:
             batch = Batch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)
         if last and follows:
@@ -142,7 +143,7 @@ def extend(
             f"{table.name}: the rows as of the last batch of row events are gone ({e}), because they are older than "
             f"lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
         ) from None
-    if last is not None and follows and not written and last.changes == changes.version:
+    if last and follows and not written and last.changes == changes.version and batch.as_of >= last.batch.as_of:
         return 0
     if staged:
         staged(written)

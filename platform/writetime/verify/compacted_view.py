@@ -20,7 +20,7 @@ from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import BucketView, present_views, time_now
-from writetime.row_events.changed_rows import Position, position_of
+from writetime.row_events.changed_rows import CLOCKS_DIFFER, Position, position_of
 from writetime.view.placed_rows import NAMES
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _GROUPS = 1024
 # The rows of each side that are compared one by one.
 _ROWS_HELD = 100_000
 _SHOWN = 20
-# The clocks of machines that take turns may differ by this much (microseconds).
-_CLOCKS_DIFFER = 60_000_000
 
 
 @dataclass(frozen=True)
@@ -83,20 +81,19 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         fault = f"it and its rows as of its last refresh cannot be compared: {remedy} ({reason_of(e)})"
         return CompactedView(now.rows, 0, position.batch.as_of, fault)
     if found and not found.fault:
-        found = replace(found, fault=_ahead_of_clock(table, position.batch.as_of))
+        found = replace(found, fault=_ahead_of_clock(position.batch.as_of))
     return found
 
 
-def _ahead_of_clock(table: LakeTable, as_of: int) -> str | None:
+def _ahead_of_clock(as_of: int) -> str | None:
     """Return the fault, and the remedy, if a view is as of a time well after the present one (microseconds); None
     if it is not.
     """
-    if as_of <= time_now() + _CLOCKS_DIFFER:
+    if as_of <= time_now() + CLOCKS_DIFFER:
         return None
     return (
         f"it is as of {instant_text(as_of)}, later than this machine's clock, so rows with a TTL may be missing until "
-        f"then. If this clock is behind, set it. If another was ahead, run `writetime rebuild {table.name} view`, and "
-        "`row_events` if the table has them"
+        "then. If this clock is behind, set it. If another was ahead, the next refresh brings them back"
     )
 
 

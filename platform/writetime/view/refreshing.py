@@ -31,6 +31,7 @@ from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import (
     Position,
     TooLate,
+    as_of_next,
     moved_on,
     next_rows,
     position_of,
@@ -127,7 +128,8 @@ def refresh(
         found = _joined(run(WholeBucket.run, tasks))
     if unfit is not None:
         unfit.update(found.unfit)
-    if last and not whole and not found.files and not found.marks and last.changes == changes.version:
+    is_new = not last or last.changes != changes.version or batch.as_of < last.batch.as_of
+    if not whole and not found.files and not found.marks and not is_new:
         return Refreshed(before.rows, 0, 0, 0, False)
     if staged:
         # Not later, if another process was first: a store may report a conflict although it has made the commit.
@@ -186,8 +188,7 @@ def _next(
     batch: Batch,
     run: Runner,
 ) -> tuple[Written, Batch]:
-    """Write the rows that changed since the last refresh; return it with the batch, not as of an earlier time than the
-    last one.
+    """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
 
     Raises:
         _Whole: that is not enough.
@@ -204,7 +205,7 @@ def _next(
         )
     if not before.is_ours:
         raise _Whole("another program changed its files or deletion vectors")
-    batch = replace(batch, as_of=max(batch.as_of, last.batch.as_of))
+    batch = replace(batch, as_of=as_of_next(last, batch.as_of))
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
