@@ -22,6 +22,9 @@ _BEGAN = time_now() - 10_000_000
 _OLD, _NEW, _FUTURE = _BEGAN - 1_000_000, _BEGAN + 1_000_000, _BEGAN + 10**15
 
 
+_ALONE = {"position": STATIC_POSITION, "n": None, "marker": None}
+
+
 def side(*rows: dict[str, Any]) -> Rows:
     return placed_rows(merge([batch(rows, _TABLE)], _TABLE), _TABLE, time_now())
 
@@ -82,7 +85,31 @@ def test_a_row_that_only_one_side_has() -> None:
 def test_a_static_cell_is_no_cell_of_a_row_that_one_side_lacks() -> None:
     """The lake may have it in the other rows of the partition."""
     assert lag(side(), side(row(s="old", v="a")), s=_OLD, v=_NEW).lagging.tolist() == [True]
-    alone = row(s="old") | {"position": STATIC_POSITION, "n": None, "marker": None}
+    alone = row(s="old") | _ALONE
     assert lag(side(), side(alone), s=_OLD).lagging.tolist() == [False]
     assert lag(side(), side(alone), s=_NEW).lagging.tolist() == [True]
     assert lag(side(row(s="a", v="a")), side(row(s="b", v="a")), s=_OLD, v=_NEW).lagging.tolist() == [False]
+
+
+def test_static_columns_alone_are_compared_with_the_first_row() -> None:
+    """The partition has rows on the other side only, which are places of their own."""
+    alone, several = side(row(s="a") | _ALONE), side(row(s="a", v="a"), write(1, 2, 1, v="b"))
+    for lake, database in ((alone, several), (several, alone)):
+        found = differing(lake, database, _TABLE)
+        assert sorted(zip(found.before.tolist(), found.after.tolist(), strict=True)) == (
+            [(-1, 0), (-1, 1)] if lake is alone else [(0, -1), (1, -1)]
+        )
+
+
+@pytest.mark.parametrize(("other", "lags"), [(_NEW, True), (_OLD, False)], ids=["new", "old"])
+def test_static_columns_alone_that_differ(other: int, lags: bool) -> None:
+    """The write times of the row's regular cells do not count."""
+    columns = _TABLE.static + _TABLE.regular
+    for static in ("b", None):
+        lake, database = side(row(s="a") | _ALONE), side(row(s=static, v="a"))
+        found = differing(lake, database, _TABLE)
+        assert sorted(zip(found.before.tolist(), found.after.tolist(), strict=True)) == [(-1, 0), (0, 0)]
+        times = {"s": other if static else NO_TIME, "v": _NEW}
+        reported = np.array([[times.get(c.name, NO_TIME) for c in columns]] * 2)
+        lagging = lag_of(lake, database, found, reported, _TABLE, began=_BEGAN).lagging
+        assert lagging[found.before.tolist().index(0)] == (lags and static is not None)

@@ -63,8 +63,13 @@ def event_schema(schema: TableSchema) -> pa.Schema:
 
 def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
     """Return the rows that live in a state at a time (microseconds), with their places. Values have the stored form."""
+    return indexed_rows(state, schema, as_of)[0]
+
+
+def indexed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[Rows, np.ndarray]:
+    """Return the result of `placed_rows`, and the index of the entry of each row in the state."""
     values, index = live(state, schema, as_of // 1_000_000)
-    return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position")))
+    return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position"))), index
 
 
 def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int, unfit: Counter[str] | None = None) -> Rows:

@@ -73,11 +73,12 @@ def _latest(state: pa.Table, schema: TableSchema) -> np.ndarray:
     """Return the latest write time of each entry of a state."""
     best = np.maximum(*(_times(one_chunk(state[name])) for name in ("marker", "tombstone")))
     for column in schema.static + schema.regular:
-        np.maximum(best, _of_column(one_chunk(state[field_name(column)]), column.type), out=best)
+        np.maximum(best, latest_of_column(one_chunk(state[field_name(column)]), column.type), out=best)
     return best
 
 
-def _of_column(column: pa.StructArray, cql_type: CqlType) -> np.ndarray:
+def latest_of_column(column: pa.StructArray, cql_type: CqlType) -> np.ndarray:
+    """Return the latest write time of a column in each entry of a state, the least number where there is none."""
     if not is_complex(cql_type):
         return _times(column)
     tombstones, parts = column.flatten()

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.arrow import bytes_of, one_chunk, take
+from writetime.changes.position import STATIC_POSITION
+from writetime.core.arrow import bytes_of, mask_of, one_chunk, pc, take
 from writetime.core.printing import json_value
-from writetime.row_events.compare import Matched, Rows, changed
+from writetime.row_events.compare import Matched, Rows, changed, different
 from writetime.row_events.ids import siphash
 from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
@@ -37,10 +38,39 @@ def between(rows: Rows, first: int, last: int) -> Rows:
 
 
 def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
-    """Return the places that differ, except for the forms of key columns; the first rows are `before`."""
+    """Return the places that differ, except for the forms of key columns; the first rows are `before`.
+
+    A row of static columns alone, of a partition that has other rows on the other side, has the first of these beside
+    it: only their static columns are compared. The rows that one side lacks are places of their own.
+    """
     names = [c.name for c in schema.static + schema.regular]
     before, after = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (one, other))
-    return changed(before, after)
+    found = changed(before, after)
+    if not schema.static:
+        return found
+    beside = Matched(
+        _with_first(found.before, other, found.after, one), _with_first(found.after, one, found.before, other)
+    )
+    same = (beside.before != found.before) | (beside.after != found.after)
+    for column in schema.static:
+        one_cells, other_cells = (one_chunk(side.values[column.name]) for side in (one, other))
+        same &= ~different(take(one_cells, beside.before), take(other_cells, beside.after))
+    return Matched(beside.before[~same], beside.after[~same])
+
+
+def is_static(rows: Rows, index: np.ndarray) -> np.ndarray:
+    """Return which of some rows are static columns alone; none where the index is -1."""
+    found = pc.equal(take(rows.positions, index), pa.scalar(STATIC_POSITION, pa.binary()))
+    return mask_of(found.fill_null(False))
+
+
+def _with_first(index: np.ndarray, present: Rows, of_present: np.ndarray, lacking: Rows) -> np.ndarray:
+    """Return the index of rows of a side, with the first row of the partition where it lacks a row of static columns
+    alone that the other side has.
+    """
+    alone = (index < 0) & is_static(present, of_present)
+    firsts = pc.index_in(take(present.keys, of_present), value_set=lacking.keys)
+    return np.where(alone, firsts.fill_null(-1).to_numpy(), index)
 
 
 def tokens_of(one: Rows, other: Rows, found: Matched) -> set[int]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -40,6 +39,7 @@ from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
+from writetime.verify.lost_deletions import FirstRead, timed_rows
 from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
@@ -167,7 +167,7 @@ def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple
 def _read_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[Rows, int]:
     views = [view for view in bucket_views(table) if view.bucket == bucket]
     held = sum(f.rows for view in views for source in view.contents.sources for f in source.files)
-    return _lake_rows(views, schema, None), held
+    return placed_rows(*_lake_state(views, schema)), held
 
 
 def _settle(
@@ -180,13 +180,18 @@ def _settle(
     newest: int,
 ) -> list[Difference]:
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
+    first: FirstRead | None = None
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
-        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
+        first = first or FirstRead(theirs, time_now())
+        # Before its rows are read.
+        is_in_lake = first.is_in_lake(table.changes.load())
+        ours, times = timed_rows(*_lake_state(bucket_views(table), schema, sorted(suspects)))
         found = differing(ours, theirs, schema)
         suspects = tokens_of(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
-            lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=newest)
+            lost = first.lost(ours, times, theirs, found, schema) if is_in_lake else None
+            lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=newest, lost=lost)
             return _differences(ours, theirs, found, lag)
         if suspects:
             time.sleep(_PAUSE_SECONDS)
@@ -242,13 +247,16 @@ def _newest_until(opened: pq.ParquetFile, group: int, path: str, now: int) -> in
     return pc.max(values.filter(pc.less_equal(values, now))).as_py() or 0
 
 
-def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:
+def _lake_state(
+    views: Sequence[BucketView], schema: TableSchema, tokens: Sequence[int] | None = None
+) -> tuple[pa.Table, TableSchema, int]:
+    """Return the state of all tokens or some, the schema, and the time of the views: the rows to compute."""
     if not views:
-        return placed_rows(merge([], schema), schema, time_now())
+        return merge([], schema), schema, time_now()
     contents = combined([view.contents for view in views])
-    asked = [None] if tokens is None else [TokenRange(token, token) for token in tokens.tolist()]
+    asked = [None] if tokens is None else [TokenRange(token, token) for token in tokens]
     state = pa.concat_tables([merge([], schema), *(contents.merged(schema, each) for each in asked)])
-    return placed_rows(state, schema, views[0].as_of)
+    return state, schema, views[0].as_of
 
 
 def _differences(ours: Rows, theirs: Rows, found: Matched, lag: Lag) -> list[Difference]:

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from writetime.changes.position import STATIC_POSITION
-from writetime.core.arrow import mask_of, one_chunk, pc, take
+from writetime.core.arrow import one_chunk, take
 from writetime.lake.views import time_now
 from writetime.row_events.compare import Matched, Rows, different
 from writetime.schema.table import TableSchema
+from writetime.verify.compared_rows import is_static
 
 NO_TIME = -(1 << 63)
 """In place of a write time that the database does not report."""
@@ -30,12 +29,21 @@ def times_at(times: np.ndarray, index: np.ndarray) -> np.ndarray:
     return found
 
 
-def lag_of(one: Rows, other: Rows, found: Matched, times: np.ndarray, schema: TableSchema, *, began: int) -> Lag:
+def lag_of(
+    one: Rows,
+    other: Rows,
+    found: Matched,
+    times: np.ndarray,
+    schema: TableSchema,
+    *,
+    began: int,
+    lost: np.ndarray | None = None,
+) -> Lag:
     """Return which of the places that differ are lag: all cells that differ were written after the beginning.
 
     So a lost cell is not taken for lag because others of its row are often written. CQL has no write time of a deleted
     cell, nor of collections and UDTs that are not frozen. If no cell that differs has one, the newest of the whole row
-    counts. A write time in the future does not show when the cell was written.
+    counts, but no row with a lost deletion is lag. A write time in the future does not show when the cell was written.
 
     Args:
         one: the rows of one side.
@@ -44,25 +52,29 @@ def lag_of(one: Rows, other: Rows, found: Matched, times: np.ndarray, schema: Ta
         times: for each of these places, the write times of the static and regular columns (microseconds or `NO_TIME`).
         schema: the table.
         began: the time (microseconds) after which writes may not be on both sides yet.
+        lost: for each of these places and columns, whether `one` lost a deletion of the cell, if that is known.
     """
     now = time_now()
-    timed = times != NO_TIME
-    differs = timed & _cells_that_differ(one, other, found, schema)
-    some = differs.any(axis=1)
-    newest = np.where(differs | ~some[:, None], times, NO_TIME).max(axis=1, initial=NO_TIME)
-    oldest = np.where(differs, times, newest[:, None]).min(axis=1, initial=now)
-    return Lag(np.maximum(newest, 0), (began < oldest) & (newest <= now) & (newest != NO_TIME))
+    differs = _cells_that_differ(one, other, found, schema)
+    # Rows of static columns alone have the first row of the other side beside them, which is none of theirs.
+    alone = (is_static(one, found.before) | is_static(other, found.after))[:, None]
+    statics = np.array([column in schema.static for column in schema.static + schema.regular], bool)
+    own = ~alone | statics
+    # A side that lacks a row may have its static cells in other rows of the partition.
+    in_both = ((found.before >= 0) & (found.after >= 0))[:, None]
+    differs &= own & (alone | in_both | ~statics)
+    timed = differs & (times != NO_TIME)
+    some = timed.any(axis=1)
+    newest = np.where(timed | (own & ~some[:, None]), times, NO_TIME).max(axis=1, initial=NO_TIME)
+    oldest = np.where(timed, times, newest[:, None]).min(axis=1, initial=now)
+    lagging = (began < oldest) & (newest <= now) & (newest != NO_TIME)
+    return Lag(np.maximum(newest, 0), lagging if lost is None else lagging & ~(lost & differs).any(axis=1))
 
 
 def _cells_that_differ(one: Rows, other: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
-    """Return for each place and each static and regular column whether its cells differ."""
-    in_both = (found.before >= 0) & (found.after >= 0)
-    positions = pc.coalesce(take(one.positions, found.before), take(other.positions, found.after))
-    is_static = mask_of(pc.equal(positions, pa.scalar(STATIC_POSITION, pa.binary())))
+    """Return for each place and each static and regular column whether the two rows differ in it."""
     columns = []
     for column in schema.static + schema.regular:
         before, after = (one_chunk(side.values[column.name]) for side in (one, other))
-        differs = different(take(before, found.before), take(after, found.after))
-        # The other side may have the static cells in other rows of the partition.
-        columns.append(differs & (in_both | (is_static == (column in schema.static))))
-    return np.array(columns, bool).reshape(len(columns), len(in_both)).T
+        columns.append(different(take(before, found.before), take(after, found.after)))
+    return np.array(columns, bool).reshape(len(columns), len(found.before)).T
