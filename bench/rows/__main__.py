@@ -26,7 +26,9 @@ from writetime.schema.table import TableSchema
 
 SHAPES = {"rows": ("a row per partition", ROWS), "wide": ("100,000 rows per partition", WIDE)}
 OURS = "Writetime"
-_COLD = 2
+COLD = 2
+"""Batches of each kind that come first, and are not counted."""
+
 _LATE_SHARE = 0.01
 
 
@@ -119,7 +121,7 @@ class Contest:
             for title, images in found.items():
                 _require(f"{title}, images of batch {batch.number}", self._expected.digest(images), wanted)
             batch.path.unlink()
-        return {title: steps[_COLD:] for title, steps in spent.items()}
+        return {title: steps[COLD:] for title, steps in spent.items()}
 
     def _compare_rows(self, systems: Mapping[str, System]) -> None:
         wanted = self._expected.rows()
@@ -154,7 +156,7 @@ def main() -> None:
 
 def compare(what: str, contest: Contest, peers: Sequence[Peer], batches: int) -> list[tuple[str, dict[str, float]]]:
     """Print the costs for one table; return the ratios of the peers, by kind of batches."""
-    size, few, count = min(10_000, contest.rows // 10), min(100, contest.rows // 10), batches + _COLD
+    size, few, count = min(10_000, contest.rows // 10), min(100, contest.rows // 10), batches + COLD
     kinds = {
         # First, as batches of many rows leave work to those that follow: files of the view with marked rows.
         f"updates of {few:,} rows": ("few", contest.updates, few),

@@ -530,7 +530,7 @@ def test_a_refused_topic_ends_the_attempts(
 def test_records_of_published_segments_that_are_gone_are_dropped(
     captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "_FORGOTTEN_SECONDS", 0)
+    monkeypatch.setattr(archives, "FORGOTTEN_SECONDS", 0)
     copies = [copy(path, tmp_path / "copies") for path in segments]
     other = copy(copies[-1], tmp_path / "other")
     paths, checkpoint = [str(tmp_path / "copies"), str(tmp_path / "other")], tmp_path / "checkpoint"

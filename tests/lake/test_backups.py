@@ -327,8 +327,8 @@ def test_a_backfill_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyP
 
 def test_what_backfills_leave_does_not_grow(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a transaction per bucket, and a record lists what the nodes have."""
-    monkeypatch.setattr(backfilled, "_FORGOTTEN", 0)
-    monkeypatch.setattr(backfilled, "_KEPT_SECONDS", -1)
+    monkeypatch.setattr(backfilled, "MOST_LISTED", 0)
+    monkeypatch.setattr(backfilled, "KEPT_SECONDS", -1)
     for night in range(3):
         medusa_of(nightly, "node-1", night, time.time())
         nightly.backfill()

@@ -24,8 +24,8 @@ def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
 
 
 def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 1 << 20)
-    monkeypatch.setattr(state, "_SMALL", 1 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
     state.fold(table)
@@ -42,7 +42,7 @@ def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: p
 
 
 def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 4 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 4 << 20)
     monkeypatch.setattr(packing, "SORTED_AT_ONCE", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 17):
@@ -57,7 +57,7 @@ def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 5):
         add_large(table, number)
@@ -70,7 +70,7 @@ def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 4 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 4 << 20)
     monkeypatch.setattr(view_packing, "SORTED_AT_ONCE", 1 << 20)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     for number in range(1, 10):

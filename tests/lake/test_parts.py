@@ -34,8 +34,8 @@ def test_each_step_takes_few_large_rows_by_as_few_tasks_as_hold_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, levels: list[int]
 ) -> None:
     """Each task reads the files of all buckets again, so the cost follows the change only if the tasks are few."""
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", most)
-    monkeypatch.setattr(state, "_SMALL", 1 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", most)
+    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
     state.fold(table)
@@ -69,14 +69,14 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_SMALL", 1 << 20)
+    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 5):
         add(table, large(number), number)
         stream.extend(table)
     table.row_events.append([], PUBLISHED, 4)
     before = replayed(table)
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 7 << 18)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 7 << 18)
     assert merge_events(table, views.time_now()) == 0
     assert len(table.row_events.load().files) == 2
     assert replayed(table) == before

@@ -200,7 +200,7 @@ def test_an_old_record_that_cannot_be_deleted(
     place.backup(NODE, TAKEN_AT, components(1))
     found = find_snapshots([str(place.place)], table=TABLE)
     table = create_table(settings, found.schema)
-    monkeypatch.setattr(records, "_KEPT_SECONDS", -1)
+    monkeypatch.setattr(records, "KEPT_SECONDS", -1)
     (Path(table.storage.address) / "backfilled" / "stuck.json").mkdir(parents=True)
     list(backfill(table, found))
     assert "old records of backfills cannot be deleted" in caplog.text

@@ -120,8 +120,8 @@ def test_random_writes(tmp_path: Path, seed: int) -> None:
         now = second * SECOND + 999_999
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 4096])),
-            patch.object(changed_rows, "_FIRST_ROWS", chooser.choice([1, 2, 3, ROWS])),
-            patch.object(changed_rows, "_GROWTH", 2),
+            patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 3, ROWS])),
+            patch.object(changed_rows, "GROWTH", 2),
             patch.object(views, "time_now", lambda now=now: now),
             patch.object(refreshing, "time_now", lambda now=now: now),
         ):

@@ -63,8 +63,8 @@ def test_the_stream_is_the_view(
         # Files of one bucket and files of all buckets are in one table.
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
-            patch.object(changed_rows, "_FIRST_ROWS", chooser.choice([1, 2, 16])),
-            patch.object(changed_rows, "_GROWTH", 2),
+            patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 16])),
+            patch.object(changed_rows, "GROWTH", 2),
         ):
             add(table, changes, number, generated.SCHEMA)
             # What lived at the last batch, and expired since, may be dropped.

@@ -11,7 +11,7 @@ def test_the_benchmark_of_rows_finds_no_difference_and_prints_each_kind_of_batch
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Two batches of each kind, as the rows of one expire before the next.
-    monkeypatch.setattr(rows, "_COLD", 1)
+    monkeypatch.setattr(rows, "COLD", 1)
     monkeypatch.setattr(sys, "argv", ["bench.rows", "--rows", "2000", "--batches", "1", "--peers"])
     rows.main()
     printed = capsys.readouterr().out

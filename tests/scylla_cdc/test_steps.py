@@ -91,7 +91,7 @@ def test_a_table_that_is_behind_stops_no_other(
     cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log is read a few windows at a time, and the other table is read in between."""
-    monkeypatch.setattr(cdc_log, "_PORTION", 10)
+    monkeypatch.setattr(cdc_log, "PORTION", 10)
     other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
     start = now() - BEHIND_SECONDS * SECOND
     for table, begin in ((late, start), (other, now() - SECOND)):

@@ -122,7 +122,7 @@ def test_the_command(
 ) -> None:
     write_settings(both, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
-    monkeypatch.setattr("writetime.cli.verify._PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("writetime.cli.verify.PROGRESS_SECONDS", 0.0)
     command = ["verify", _TABLE, "--against", "new", "--wait", "0"]
     equal = CliRunner().invoke(main, command)
     assert (equal.exit_code, equal.stdout) == (0, "")

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_several_files(
     assert opened.view_files.load().files == before.files
     assert opened.view_files.removed()
     # Now one of delta-rs follows.
-    with patch.object(delta, "_CHECKPOINT_EVERY", 2):
+    with patch.object(delta, "CHECKPOINT_EVERY", 2):
         for number in (3, 4):
             add(opened, [write(number, 1, 7, v="c")], number)
             assert not refresh(settings, opened).whole

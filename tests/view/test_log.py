@@ -40,7 +40,7 @@ def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refreshing, "_TRIM_EVERY", refreshing._TRIM_EVERY // _PART)
+    monkeypatch.setattr(refreshing, "TRIM_EVERY", refreshing.TRIM_EVERY // _PART)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     for number in range(1, _COUNT + 1):
         add(table, [write(number % 50, 1, number, v=str(number))], number)
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
     refreshed(1)
     refreshed(2)
     left = refreshed(3)
-    monkeypatch.setattr(refreshing, "_TRIM_EVERY", 1)
+    monkeypatch.setattr(refreshing, "TRIM_EVERY", 1)
     blocked = next(iter(left - table.view_files.load().files.keys()))
     (folder / blocked).unlink()
     (folder / blocked).mkdir()

@@ -65,7 +65,7 @@ class Followed:
         with (
             patch.object(view_upkeep, "time", SimpleNamespace(time=lambda: now)),
             patch.object(commits, "millis", lambda: int(now * 1000)),
-            patch.object(refreshing, "_TRIM_EVERY", 2),
+            patch.object(refreshing, "TRIM_EVERY", 2),
         ):
             yield
 

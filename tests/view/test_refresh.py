@@ -80,8 +80,8 @@ def _follow(folder: Path, schema: TableSchema, batches: list[list[generated.Chan
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
             patch.object(view_packing, "FAN", chooser.choice([2, 8])),
-            patch.object(changed_rows, "_FIRST_ROWS", chooser.choice([1, 2, 16])),
-            patch.object(changed_rows, "_GROWTH", 2),
+            patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 16])),
+            patch.object(changed_rows, "GROWTH", 2),
             patch.object(views, "time_now", lambda now=now: now),
             patch.object(refreshing, "time_now", lambda now=now: now),
         ):

@@ -46,9 +46,10 @@ _FILE = "segments.json"
 SEGMENTS_PER_TASK = 8
 # How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
-# How long a published segment must be gone before its record is dropped. A folder is empty while its mount is away, and
-# all of its segments would be published again.
-_FORGOTTEN_SECONDS = 86_400
+FORGOTTEN_SECONDS = 86_400
+"""How long a published segment must be gone before its record is dropped. A folder is empty while its mount is away,
+and all of its segments would be published again.
+"""
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class Checkpoint:
                 continue
             since = 0.0 if key in there else found.gone_since or now
             done = found.progress.finished and found.progress.reason is None
-            if since and done and now - since >= _FORGOTTEN_SECONDS:
+            if since and done and now - since >= FORGOTTEN_SECONDS:
                 del self.segments[key]
             elif since != found.gone_since:
                 self.segments[key] = replace(found, gone_since=since)

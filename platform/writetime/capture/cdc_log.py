@@ -60,9 +60,11 @@ from writetime.wire.watermarks import SourceMarks, TableMark
 log = logging.getLogger(__name__)
 
 _FILE = "logs.json"
-# Approximate number of changes that are handed over before the agent waits for the broker. A step of several windows
-# has no more, nor more bytes in memory.
-_PORTION = 50_000
+PORTION = 50_000
+"""Approximate number of changes that are handed over before the agent waits for the broker. A step of several windows
+has no more.
+"""
+# Of such a step, in memory.
 _PORTION_BYTES = 64 << 20
 # The longest pause of a table with a fault that lasts.
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -296,7 +298,7 @@ class LogAgent:
                 return
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
-            if sent >= _PORTION:
+            if sent >= PORTION:
                 self._publisher.flush(stop)
                 sent = 0
         # If it was altered, the changes that were sent are correct, but may lack columns. Nothing is saved, so they are
@@ -308,7 +310,7 @@ class LogAgent:
         if self._publisher.flush(stop):
             self._progress.save(name, end)
             self._metrics.published(counts)
-            if len(windows) == table.windows and counts.total() <= _PORTION // 2:
+            if len(windows) == table.windows and counts.total() <= PORTION // 2:
                 table.windows = 2 * table.windows
             first_read = windows if rescan_micros(source.settings) else range(0)
             found += table.late.finish(late, first_read, read_again(source.settings, offset, end))
@@ -490,7 +492,7 @@ def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.Re
         held.append(batch)
         count += batch.num_rows
         size += batch.nbytes
-        if count > _PORTION or size > _PORTION_BYTES or stop.is_set():
+        if count > PORTION or size > _PORTION_BYTES or stop.is_set():
             return None
     return held
 

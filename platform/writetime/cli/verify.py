@@ -18,8 +18,8 @@ _CAUSE = (
     "rows may differ because data entered without the commit log, by sstableloader, nodetool import or repair "
     "streaming: take a snapshot, and bring it into the lake with `writetime backfill`"
 )
-# Seconds between two lines of progress.
-_PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS = 5.0
+"""Seconds between two lines of progress."""
 
 
 @click.command()
@@ -71,7 +71,7 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
 
     def show(progress: Progress) -> None:
         nonlocal shown
-        if time.monotonic() - shown >= _PROGRESS_SECONDS:
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
             shown = time.monotonic()
             rows = f"{progress.database_rows} rows in the database and {progress.against_rows} in {against}"
             click.echo(f"{table}: {progress.share:.0%} of the tokens, {rows}", err=True)

@@ -30,10 +30,14 @@ from writetime.lake.versions import TableVersion
 log = logging.getLogger(__name__)
 
 _FOLDER = "backfilled"
-# A record that lists this many times the SSTables of the backups is made without those that they no longer have.
-_FORGOTTEN = 8
-# How long a record that no bucket names stays (seconds): a process may be about to commit it.
-_KEPT_SECONDS = 3600
+MOST_LISTED = 8
+"""A record that lists more than this many times the SSTables of the backups is made without those that they no longer
+have.
+"""
+
+KEPT_SECONDS = 3600
+"""How long a record that no bucket names stays: a process may be about to commit it."""
+
 # Of a record's number: the lower bits are from its content, the upper bits rise.
 _CONTENT_BITS = 32
 
@@ -112,7 +116,7 @@ class Backfilled:
         there = {file: file for file in present}
         nodes = {file.node for file in there if file.node}
         listed = self._lists[before]
-        if len(listed) > _FORGOTTEN * len(there):
+        if len(listed) > MOST_LISTED * len(there):
             # If an older backup is given, they are read again, which adds nothing.
             listed = {file for file in listed if file.node not in nodes or file in there}
         files = sorted({there.get(file, file) for file in listed} | set(new))
@@ -150,7 +154,7 @@ def delete_old_records(table: LakeTable) -> None:
     """
     filesystem = table.storage.filesystem()
     named = {_path(number) for number in _numbers(table, table.changes.load()).values()}
-    until = time.time_ns() - _KEPT_SECONDS * 1_000_000_000
+    until = time.time_ns() - KEPT_SECONDS * 1_000_000_000
     try:
         for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
             if info.path not in named and (info.mtime_ns or 0) < until:

@@ -23,8 +23,10 @@ ALL = -1
 FEW_ROWS = 1 << 12
 """Rows are few if they are fewer than this per bucket."""
 
-# In memory. Several such files are merged or packed in one task, and an Arrow array of texts holds 2 GiB.
-_MOST_ROW_BYTES = 256 << 20
+MOST_ROW_BYTES = 256 << 20
+"""Rows are one file of all buckets only up to this size in memory: several such files are merged or packed in one task,
+and an Arrow array of texts holds 2 GiB.
+"""
 
 
 def check_buckets(buckets: int) -> int:
@@ -50,7 +52,7 @@ def buckets_of(tokens: pa.Array | pa.ChunkedArray, buckets: int) -> np.ndarray:
 
 def are_few(rows: int, buckets: int, size: int = 0) -> bool:
     """Return whether rows, of a size in memory (bytes), are one file of all buckets, and not one per bucket."""
-    return rows < FEW_ROWS * buckets and size <= _MOST_ROW_BYTES
+    return rows < FEW_ROWS * buckets and size <= MOST_ROW_BYTES
 
 
 def count_parts(rows: int, buckets: int, size: int) -> int:
@@ -60,7 +62,7 @@ def count_parts(rows: int, buckets: int, size: int) -> int:
     if rows >= FEW_ROWS * buckets:
         return buckets
     parts = 1
-    while parts < buckets and size > parts * _MOST_ROW_BYTES:
+    while parts < buckets and size > parts * MOST_ROW_BYTES:
         parts *= 2
     return parts
 

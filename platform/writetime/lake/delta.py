@@ -48,10 +48,11 @@ FORGET_REMOVED = {REMEMBER_REMOVED: "interval 2 hours"}
 hour, and each checkpoint has all that it does not leave out. `vacuum` deletes such files by their own age.
 """
 
-# Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
-# length of the log.
-_CHECKPOINT_EVERY = 20
-_CHECKPOINT = {"delta.checkpointInterval": str(_CHECKPOINT_EVERY)}
+CHECKPOINT_EVERY = 20
+"""Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
+length of the log.
+"""
+_CHECKPOINT = {"delta.checkpointInterval": str(CHECKPOINT_EVERY)}
 ATTEMPTS = 20
 """How often a commit that meets others is tried."""
 _RECENT = 32
@@ -362,7 +363,7 @@ class BucketedTable:
 
     def checkpoint_after(self, version: int) -> None:
         """Write a checkpoint after a commit, if it is time for one."""
-        if version % _CHECKPOINT_EVERY == 0:
+        if version % CHECKPOINT_EVERY == 0:
             try:
                 self._open_at(version).create_checkpoint()
             except (WritetimeError, exceptions.DeltaError) as e:

@@ -29,9 +29,11 @@ from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.schema.table import TableSchema
 
-# The rows of a partition that are read at first to find one that lives, and how many times more each time after.
-_FIRST_ROWS = 16
-_GROWTH = 16
+FIRST_ROWS = 16
+"""The rows of a partition that are read at first to find one that lives."""
+
+GROWTH = 16
+"""How many times more are read each time after."""
 
 CLOCKS_DIFFER = 60_000_000
 """By how much the clocks of machines that take turns may differ (microseconds)."""
@@ -117,12 +119,12 @@ class ChangedRows:
         counted: Counter[str] = Counter()
         before, after, state = self._rows(added, places, counted)
         if places is not None:
-            count = _FIRST_ROWS
+            count = FIRST_ROWS
             # They are rows only if no other row of the partition lives. Mostly one of the first rows does.
             while len((alone := _static_rows_alone([before, after], keys_of_whole(places))).tokens):
                 sources = () if self.old is None else self.old.sources
                 places = joined([places, first_places(sources, alone, count, self.cache)])
-                count *= _GROWTH
+                count *= GROWTH
                 counted.clear()
                 before, after, state = self._rows(added, places, counted)
         if unfit is not None:

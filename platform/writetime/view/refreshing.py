@@ -47,8 +47,9 @@ else:
     # A base installation lists the commands, and lacks it.
     pyroaring = WhenUsed("pyroaring")
 
-# Refreshes between two that also delete replaced files, if that is not due sooner.
-_TRIM_EVERY = 64
+TRIM_EVERY = 64
+"""Refreshes between two that also delete replaced files, if that is not due sooner."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -140,7 +141,7 @@ def refresh(
     rows = written if whole else before.rows + written - found.gone
     numbers = Position(batch, changes.version, state.version).numbers(NAMES)
     trimmed = before.version.transaction(TRIMMED) or 0
-    trims = batch.sequence % _TRIM_EVERY == 0 or is_trim_due(trimmed)
+    trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
     if trims := trims and time.monotonic() >= table.view_trims_at:
         with _logged(table):
             numbers[TRIMMED] = trim_view(table, trimmed)
