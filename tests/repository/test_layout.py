@@ -1,6 +1,7 @@
 """The places of things: tools and users find them there."""
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -10,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 Import = ast.Import | ast.ImportFrom
+# A private constant of a module that is patched, or assigned to.
+PATCHED = re.compile(
+    r"\b(?:setattr|setitem|object|patch)\([^()]*[\".](_[A-Z][A-Z0-9_]*)\b|\w\.(_[A-Z][A-Z0-9_]*)(?:, [\w.]+)* = "
+)
 
 
 @cache
@@ -129,3 +134,17 @@ def test_no_test_is_longer_than_40_lines() -> None:
             assert lines <= 40 or not name.startswith("test_"), (
                 f"{path.relative_to(ROOT)}: {name} has {lines} lines; split it, or name its steps"
             )
+
+
+@pytest.mark.parametrize(
+    "text", ['patch.setattr(a, "_B", 1)', 'patch("a.b._C", 1)', "setitem(a._B, c, 1)", "a._B, a.c = 1, 2"]
+)
+def test_a_private_constant_that_is_patched_is_found(text: str) -> None:
+    assert PATCHED.search(text)
+
+
+def test_no_test_patches_a_private_constant() -> None:
+    """It is an argument with a default, or a public name with a docstring."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        found = None if path == Path(__file__) else PATCHED.search(path.read_text())
+        assert found is None, f"{path.relative_to(ROOT)} patches {found[1] or found[2]}"
