@@ -231,8 +231,8 @@ def test_the_last_batch_is_recorded_also_if_earlier_calls_recorded_theirs(
     settings: Settings, in_parts: LakeTable, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Wherever calls end, such as exactly at the last event."""
-    monkeypatch.setattr(publish, "_RECORD_SECONDS", 0.0)
-    publisher = publish.EventPublisher(settings, in_parts.name)
+    monkeypatch.setattr(publish, "RECORD_SECONDS", 0.0)
+    publisher = publish.EventPublisher(settings, in_parts.name, limits=FIVE)
     publisher.publish(in_parts, most)
     while publisher.has_more:
         publisher.publish(in_parts, most)
