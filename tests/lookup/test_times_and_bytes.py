@@ -15,7 +15,7 @@ from tests.support.examples import examples
 from tests.support.generate import SEED
 from tests.support.made import add, new_table
 from writetime.changes.position import AT, position_encoder
-from writetime.cli.view import rows_where
+from writetime.cli.view import filtered, rows_where
 from writetime.lake import state, views
 from writetime.lake.places import Places
 from writetime.lake.table import LakeTable
@@ -146,3 +146,24 @@ def test_a_range_of_times_reads_its_rows(table: LakeTable) -> None:
     assert isinstance(narrow, Places)
     assert isinstance(wide, Places)
     assert narrow != wide
+
+
+@pytest.mark.parametrize("column", ["day", "made"])
+def test_times_that_python_does_not_have(column: str) -> None:
+    """Lists and comparisons of infinite times and of years beyond 9999 find the rows that a table of DuckDB finds."""
+    days = pa.array([None, -(2**31) + 1, -1, 0, 2_932_896, 2_932_897, 2**31 - 1], pa.int32()).cast(pa.date32())
+    micros = [None, -(2**63) + 1, -1, 0, 253_402_300_799_999_999, 253_402_300_800_000_000, 2**63 - 1]
+    made = pa.array(micros, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    rows = pa.table({"n": range(len(days)), "day": days, "made": made})
+    times = ["-infinity", "infinity", "1969-12-31", "1970-01-01", "9999-12-31", "10000-01-01"]
+    conditions = [
+        f"{column} {verb} ('{one}', '{other}')" for verb in ("IN", "NOT IN") for one in times for other in times
+    ]
+    conditions += [f"{column} {sign} '{one}'" for sign in ("=", "<>", "<", ">=") for one in times]
+    conditions += [f"{column} BETWEEN '{one}' AND '{other}' OR {column} IS NULL" for one in times for other in times]
+    with duckdb.connect() as oracle:
+        oracle.execute("SET TimeZone = 'UTC'")
+        oracle.from_arrow(rows).create("stored")
+        for where in conditions:
+            wanted = [n for (n,) in oracle.execute(f"SELECT n FROM stored WHERE {where} ORDER BY n").fetchall()]
+            assert filtered(rows, where)["n"].to_pylist() == wanted, where
