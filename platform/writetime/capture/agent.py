@@ -108,7 +108,7 @@ def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Count
     with (
         closing(Progress(settings.capture.state_dir)) as progress,
         connect(settings) as session,
-        closing(Agent(settings, Node(session, settings.capture.node), progress, pace)) as agent,
+        closing(Agent(settings, Node(session, settings.capture.node), progress, pace, stop)) as agent,
     ):
         agent.follow(stop)
         return agent.published + agent.snapshots.published
@@ -117,7 +117,14 @@ def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Count
 class Agent:
     """See the module."""
 
-    def __init__(self, settings: Settings, node: Node, progress: Progress, pace: Pace = _USUAL) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        node: Node,
+        progress: Progress,
+        pace: Pace = _USUAL,
+        stop: threading.Event | None = None,
+    ) -> None:
         capture = settings.capture
         self._pace = pace
         self._node = node
@@ -130,7 +137,7 @@ class Agent:
         self._metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
         self._decoder = Decoder(self._node_id, self._schemas)
-        self._publisher = ChangePublisher(settings, before_schema=lambda _: self._hand_over_marks())
+        self._publisher = ChangePublisher(settings, before_schema=lambda _: self._hand_over_marks(), stop=stop)
         self.snapshots = Snapshots(
             settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
         )

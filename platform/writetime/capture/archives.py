@@ -303,7 +303,7 @@ class Archive:
             self._schemas.refresh()
         if self._announced != self._schemas.tables:
             tables = self._schemas.tables
-            for refused in ChangePublisher(self._settings).announce_all(tables.captured):
+            for refused in ChangePublisher(self._settings, stop=stop).announce_all(tables.captured):
                 log.error("%s", refused)
             for table, fault in tables.faults.items():
                 log.error("%s is not captured: %s", table, fault)

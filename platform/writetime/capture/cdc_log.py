@@ -111,7 +111,7 @@ def run(
         closing(LogProgress(settings.capture.state_dir)) as progress,
         connect_for_pages(settings, settings.capture.tables) as (session, pages),
     ):
-        agent = LogAgent(settings, session, pages, progress, snapshot_at, pace=pace)
+        agent = LogAgent(settings, session, pages, progress, snapshot_at, pace=pace, stop=stop)
         agent.follow(stop)
         return agent.published + agent.snapshots.published
 
@@ -176,6 +176,7 @@ class LogAgent:
         snapshot_at: int | None,
         *,
         pace: LogPace,
+        stop: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._pace = pace
@@ -186,7 +187,7 @@ class LogAgent:
         self._progress = progress
         self._snapshot_at = snapshot_at
         self._metrics = AgentMetrics(settings)
-        self._publisher = ChangePublisher(settings, before_schema=self._mark_of)
+        self._publisher = ChangePublisher(settings, before_schema=self._mark_of, stop=stop)
         self._tables = [_Table(name, pace.pause) for name in settings.capture.tables]
         # As they were last read.
         self._schemas: dict[str, TableSchema] = {}

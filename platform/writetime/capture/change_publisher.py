@@ -118,6 +118,7 @@ class ChangePublisher:
         settings: Settings,
         refusals: dict[str, Refusals] | None = None,
         before_schema: Callable[[TableSchema], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """Publish changes.
 
@@ -127,8 +128,11 @@ class ChangePublisher:
             before_schema: hands over the mark with the id of a schema's table. It is called before the schema is handed
                 over, so that both are there before a change with that schema: landing discards changes of a source
                 whose mark has the id of an earlier table.
+            stop: ends the wait for the acknowledgement of a schema, which else lasts as long as an outage of the
+                broker.
         """
         self._settings = settings
+        self._stop = stop
         self._before_schema = before_schema
         # By topic. After a refusal of one topic, a new publisher tries again; then the refusal stops no other topic.
         self.refusals: dict[str, Refusals] = {} if refusals is None else refusals
@@ -275,7 +279,7 @@ class ChangePublisher:
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1
             found.reason, found.ask_again = str(fault), time.monotonic() + _ASK_AGAIN_SECONDS
-        return ChangePublisher(self._settings, self.refusals, self._before_schema)
+        return ChangePublisher(self._settings, self.refusals, self._before_schema, self._stop)
 
     def _refusals_of(self, schema: TableSchema) -> Refusals:
         return self.refusals.get(changes_topic(schema.full_name), Refusals())
@@ -300,8 +304,8 @@ class ChangePublisher:
                 self._refused[announced] = e, time.monotonic() + _ASK_AGAIN_SECONDS
                 raise
             # A message must not arrive before the schema that it names.
-            if not self._sender.flush():
-                raise WritetimeError(f"the schema of {schema.full_name} was not acknowledged")
+            if not self._sender.flush(self._stop):
+                raise Transient(f"Kafka has not acknowledged the schema of {schema.full_name}, and the program ends")
             with _of_topic(name):
                 partitions = len(partitions_of(self._settings, name))
                 found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
