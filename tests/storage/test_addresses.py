@@ -1,11 +1,18 @@
 """Addresses of what is in a folder: a task has the address alone, and opens the same file by it."""
 
+import logging
 import traceback
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from click.testing import CliRunner
 from pyarrow import fs
 
+from writetime.cli.main import main
+from writetime.core.errors import Transient, WritetimeError, reason_of, without_passwords
+from writetime.core.logs import JsonLines, TextLines
 from writetime.storage.folders import Folder
 from writetime.storage.locations import without_secrets
 
@@ -75,3 +82,62 @@ def test_a_place_that_cannot_be_opened_shows_no_password(address: str) -> None:
     with pytest.raises((ImportError, ValueError)) as refused:
         Folder.at(address)
     assert "secret@" not in "".join(traceback.format_exception(refused.value))
+
+
+class _Web(fsspec.AbstractFileSystem):
+    """Paths in it are whole addresses, as in fsspec's own file system of HTTP. It answers with an error."""
+
+    protocol = "web"
+    fault: type[OSError] = FileNotFoundError
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def info(self, path: str, **_: Any) -> Any:
+        raise self.fault(2, "cannot be read", path)
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        del detail
+        raise self.fault(2, "cannot be read", path)
+
+
+@pytest.mark.parametrize("fault", [FileNotFoundError, PermissionError, ConnectionResetError])
+@pytest.mark.parametrize("command", [["sstable"], ["commitlog", "--schema", "items.cql"], ["backfill", "shop.items"]])
+def test_a_command_shows_no_password(
+    command: list[str],
+    fault: type[OSError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of an address whose file system names it in each error."""
+    monkeypatch.chdir(tmp_path)
+    schema = "CREATE TABLE shop.items (id int PRIMARY KEY) WITH ID = 5a1c395e-b41f-11e5-9f22-ba0be0483c18"
+    Path("items.cql").write_text(schema)
+    fsspec.register_implementation("web", _Web, clobber=True)
+    monkeypatch.setattr(_Web, "fault", fault)
+    found = CliRunner().invoke(main, [*command, "web://user:hidden@host/of/nodes?sig=hidden"])
+    assert found.exit_code
+    assert "web://user" in found.output or "web://user" in str(found.exception)
+    assert "hidden" not in found.output + caplog.text + reason_of(found.exception or OSError())
+
+
+def test_no_error_and_no_line_of_a_log_has_a_password() -> None:
+    for text, shown in (
+        ("GET https://user:a@b@host:80/x?sig=b&part=2: 403", "GET https://user@host:80/x?sig=***&part=2: 403"),
+        ('"s3://key:a@bucket" and s3://b/x?secret_key=b', '"s3://key@bucket" and s3://b/x?secret_key=***'),
+        ("http://host:8081/subjects/a@b?deleted=true", "http://host:8081/subjects/a@b?deleted=true"),
+        ("the key of a:b@c", "the key of a:b@c"),
+    ):
+        assert without_passwords(text) == shown
+        assert str(WritetimeError(text)) == str(Transient(text)) == shown
+        assert reason_of(OSError(text)) == f"OSError: {shown}"
+        for lines in (TextLines(), JsonLines()):
+            try:
+                raise OSError(text)
+            except OSError as e:
+                record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "%s", (text,), (OSError, e, None))
+            line = lines.format(record).replace("\\", "")
+            assert line.count(shown) == 2
+            assert shown == text or text not in line

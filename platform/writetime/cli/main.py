@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from writetime.core.logs import silence_clients
+from writetime.core.logs import TextLines, silence_clients
 
 
 class Listed(NamedTuple):
@@ -115,8 +115,10 @@ class _Group(click.Group):
         except Exception as e:
             if (line := _in_one_line(e)) is None:
                 raise
+            from writetime.core.errors import without_passwords
+
             _leave_output()
-            raise click.ClickException(line) from None
+            raise click.ClickException(without_passwords(line)) from None
 
 
 def _leave_output() -> None:
@@ -164,7 +166,9 @@ def _in_one_line(error: Exception) -> str | None:
 @click.pass_context
 def main(context: click.Context) -> None:
     """Writetime: the lake gives the answers that the database would give."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     silence_clients()
     # The command's module is imported by now: if it does not use the settings, they are not read here either.
     if "writetime.core.config" in sys.modules and context.invoked_subcommand != "check":

@@ -1,14 +1,22 @@
-"""The exceptions that the shell shows as a single line instead of a traceback."""
+"""The exceptions that the shell shows as a single line instead of a traceback; no text of an error has a password."""
 
 import re
 
 # delta-rs makes its errors for a terminal: with colours, and each cause on a line of its own.
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
+# Addresses of stores may have a password, and options that are secrets. Clients quote a whole address in their errors.
+_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s/'\"]*@")
+_SECRET_OPTION = re.compile(
+    r"([?&][\w.-]*(?:key|token|secret|sig|signature|password|credential)=)[^\s&'\"]+", re.IGNORECASE
+)
 
 
 class WritetimeError(Exception):
     """A fault that the user can fix: its text names the fault and the remedy."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(without_passwords(text))
 
 
 class MissingTable(WritetimeError):
@@ -33,6 +41,13 @@ def reason_of(fault: BaseException) -> str:
 
 
 def plain_text(fault: BaseException) -> str:
-    """Return the text of an error without the colours of a terminal, and with its causes on one line."""
-    text = str(fault)
+    """Return the text of an error without the colours of a terminal and without passwords, and with its causes on one
+    line.
+    """
+    text = without_passwords(str(fault))
     return _COLOUR.sub("", _CAUSE.sub(": ", text)).strip() if "\x1b" in text else text
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the passwords and the secret options of the addresses in it."""
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1@", text)) if "://" in text else text

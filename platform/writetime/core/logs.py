@@ -1,8 +1,23 @@
-"""Logs of services as JSON lines, and those of the clients of other systems."""
+"""Logs of commands as text, those of services as JSON lines, and those of the clients of other systems. No line has a
+password of an address.
+"""
 
 import json
 import logging
 from datetime import UTC, datetime
+
+from writetime.core.errors import without_passwords
+
+
+class TextLines(logging.Formatter):
+    """Time, level, logger and message, and the traceback of an error."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        return without_passwords(super().format(record))
 
 
 class JsonLines(logging.Formatter):
@@ -14,10 +29,10 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_passwords(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = without_passwords(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
