@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from tests.follow.waiting import wait_for
+from tests.support.clocks import set_clock
 from tests.support.following import following, has_published, is_done, rows_shown, shown
 from tests.support.made import add, write
 from tests.support.messages import decoded
@@ -44,37 +45,38 @@ def test_from_kafka_to_events_and_view(settings: Settings) -> None:
         wait_for(lambda: is_done(settings, first, 40) and has_published(settings, first, 40))
 
 
-def test_data_expires_without_a_change(settings: Settings) -> None:
+def expiring(key: int, ttl: int) -> dict[str, Any]:
+    """A row that is written now and expires after some seconds."""
+    now = int(time.time())
+    row = write(key, 0, now * 1_000_000, v="a")
+    row["marker"] |= {"ttl": ttl, "expiry": now + ttl}
+    row["v"] |= {"ttl": ttl, "deletion_time": now + ttl}
+    return row
+
+
+def test_data_expires_without_a_change(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = schema_of(settings, "a")
     send(settings, schema, write(2, 0, 5, v="b"))
     with following(settings, schema.full_name):
-        # What a first batch takes is not of the time until the row expires.
         wait_for(lambda: is_done(settings, schema.full_name, 1))
-        now = int(time.time())
-        row = write(1, 0, now * 1_000_000, v="a")
-        row["marker"] |= {"ttl": 8, "expiry": now + 8}
-        row["v"] |= {"ttl": 8, "deletion_time": now + 8}
-        send(settings, schema, row)
-        wait_for(lambda: rows_shown(settings, schema.full_name) == 2)
+        send(settings, schema, expiring(1, 1800))
+        wait_for(lambda: rows_shown(settings, schema.full_name) == 2 and has_published(settings, schema.full_name, 2))
+        set_clock(monkeypatch, 3600)
         wait_for(lambda: is_done(settings, schema.full_name, 1))
         wait_for(lambda: has_published(settings, schema.full_name, 3))
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
     assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
 
 
-def test_data_expires_while_nothing_follows(settings: Settings) -> None:
+def test_data_expires_while_nothing_follows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = schema_of(settings, "a")
     name = schema.full_name
     send(settings, schema, write(2, 0, 5, v="b"))
     with following(settings, name):
         wait_for(lambda: is_done(settings, name, 1))
-        now = int(time.time())
-        row = write(1, 0, now * 1_000_000, v="a")
-        row["marker"] |= {"ttl": 8, "expiry": now + 8}
-        row["v"] |= {"ttl": 8, "deletion_time": now + 8}
-        send(settings, schema, row)
+        send(settings, schema, expiring(1, 1800))
         wait_for(lambda: len(shown(settings, name)) == 2 and has_published(settings, name, 2))
-    wait_for(lambda: time.time() > now + 9)
+    set_clock(monkeypatch, 3600)
     assert len(shown(settings, name)) == 2
     with following(settings, name):
         wait_for(lambda: len(shown(settings, name)) == 1)
@@ -91,14 +93,10 @@ def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: b
     send(settings, schema, write(20, 0, 5, v="stays"))
     with following(settings, schema.full_name):
         wait_for(lambda: is_done(settings, schema.full_name, 1))
-        now, rows = int(time.time()), []
+        rows = []
         for i in range(1, count + 1):
-            row = write(i, 0, now * 1_000_000, v="a")
             # The first batch may take this long on a busy machine.
-            expires = {"ttl": i + 8, "expiry": now + i + 8}
-            row["marker"] |= expires
-            row["v"] |= {"ttl": expires["ttl"], "deletion_time": expires["expiry"]}
-            rows.append(row)
+            rows.append(expiring(i, i + 8))
         send(settings, schema, *rows)
         wait_for(lambda: rows_shown(settings, schema.full_name) > 1)
         wait_for(lambda: is_done(settings, schema.full_name, 1))
