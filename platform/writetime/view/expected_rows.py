@@ -118,6 +118,8 @@ def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]"
         gxe.ExpectCompoundColumnsToBeUnique,
         gxe.ExpectColumnValuesToBeIncreasing,
         gxe.ExpectColumnValuesToBeDecreasing,
+        gxe.ExpectColumnValueZScoresToBeLessThan,
+        gxe.ExpectColumnValuesToNotBeOutliers,
         # Each engine has its own names of types.
         gxe.ExpectColumnValuesToBeOfType,
         gxe.ExpectColumnValuesToBeInTypeList,
