@@ -33,6 +33,9 @@ _SHOWN = 3
 _ARGUMENTS = {"value", "value_set", "regex", "type_"}
 _NOT_SHOWN = {"batch_id", "column", "column_A", "column_B", "column_list", "min_value", "max_value"}
 
+# A portion with more bytes is freed at once.
+_LARGE_BYTES = 1 << 20
+
 # The library's context belongs to the process.
 _one_at_a_time = threading.Lock()
 
@@ -125,15 +128,14 @@ def validate_portions(
     """
 
     def results(result_format: Any) -> Iterator[list[dict]]:
-        for number, frame in enumerate(frames()):
-            if number:
-                # The library's objects refer to each other, and hold the portions before.
+        for frame in frames():
+            found = _of_portion(frame, name, expectations, result_format)
+            is_large = frame.memory_usage().sum() > _LARGE_BYTES
+            del frame
+            if is_large:
+                # The library's objects refer to each other, and hold the portion.
                 gc.collect()
-            with _one_at_a_time:
-                source = _context().data_sources.add_or_update_pandas(name)
-                batch = _batch(source, frame, name)
-                found = batch.validate(_suite(name, expectations), result_format=result_format).results
-            yield [result.to_json_dict() for result in found]
+            yield found
 
     found: list[dict] = []
     for portion in results("BOOLEAN_ONLY"):
@@ -142,6 +144,18 @@ def validate_portions(
             found = functools.reduce(_joined, results(_details(keys)))
             break
     return [_finding(result, keys) for result in found]
+
+
+def _of_portion(
+    frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]", result_format: Any
+) -> list[dict]:
+    with _one_at_a_time:
+        sources = _context().data_sources
+        batch = _batch(sources.add_or_update_pandas(name), frame, name)
+        found = batch.validate(_suite(name, expectations), result_format=result_format).results
+        # It holds the portion.
+        sources.delete(name)
+    return [result.to_json_dict() for result in found]
 
 
 def _joined(results: list[dict], others: list[dict]) -> list[dict]:
