@@ -1,5 +1,6 @@
 """How often an agent tries to release segments that hang, as live changes wait meanwhile; no server is needed."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ _EVERY = 10
 class Releasing(agent.Agent):
     """An agent with a clock of its own, which uploads a segment in half a second, or gives up after half a minute."""
 
-    def __init__(self, hangs: Callable[[int], bool]) -> None:
+    def __init__(self, hangs: Callable[[int], bool], at_first: int = 1, every: int = _EVERY) -> None:
         self.now = 0.0
+        self.failures: list[tuple[float, float]] = []
+        self._at_first, self._every = at_first, every
         self.released: set[int] = set()
         self.attempts: Counter[int] = Counter()
         self._hangs = hangs
@@ -30,6 +33,7 @@ class Releasing(agent.Agent):
         del progress
         self.attempts[segment.id] += 1
         if self._hangs(segment.id):
+            self.failures.append((self.now, self.now + 30))
             self.now += 30
             raise OSError("the archive does not answer")
         self.now += 0.5
@@ -37,7 +41,7 @@ class Releasing(agent.Agent):
 
     def run(self) -> None:
         while self.now < _SECONDS:
-            there = range(int(self.now) // _EVERY + 1)
+            there = range(self._at_first + int(self.now) // self._every)
             waiting: list[Any] = [SimpleNamespace(id=i, name=str(i)) for i in there if i not in self.released]
             self._let_go_of_finished(waiting)
             self.now += 0.5
@@ -59,6 +63,18 @@ def test_a_segment_that_hangs_is_tried_once_per_growing_pause(monkeypatch: pytes
 
 def test_an_archive_that_does_not_answer_is_tried_once_per_growing_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 15 <= simulated(monkeypatch, lambda _: True).attempts.total() <= 30
+
+
+@pytest.mark.parametrize("at_first", [1, 2, 3, 5])
+def test_no_attempt_follows_a_failure_at_once(monkeypatch: pytest.MonkeyPatch, at_first: int) -> None:
+    """Neither a retry nor one with another segment, though no segment is added."""
+    made = Releasing(lambda _: True, at_first, every=_SECONDS)
+    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    made.run()
+    pauses = [later - ended for (_, ended), (later, _) in itertools.pairwise(made.failures)]
+    assert len(pauses) >= 10
+    # Each is as long as it should be, by the clock's half seconds.
+    assert all(pause >= min(2**number, 60) for number, pause in enumerate(pauses)), pauses
 
 
 def test_segments_that_failed_are_released_together_once_it_works(monkeypatch: pytest.MonkeyPatch) -> None:

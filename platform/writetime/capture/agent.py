@@ -410,7 +410,11 @@ class Agent:
             if not pause.is_over:
                 return
             if not self._try_to_let_go(segment):
-                pause.begin()
+                if self._stuck_pause.is_over:
+                    # Its first retry waits, too.
+                    self._stuck_pause.begin()
+                if pause is self._release_pause:
+                    pause.begin()
                 return
             pause.reset()
             if time.monotonic() - began >= _RELEASE_SECONDS:
