@@ -199,6 +199,8 @@ class LogAgent:
         # The nodes' records of TRUNCATE, as of a time (microseconds).
         self._truncations: Mapping[UUID, Truncation] = {}
         self._truncations_at = 0
+        # After a failure, a node that does not answer makes all tables wait once in a while.
+        self._next_truncations = 0.0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
@@ -374,11 +376,16 @@ class LogAgent:
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _look_for_truncations(self) -> None:
-        """Read the nodes' records of truncations. While one does not answer, no watermark moves."""
+        """Read the nodes' records of truncations, unless that failed just now. While a node does not answer, no watermark
+        moves.
+        """
+        if time.monotonic() < self._next_truncations:
+            return
         at, where = now(), self._settings.scylla_cdc.truncations
         try:
             self._truncations, self._truncations_at = read_cluster_truncations(self._session, where), at
         except (DatabaseUnreachable, *DRIVER_FAULTS) as e:
+            self._next_truncations = time.monotonic() + self._pace.mark
             self._metrics.error("database")
             if time.monotonic() >= self._next_warning:
                 self._next_warning = time.monotonic() + _WARNING_SECONDS
