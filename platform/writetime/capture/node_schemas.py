@@ -332,7 +332,10 @@ class SchemaWatch:
         table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
         if table != old:
             self._note(table, old)
-        if schema is not None:
+        if schema is None:
+            # The rows from before the fault may come again.
+            self._taken.pop(table_id, None)
+        else:
             self._taken[table_id] = rows
 
     def _note(self, table: Table, old: Table | None) -> None:

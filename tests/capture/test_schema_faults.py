@@ -1,0 +1,56 @@
+"""Schemas of a node whose faults come and go; no server is needed."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from writetime.capture.node_schemas import Node, SchemaWatch
+
+_ID = UUID("11111111-1111-11f0-8000-000000000000")
+# The types of the columns of `ks.t`, by the name of a schema.
+_SCHEMAS = {"a": {"k": "int"}, "b": {"k": "int", "v": "no<type"}, "c": {"k": "int", "v": "text"}}
+_FAULTY = "b"
+
+
+class _Node(Node):
+    """Has one of these schemas, and answers the queries for it."""
+
+    def __init__(self) -> None:
+        self.has = "a"
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        table = query.partition(" FROM ")[2].split()[0]
+        names = {"keyspace_name": "ks", "table_name": "t"}
+        match table.rpartition(".")[2]:
+            case "local":
+                return [{"schema_version": None}]
+            case "tables":
+                return [{**names, "id": _ID, "flags": {"compound"}, "cdc": True, "gc_grace_seconds": 864000}]
+            case "columns" if "WHERE" not in query:
+                order = {"clustering_order": "none"}
+                return [
+                    {**names, **order, "column_name": name, "type": cql_type, "kind": kind, "position": position}
+                    for (name, cql_type), (kind, position) in zip(
+                        _SCHEMAS[self.has].items(), [("partition_key", 0), ("regular", -1)], strict=False
+                    )
+                ]
+        return []
+
+
+@pytest.mark.parametrize("path", ["".join(path) for path in itertools.product("abc", repeat=4)])
+def test_a_table_has_the_schema_that_the_node_has(tmp_path: Path, path: str) -> None:
+    """Whatever it had before: a fault that is undone leaves the schema from before it."""
+    node = _Node()
+    watch = SchemaWatch(tmp_path, node)
+    for has in path:
+        node.has = has
+        watch.refresh(always=True)
+        table = watch.tables.by_id[_ID]
+        assert (table.schema is None, bool(table.fault)) == (node.has == _FAULTY,) * 2
+        if table.schema is not None:
+            assert [column.name for column in table.schema.columns] == list(_SCHEMAS[node.has])
+            assert watch.tables.captured == [table.schema]
+            assert not watch.tables.faults
