@@ -1,7 +1,11 @@
 """Where a stream begins and continues; no server is needed."""
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -12,7 +16,9 @@ from writetime.schema.cql import parse_table
 from writetime.scylla_cdc.log import Gap, LogError, StaleSets, first_uuid, log_table
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, offset_of_new, pieces_between
 from writetime.scylla_cdc.options import CdcOptions
+from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource
+from writetime.sources import scylla_cdc
 
 HOUR = 3600 * SECOND
 TABLE = parse_table("CREATE TABLE ks.t (k int PRIMARY KEY, v int)")
@@ -64,6 +70,47 @@ def test_an_answer_that_lacks_a_known_set_of_streams_is_asked_for_again() -> Non
     end = next_offset(source, start, source.settled(), None)
     with pytest.raises(StaleSets, match=r"knows no CDC streams of ks\.t from"):
         pieces_between(source, start, end)
+
+
+@pytest.mark.parametrize("known", range(4))
+def test_an_answer_without_the_set_that_was_read_last_is_of_a_node_that_is_behind(known: int) -> None:
+    """Whichever sets it has. But the oldest sets are dropped in time."""
+    times = [now() - (5 - i) * HOUR for i in range(4)]
+    start = Offset(now() - HOUR, times[known], times[0], str(UUID(int=1)), ttl=24 * HOUR)
+    end = replace(start, until=start.until + 60 * SECOND)
+    for count in range(1, 5):
+        for some in itertools.combinations(times, count):
+            source = source_of(times[0], *some)
+            source.sets.pieces = lambda *_: []  # type: ignore[assignment]
+            if times[known] in some or times[known] < some[0]:
+                assert pieces_between(source, start, end) == []
+            else:
+                with pytest.raises(StaleSets, match=r"ask again\. If this lasts, .* with a new checkpoint"):
+                    pieces_between(source, start, end)
+
+
+def test_a_stream_in_spark_asks_another_node_if_one_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that said how far may be read is not asked again: each call has its own session."""
+    created, newest = now() - HOUR, now() - HOUR // 2
+    behind, other = source_of(created, created), source_of(created, created, newest)
+    piece = Piece(b"stream", newest, newest + SECOND)
+    other.sets.pieces = lambda *_: [piece]  # type: ignore[assignment]
+    nodes = [behind, behind, other]
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[CdcSource]:
+        yield nodes.pop(0) if len(nodes) > 1 else nodes[0]
+
+    monkeypatch.setattr(scylla_cdc, "open_source", opened)
+    asked: Any = SimpleNamespace(settings=None, table=TABLE.full_name, snapshot_at=None)
+    reader = scylla_cdc.ScyllaCdcStreamReader(asked, TABLE, cast(Any, None))
+    start = Offset(now() - HOUR // 4, newest, created, str(other.schema.id), ttl=24 * HOUR)
+    end = replace(start, until=start.until + 30 * SECOND)
+    assert [part.pieces for part in reader.partitions(start.json(), end.json())] == [[piece]]
+    nodes = [behind]
+    monkeypatch.setattr("writetime.scylla_cdc.source._STALE_SECONDS", 0.5)
+    with pytest.raises(StaleSets):
+        reader.partitions(start.json(), end.json())
 
 
 def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:

@@ -223,14 +223,20 @@ def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]
     """Return the pieces between two offsets, and the older pieces to read again for late rows.
 
     Raises:
-        StaleSets: the database's answer lacks the newest set of streams, whose rows would be missed.
+        StaleSets: the database's answer lacks a set of streams that was known, whose rows would be missed.
     """
     if start.until == end.until:
         return []
-    if end.newest > source.sets.times[-1]:
+    times = source.sets.times
+    # The oldest sets are dropped once their rows have expired.
+    lost = start.newest >= times[0] and start.newest not in times
+    if lost or end.newest > times[-1]:
+        known = start.newest if lost else end.newest
         raise StaleSets(
-            f"the node that answered knows no CDC streams of {source.name} from {instant_text(end.newest)} on, which "
-            f"were read before: it is behind, so try again"
+            f"the node that answered knows no CDC streams of {source.name} from {instant_text(known)} on, which were "
+            "known before: it is behind, so ask again. If this lasts, restart the nodes whose tables of streams lack "
+            "them; if all nodes lack them, begin again with a new checkpoint (the agent: without the table in "
+            "logs.json), and bring in a snapshot from after that with `writetime backfill`"
         )
     late = rescan_micros(source.settings)
     pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest, late)

@@ -1,10 +1,11 @@
 """One table's log through one connection: its schema, the rows to read, and its gaps."""
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +24,14 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.late import LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, NoTable, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, NoTable, StaleSets, check_log
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.pieces import Piece, read_pieces
 from writetime.scylla_cdc.postimages import Checked, ImageCheck
 from writetime.scylla_cdc.streams import StreamSets
+
+log = logging.getLogger(__name__)
 
 # Why a log does not have new writes: CDC is off, or logs keys without values.
 Lack = Literal["off", "keys"]
@@ -36,6 +39,11 @@ Lack = Literal["off", "keys"]
 
 # How far this machine's clock may differ from the database's, in microseconds. `confidence_seconds` is longer.
 _CLOCK_DIFFERENCE = 5_000_000
+# How long a node that is behind is asked again, and the pause before that.
+_STALE_SECONDS = 5.0
+_STALE_PAUSE_SECONDS = 0.2
+
+_T = TypeVar("_T")
 
 
 class CdcSource:
@@ -237,7 +245,25 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
         LogError: there is no such table, it has no log, or one that cannot be read.
     """
     with connect_for_pages(settings, [table]) as (session, pages):
-        yield CdcSource(session, pages, settings, table)
+        yield until_fresh(lambda: CdcSource(session, pages, settings, table))
+
+
+def until_fresh(ask: Callable[[], _T]) -> _T:
+    """Ask for sets of streams until the node that answers is not behind, for some seconds. Each attempt may meet
+    another node.
+
+    Raises:
+        StaleSets: the last answer lacks known sets, too.
+    """
+    deadline = time.monotonic() + _STALE_SECONDS
+    while True:
+        try:
+            return ask()
+        except StaleSets as e:
+            if time.monotonic() >= deadline:
+                raise
+            log.info("%s; asking again", e)
+            time.sleep(_STALE_PAUSE_SECONDS)
 
 
 @contextmanager

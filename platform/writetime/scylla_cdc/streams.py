@@ -16,7 +16,7 @@ from writetime.core.config import ScyllaCdc
 from writetime.schema.columnar import decode
 from writetime.schema.types import Native, quote_table
 from writetime.schema.values import split_sequence
-from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.log import LogError, StaleSets
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.pieces import Piece
 
@@ -32,11 +32,19 @@ class StreamSets:
 
         Raises:
             LogError: the database has no sets for the table.
+            StaleSets: the node that answered has none, in a keyspace with tablets.
         """
         self._pages = pages
         self._settings = settings
         self._table = [keyspace, table]
         times, self._by_tablets = _tablet_times(pages, settings, keyspace, table), True
+        if not times and _has_tablets(pages, keyspace):
+            # The generations are of other tables: the log would be read from streams that it does not have.
+            raise StaleSets(
+                f"the node that answered knows no CDC streams of {keyspace}.{table}, whose keyspace has tablets: it is "
+                f"behind, so ask again. If this lasts, find the node whose {settings.tablet_times} has no rows of the "
+                "table, and restart it; if no node has any, turn the table's CDC on"
+            )
         if not times:
             times, self._by_tablets = _generation_times(pages, settings), False
         if not times:
@@ -114,6 +122,18 @@ def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) 
     except InvalidRequest:
         return []
     return _micros(pages, query, [keyspace, table], "timestamp")
+
+
+def _has_tablets(pages: Pages, keyspace: str) -> bool:
+    """Return whether a keyspace has tablets. One with vnodes has no row or no number, and older versions, as Cassandra,
+    have no such table or column.
+    """
+    try:
+        query = pages.prepare("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?")
+    except InvalidRequest:
+        return False
+    found = pages.rows(query, [keyspace])["initial_tablets"]
+    return found.null_count < len(found)
 
 
 def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:

@@ -44,7 +44,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pieces import Piece
-from writetime.scylla_cdc.source import open_source
+from writetime.scylla_cdc.source import open_source, until_fresh
 from writetime.sources.schemas import Selection, option_fields
 from writetime.sources.worker_end import end_quietly
 
@@ -211,11 +211,13 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         Raises:
             Gap: they are no longer in the log.
+            StaleSets: the nodes lack a set of streams that `latestOffset` knew.
         """
+        return until_fresh(lambda: self._parts(Offset.parse(start), Offset.parse(end)))
+
+    def _parts(self, first: Offset, last: Offset) -> list[Part]:
         with self._source() as source:
-            first = Offset.parse(start)
             check(source, first, self._asked.snapshot_at)
-            last = Offset.parse(end)
             pieces = pieces_between(source, first, last)
             snapshot_at = snapshot_of(last, self._asked.snapshot_at)
             parts = shared_out(pieces, source.settings.tasks)
