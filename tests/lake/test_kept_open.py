@@ -52,6 +52,15 @@ def test_it_follows_others(tmp_path: Path, is_long: bool) -> None:
     assert sorted(paths(kept.changes.load())) == sorted(paths(table.changes.load()))
 
 
+def test_files_are_counted_without_a_list_of_them(tmp_path: Path) -> None:
+    """Each turn counts those of each table, for a metric."""
+    table = new_table(tmp_path)
+    for number in range(3):
+        add(table, [write(number, 1, 5, v="a")], number)
+    assert table.changes.known_files == 3
+    assert "files" not in vars(table.changes.load())
+
+
 def test_a_number_first_asked_for_after_the_log_was_trimmed(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.changes.append([], "early", 7)

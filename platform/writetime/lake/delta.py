@@ -194,7 +194,7 @@ class BucketedTable:
     @property
     def known_files(self) -> int | None:
         """The number of files of the newest version that was loaded, if it is known. Nothing is read for this."""
-        return None if self._kept is None else len(self._kept[0].files)
+        return None if self._kept is None else self._kept[0].file_count
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.

@@ -111,6 +111,11 @@ class TableVersion:
         """The files, in the order of their paths."""
         return sorted(self._by_path.values(), key=lambda f: f.path)
 
+    @property
+    def file_count(self) -> int:
+        """The number of files."""
+        return len(self._by_path)
+
     @cached_property
     def by_bucket(self) -> dict[int, list[DataFile]]:
         """The files of each bucket that has any, with the files of all buckets."""
