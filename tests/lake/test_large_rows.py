@@ -25,7 +25,6 @@ def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
 
 def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)
-    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
     state.fold(table)

@@ -35,7 +35,6 @@ def test_each_step_takes_few_large_rows_by_as_few_tasks_as_hold_them(
 ) -> None:
     """Each task reads the files of all buckets again, so the cost follows the change only if the tasks are few."""
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", most)
-    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     add(table, [write(n, 1, 0, v="small") for n in range(99)], 0)
     state.fold(table)
@@ -69,7 +68,6 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "SMALL_BYTES", 1 << 20)
     table = new_table(tmp_path)
     for number in range(1, 5):
         add(table, large(number), number)

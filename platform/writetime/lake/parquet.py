@@ -28,6 +28,13 @@ of the view do not see it.
 _SAMPLE_ROWS = 1 << 10
 # Values are long if they have more bytes than this on average.
 _LONG_VALUE = 1 << 10
+# The key in a file's metadata of the size (bytes) of its rows in memory. Dictionaries hide it from all other sizes.
+_IN_MEMORY = b"writetime.in_memory"
+# Sizes of files in memory by the address of the storage and the path, which is new for each file. A process that wrote
+# a file, or has read its size once, does not read it again.
+_sizes: dict[tuple[str, str], int] = {}
+_MOST_SIZES = 1 << 16
+_DICTIONARIES = {pa.dictionary(pa.int32(), values) for values in (pa.string(), pa.binary())}
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
 
@@ -93,14 +100,17 @@ def write_file(
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
-    group_rows = max(1, table.num_rows * layout.row_group_bytes // max(1, table.nbytes))
+    in_memory = _bytes_in_memory(table)
+    group_rows = max(1, table.num_rows * layout.row_group_bytes // max(1, in_memory))
+    schema = table.schema.with_metadata({_IN_MEMORY: str(in_memory)})
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
-        pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
+        pq.ParquetWriter(sink, schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
         writer.write_table(table, row_group_size=min(group_rows, layout.row_group_rows))
+    _remember_size(storage, path, in_memory)
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
@@ -216,9 +226,34 @@ def count_values(storage: Storage, path: str, column: str) -> int:
 
 
 def uncompressed_size(storage: Storage, path: str) -> int:
-    """Return the size (bytes) of a file's rows before compression, by its footer."""
+    """Return the size (bytes) of a file's rows in memory, by its footer, which is read once; of a file of another
+    program, their size before compression.
+    """
+    known = _sizes.get((storage.address, path))
+    if known is not None:
+        return known
     with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
-        return sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        recorded = (file.metadata.metadata or {}).get(_IN_MEMORY)
+        groups = (file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+        size = sum(groups) if recorded is None else int(recorded)
+    _remember_size(storage, path, size)
+    return size
+
+
+def _remember_size(storage: Storage, path: str, size: int) -> None:
+    if len(_sizes) >= _MOST_SIZES:
+        _sizes.clear()
+    _sizes[storage.address, path] = size
+
+
+def _bytes_in_memory(table: pa.Table) -> int:
+    """Return the size of rows without dictionaries."""
+    return table.nbytes + sum(
+        pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
+        for column in table.columns
+        if column.type in _DICTIONARIES
+        for chunk in column.chunks
+    )
 
 
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:

@@ -35,9 +35,6 @@ _REBUILT = "rebuilt"
 # times in all, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
-SMALL_BYTES = 8 << 20
-"""Files of this size never have 2 GiB of texts, the limit of an Arrow array: LZ4 makes values up to 255 times smaller.
-"""
 
 # The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
 # `packed-<version>-...`. They hold no more than this version of `changes`.
@@ -63,8 +60,7 @@ def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
     """Return into how many parts of the token range files are split, each for one task: as `count_parts` does, because
     each part reads the files of all buckets again.
     """
-    is_small = sum(file.size for file in files) <= SMALL_BYTES
-    size = 0 if is_small else sum(uncompressed_size(storage, file.path) for file in files)
+    size = sum(uncompressed_size(storage, file.path) for file in files)
     return count_parts(sum(file.rows for file in files), buckets, size)
 
 

@@ -1,0 +1,51 @@
+"""The size of a file's rows in memory, by which tasks are chosen."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from writetime.lake import buckets, parquet, state
+from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import READ_SOON, WrittenFile, uncompressed_size, write_file
+from writetime.lake.versions import DataFile
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    monkeypatch.setattr(parquet, "_sizes", {})
+    return Storage(str(tmp_path))
+
+
+def file_of(written: WrittenFile) -> DataFile:
+    return DataFile(written.path, written.bucket, written.rows, written.size, 0)
+
+
+def test_long_values_that_repeat_count_in_full(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows are short, so that the column has a dictionary, or it comes with one."""
+    long = [f"{n:02}" * 1500 for n in range(30)]
+    texts = pa.array(["a", "b"] * 600 + long * 900)
+    for column in (texts, texts.dictionary_encode()):
+        rows = pa.table({"token": pa.array(range(len(texts))), "v": column})
+        written = write_file(storage, rows, -1, rows["token"], layout=READ_SOON)
+        assert written.size < 8 << 20
+        for _ in range(2):
+            assert uncompressed_size(storage, written.path) > 27_000 * 3000
+            # Another process reads it in the file.
+            parquet._sizes.clear()
+        assert pq.read_table(f"{storage.address}/{written.path}")["v"].to_pylist() == texts.to_pylist()
+        monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 24 << 20)
+        assert state.parts_of(storage, [file_of(written)], 16) == 4
+
+
+def test_a_file_of_another_program_has_its_size_before_compression(storage: Storage) -> None:
+    pq.write_table(pa.table({"v": ["x" * 100_000]}), f"{storage.address}/a.parquet")
+    assert 100_000 < uncompressed_size(storage, "a.parquet") < 400_000
+
+
+def test_the_size_of_a_file_is_read_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"token": [1, 2]})
+    written = write_file(storage, rows, 0, rows["token"])
+    monkeypatch.setattr(parquet.pq, "ParquetFile", None)
+    assert uncompressed_size(storage, written.path) == rows.nbytes
