@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.made import add, new_table, write
 from writetime.lake import buckets, parquet, state
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import READ_SOON, WrittenFile, uncompressed_size, write_file
@@ -42,6 +43,30 @@ def test_long_values_that_repeat_count_in_full(storage: Storage, monkeypatch: py
 def test_a_file_of_another_program_has_its_size_before_compression(storage: Storage) -> None:
     pq.write_table(pa.table({"v": ["x" * 100_000]}), f"{storage.address}/a.parquet")
     assert 100_000 < uncompressed_size(storage, "a.parquet") < 400_000
+
+
+def test_sizes_are_read_only_while_they_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path, buckets=4)
+    for number in range(100):
+        add(table, [write(number, 1, 1, v="x" * 1000)], number)
+    read: list[str] = []
+
+    def noted(storage: Storage, path: str) -> int:
+        read.append(path)
+        return uncompressed_size(storage, path)
+
+    monkeypatch.setattr(state, "uncompressed_size", noted)
+    storage, files = table.changes.storage, table.changes.load().files
+    assert state.parts_of(storage, files, 4) == 1
+    assert sorted(read) == [file.path for file in files]
+    read.clear()
+    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 2000)
+    assert state.parts_of(storage, files, 4) == 4
+    assert len(read) <= 8
+    read.clear()
+    monkeypatch.setattr(buckets, "FEW_ROWS", 25)
+    assert state.parts_of(storage, files, 4) == 4
+    assert not read
 
 
 def test_the_size_of_a_file_is_read_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

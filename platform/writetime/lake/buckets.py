@@ -55,12 +55,10 @@ def are_few(rows: int, buckets: int, size: int = 0) -> bool:
     return rows < FEW_ROWS * buckets and size <= MOST_ROW_BYTES
 
 
-def count_parts(rows: int, buckets: int, size: int) -> int:
-    """Return into how many parts of the token range, each for one task, rows of a size in memory (bytes) are split: one
-    per bucket if they are many, or else the fewest that are small enough.
+def count_parts(buckets: int, size: int) -> int:
+    """Return into how many parts of the token range, each for one task, rows of a size in memory (bytes) are split: the
+    fewest that are small enough, and one per bucket at most.
     """
-    if rows >= FEW_ROWS * buckets:
-        return buckets
     parts = 1
     while parts < buckets and size > parts * MOST_ROW_BYTES:
         parts *= 2

@@ -7,14 +7,16 @@ change twice does no harm, because merging is idempotent.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.buckets import ALL, bucket_of_part, count_parts
+from writetime.lake.buckets import ALL, are_few, bucket_of_part, count_parts
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
 from writetime.lake.delta import ATTEMPTS, Conflict
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
@@ -37,6 +39,8 @@ FAN = 4
 _SMALLEST = 1 << 16
 
 # The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
+# The number of files whose sizes are read at once.
+_READ_AT_ONCE = 8
 # `packed-<version>-...`. They hold no more than this version of `changes`.
 BASE, PACKED = "base-", "packed-"
 
@@ -57,11 +61,25 @@ def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> di
 
 
 def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
-    """Return into how many parts of the token range files are split, each for one task: as `count_parts` does, because
-    each part reads the files of all buckets again.
+    """Return into how many parts of the token range files are split, each for one task: one per bucket if their rows
+    are many, or else the fewest that are small enough, because each part reads the files of all buckets again.
     """
-    size = sum(uncompressed_size(storage, file.path) for file in files)
-    return count_parts(sum(file.rows for file in files), buckets, size)
+    is_few = are_few(sum(file.rows for file in files), buckets)
+    return _small_parts_of(storage, files, buckets) if is_few else buckets
+
+
+def _small_parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
+    """Return into how many parts files are split by their size alone."""
+    size = 0
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        for start in range(0, len(files), _READ_AT_ONCE):
+            paths = [file.path for file in files[start : start + _READ_AT_ONCE]]
+            # A thread costs more than the size of one file, which is often known.
+            found = (threads.map if len(paths) > 1 else map)(partial(uncompressed_size, storage), paths)
+            size += sum(found)
+            if count_parts(buckets, size) == buckets:
+                return buckets
+    return count_parts(buckets, size)
 
 
 def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple[int, dict[int, list[DataFile]]]:
