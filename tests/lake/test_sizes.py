@@ -1,4 +1,4 @@
-"""The size of a file's rows in memory, by which tasks are chosen."""
+"""The size of a file's rows in memory, by which tasks are chosen, and of its row groups."""
 
 from pathlib import Path
 
@@ -74,3 +74,22 @@ def test_the_size_of_a_file_is_read_once(storage: Storage, monkeypatch: pytest.M
     written = write_file(storage, rows, 0, rows["token"])
     monkeypatch.setattr(parquet.pq, "ParquetFile", None)
     assert uncompressed_size(storage, written.path) == rows.nbytes
+
+
+def test_nulls_do_not_make_row_groups_small(storage: Storage) -> None:
+    """100 columns, each with a value in one row of a hundred: 100 MiB of nulls."""
+    count = 1 << 16
+    cells = [
+        pa.array([{"value": n, "write_time": 1} if n % 100 == c % 100 else None for n in range(count)])
+        for c in range(3)
+    ]
+    rows = pa.table({"token": pa.array(range(count)), **{f"c{c}": cells[c % 3] for c in range(100)}})
+    written = write_file(storage, rows, 0, rows["token"], layout=READ_SOON)
+    with pq.ParquetFile(f"{storage.address}/{written.path}") as file:
+        assert file.num_row_groups <= 2
+    # Long values still make them small.
+    texts = pa.array(["x" * 100_000 if n % 100 == 0 else None for n in range(count)])
+    rows = pa.table({"token": pa.array(range(count)), "v": texts})
+    written = write_file(storage, rows, 0, rows["token"], layout=READ_SOON)
+    with pq.ParquetFile(f"{storage.address}/{written.path}") as file:
+        assert file.num_row_groups >= 4

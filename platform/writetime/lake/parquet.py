@@ -54,7 +54,8 @@ class WrittenFile:
 @dataclass(frozen=True)
 class Layout:
     """How rows are put into a file: the most per row group, which is the unit that a reader reads or skips. A row group
-    of large rows has fewer of them, with some `row_group_bytes` in memory.
+    of large rows has fewer of them, with some `row_group_bytes` in memory. Nulls do not count: each row group takes a
+    part of the footer for each column.
     """
 
     row_group_rows: int
@@ -101,7 +102,9 @@ def write_file(
     if storage.is_local:
         filesystem.create_dir(folder)
     in_memory = _bytes_in_memory(table)
-    group_rows = max(1, table.num_rows * layout.row_group_bytes // max(1, in_memory))
+    group_rows = layout.row_group_rows
+    if in_memory > (most := layout.row_group_bytes):
+        group_rows = min(group_rows, table.num_rows * most // max(1, in_memory - _bytes_of_nulls(table)))
     schema = table.schema.with_metadata({_IN_MEMORY: str(in_memory)})
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
@@ -109,7 +112,7 @@ def write_file(
         filesystem.open_output_stream(path) as sink,
         pq.ParquetWriter(sink, schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
-        writer.write_table(table, row_group_size=min(group_rows, layout.row_group_rows))
+        writer.write_table(table, row_group_size=max(1, group_rows))
     _remember_size(storage, path, in_memory)
     size = filesystem.get_file_info(path).size
     if tokens is None:
@@ -254,6 +257,22 @@ def _bytes_in_memory(table: pa.Table) -> int:
         if column.type in _DICTIONARIES
         for chunk in column.chunks
     )
+
+
+def _bytes_of_nulls(table: pa.Table) -> int:
+    """Return how much of the size of rows is of nulls, which take nearly nothing in a file."""
+    return sum(_nulls_of(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _nulls_of(array: pa.Array) -> int:
+    if pa.types.is_struct(array.type):
+        return sum(map(_nulls_of, array.flatten()))
+    try:
+        bits = array.type.bit_width
+    except ValueError:
+        # Its offset.
+        bits = 32
+    return array.null_count * bits // 8
 
 
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
