@@ -1,26 +1,18 @@
 """Large rows go by bucket even where they are few, as a task and an Arrow array hold only so much."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import unordered, view_rows
-from tests.support.made import add, new_table, settings_at, write
+from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.lake import buckets, packing, state, views
 from writetime.lake.buckets import ALL
-from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view import view_packing
 from writetime.view.refreshing import refresh
-
-
-def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
-    """Add rows of 64 KiB that do not compress well."""
-    chooser = random.Random(number)
-    add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)
 
 
 def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

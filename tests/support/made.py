@@ -1,5 +1,6 @@
 """Changes made by hand, for tests without a database."""
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,9 @@ def add(table: LakeTable, rows: Iterable[dict[str, Any]], number: int, schema: T
     """Append a batch of changes."""
     files = ChangeWriter.of(table, schema).write([batch(rows, schema)])
     return table.changes.append(files, "test", number)
+
+
+def add_large(table: LakeTable, number: int, rows: int = 8) -> None:
+    """Add rows of 64 KiB that do not compress well."""
+    chooser = random.Random(number)
+    add(table, [write(100 * number + n, 1, number, v=chooser.randbytes(1 << 15).hex()) for n in range(rows)], number)

@@ -10,7 +10,7 @@ from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import READ_SOON, WrittenFile, without_empty, write_rows
+from writetime.lake.parquet import READ_SOON, WrittenFile, split_by_bucket, without_empty, write_rows
 from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
@@ -50,8 +50,8 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket, or of all (`ALL`), and write the result to `target`, under names that begin with
-    `prefix`.
+    """Merge the files of one bucket, of all (`ALL`) or of some, and write the result to `target`, that of some as one
+    file per bucket, under names that begin with `prefix`.
     """
 
     source: Source
@@ -64,7 +64,10 @@ class MergeTask:
     def run(self) -> list[WrittenFile]:
         """Run the task; no file if nothing is left after the merge."""
         state = merge_files([self.source], self.schema)
-        return write_state(self.target, state, self.bucket, self.buckets, self.prefix)
+        # One level of a part of `ALL` could be as large as each of those merged, so they would be merged for ever.
+        is_part = self.bucket == ALL and self.source.tokens is not None
+        found = split_by_bucket(state, self.buckets) if is_part else [(self.bucket, state)]
+        return [file for b, own in found for file in write_state(self.target, own, b, self.buckets, self.prefix)]
 
 
 def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:

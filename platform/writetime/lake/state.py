@@ -6,10 +6,10 @@ change twice does no harm, because merging is idempotent.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
@@ -37,10 +37,10 @@ _REBUILT = "rebuilt"
 # times in all, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
-
-# The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
 # The number of files whose sizes are read at once.
 _READ_AT_ONCE = 8
+
+# The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
 # `packed-<version>-...`. They hold no more than this version of `changes`.
 BASE, PACKED = "base-", "packed-"
 
@@ -233,8 +233,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 def _merged_late(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
-    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket and
-    of `ALL`.
+    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket, and
+    those of `ALL` into one per part.
 
     Raises:
         Conflict: the log of the version that the state has folded in was deleted meanwhile.
@@ -243,8 +243,8 @@ def _merged_late(
     if schema is None:
         raise Conflict(f"{storage.address} has a schema that is not known: run this again")
     written: list[WrittenFile] = []
-    for bucket, files in by_folder(levels).items():
-        level, covering = (Source.of_bucket(storage, each, bucket, table.buckets) for each in (files, dropped))
+    for bucket, level in _sources(storage, by_folder(levels), table.buckets):
+        covering = replace(level, files=tuple(dropped))
         waiting = Waiting((level,), (covering,), horizon, table.buckets, table.cache)
         written += _Fold(waiting, schema, bucket, table.buckets, storage).run()
     return written
@@ -338,7 +338,9 @@ def _merged(
     *,
     prefix: str = "",
 ) -> list[WrittenFile]:
-    """Merge the files of each bucket into one level. Those of `ALL` become one level, or one per bucket."""
+    """Merge the files of each bucket into one level. Those of `ALL` become one level, or, by a task for each part that
+    is small enough, one per bucket.
+    """
     tasks = _tasks(table, storage, files, schema, prefix=prefix)
     return [level for levels in run(MergeTask.run, tasks) for level in levels]
 
@@ -346,8 +348,21 @@ def _merged(
 def _tasks(
     table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, prefix: str = ""
 ) -> list[MergeTask]:
-    sources = {bucket: Source.of_bucket(storage, found, bucket, table.buckets) for bucket, found in files.items()}
-    return [MergeTask(s, schema, b, table.buckets, table.state.storage, prefix) for b, s in sources.items()]
+    sources = _sources(storage, files, table.buckets)
+    return [MergeTask(s, schema, b, table.buckets, table.state.storage, prefix) for b, s in sources]
+
+
+def _sources(storage: Storage, files: Mapping[int, Sequence[DataFile]], buckets: int) -> Iterator[tuple[int, Source]]:
+    """Yield the files of each bucket, each for one task. Those of `ALL` are in as few parts of the token range as are
+    small enough: each may be as large as a task merges.
+    """
+    for bucket, found in files.items():
+        parts = _small_parts_of(storage, found, buckets) if bucket == ALL else 1
+        if parts == 1:
+            yield bucket, Source.of_bucket(storage, found, bucket, buckets)
+            continue
+        for part in range(parts):
+            yield bucket_of_part(part, parts, buckets), Source.of_bucket(storage, found, part, parts)
 
 
 def levels_to_fold(levels: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
