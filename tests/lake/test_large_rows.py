@@ -11,7 +11,6 @@ from tests.support.view_readers import by_query
 from writetime.lake import buckets, packing, state, views
 from writetime.lake.buckets import ALL
 from writetime.row_events import stream
-from writetime.view import view_packing
 from writetime.view.refreshing import refresh
 
 
@@ -34,7 +33,7 @@ def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: p
 
 def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 4 << 20)
-    monkeypatch.setattr(packing, "SORTED_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(packing, "SORTED_AT_ONCE", 10 << 20)
     table = new_table(tmp_path)
     for number in range(1, 17):
         add_large(table, number)
@@ -42,7 +41,7 @@ def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.Mon
     assert packing.pack_batches(table, table.changes.load()) == 16
     files = table.changes.load().files
     assert {file.bucket for file in files} == {0, 1, 2, 3}
-    assert max(file.size for file in files) < 2 << 20
+    assert max(file.size for file in files) < 4 << 20
     assert packing.pack_batches(table, table.changes.load()) == 0
     assert view_rows(views.virtual(table)) == before
 
@@ -61,15 +60,13 @@ def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 4 << 20)
-    monkeypatch.setattr(view_packing, "SORTED_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     for number in range(1, 10):
         add_large(table, number)
         refresh(settings, table)
     files = table.view.load().files
     assert {file.bucket for file in files} == {0, 1, 2, 3}
-    # What is sorted at once, and its places.
     assert max(file.size for file in files) < 2 << 20
     names = [column.label for column in table.schema().columns]
     assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))

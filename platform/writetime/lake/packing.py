@@ -8,7 +8,6 @@ rows have no origins (`generation`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
@@ -16,7 +15,16 @@ from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL, are_few
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, portions
-from writetime.lake.parquet import READ_SOON, WrittenFile, read_files, sort, split_by_bucket, without_empty, write_file
+from writetime.lake.parquet import (
+    READ_SOON,
+    WrittenFile,
+    read_files,
+    sort,
+    split_by_bucket,
+    uncompressed_size,
+    without_empty,
+    write_file,
+)
 from writetime.lake.retention import folded_changes, used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
@@ -33,7 +41,19 @@ SORTED_AT_ONCE = 1 << 30
 _LARGEST = 16 << 20
 # Files of batches that wait to be used before they are packed all the same.
 _MOST_NEW = 4 * FAN
-_chosen = partial(levels_to_fold, fan=FAN)
+
+
+def to_pack(storage: Storage, files: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
+    """Return the files to pack into one, as `levels_to_fold` does, without those that are large in memory. What is
+    sorted at once makes no larger files of these, so they would be packed for ever.
+    """
+    small = files
+    while chosen := levels_to_fold(small, fan):
+        large = {f.path for f in chosen if uncompressed_size(storage, f.path) > SORTED_AT_ONCE // fan}
+        if not large:
+            break
+        small = [f for f in small if f.path not in large]
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -116,7 +136,7 @@ def _known(files: Sequence[DataFile], version: TableVersion) -> list[DataFile]:
 def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], version: int, run: Runner) -> int:
     """Pack files that a version of `changes` has."""
     small = {b: [f for f in files if f.size <= _LARGEST and not is_merged(f)] for b, files in found.items()}
-    chosen = {b: some for b, files in small.items() if (some := _chosen(files))}
+    chosen = {b: some for b, files in small.items() if (some := to_pack(table.changes.storage, files))}
     if not chosen:
         return 0
     schema = table.schema(changes)

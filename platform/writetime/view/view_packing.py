@@ -18,9 +18,8 @@ from writetime.lake.delta import Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner, portions
-from writetime.lake.packing import SORTED_AT_ONCE
+from writetime.lake.packing import SORTED_AT_ONCE, to_pack
 from writetime.lake.parquet import PLACE, WrittenFile, conform
-from writetime.lake.state import levels_to_fold
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lake.vectors import read_vector
 from writetime.lake.views import AS_OF
@@ -49,8 +48,16 @@ class _Pack:
 
     def run(self) -> list[WrittenFile]:
         """Run the task."""
-        tables = [self._rows(each) for each in self.files]
-        found: dict[int, list[pa.Table]] = {self.bucket: tables}
+        tables = map(self._rows, self.files)
+        # Only one portion is in memory.
+        return [
+            file
+            for portion in portions(tables, lambda table: table.nbytes, SORTED_AT_ONCE)
+            for file in self._written(portion)
+        ]
+
+    def _written(self, tables: list[pa.Table]) -> list[WrittenFile]:
+        found = {self.bucket: tables}
         # Not sooner, so that there are few files: each bucket's part is then as large as `FAN` files of few rows.
         few = are_few(sum(map(len, tables)) // FAN, self.buckets, sum(table.nbytes for table in tables))
         if self.bucket == ALL and not few:
@@ -59,12 +66,7 @@ class _Pack:
                 owners = buckets_of(one_chunk(table[PLACE]).field("token"), self.buckets)
                 for bucket in np.unique(owners).tolist():
                     found.setdefault(bucket, []).append(table.filter(pa.array(owners == bucket)))
-        return [
-            file
-            for bucket, parts in found.items()
-            for portion in portions(parts, lambda part: part.nbytes, SORTED_AT_ONCE)
-            for file in write_placed(self.storage, _sorted(portion), bucket)
-        ]
+        return [file for bucket, parts in found.items() for file in write_placed(self.storage, _sorted(parts), bucket)]
 
     def _rows(self, each: LiveFile) -> pa.Table:
         with pq.ParquetFile(each.file.path, filesystem=self.storage.filesystem()) as file:
@@ -90,11 +92,11 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     """
     before = table.view_files.load()
     # What another program has changed, the next refresh writes whole.
-    chosen = to_pack(before) if before.is_ours else []
+    storage = table.view.storage
+    chosen = _chosen(storage, before) if before.is_ours else []
     if not chosen:
         return 0
     schema = view_schema(table.schema())
-    storage = table.view.storage
     tasks = [_Pack(bucket, table.buckets, tuple(files), schema, storage) for bucket, files in chosen]
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for _, files in chosen for file in files]
@@ -107,7 +109,7 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     return len(removed)
 
 
-def to_pack(version: LiveVersion) -> list[tuple[int, list[LiveFile]]]:
+def _chosen(storage: Storage, version: LiveVersion) -> list[tuple[int, list[LiveFile]]]:
     """Return the groups of files to replace, each by one file, with their buckets."""
     chosen: list[tuple[int, list[LiveFile]]] = []
     by_bucket: dict[int, list[LiveFile]] = {}
@@ -116,7 +118,7 @@ def to_pack(version: LiveVersion) -> list[tuple[int, list[LiveFile]]]:
         by_bucket.setdefault(each.file.bucket, []).append(each)
     for bucket, files in sorted(by_bucket.items()):
         live = [replace(each.file, size=_live_size(each)) for each in files if each.file.size <= _LARGEST]
-        if folded := {file.path for file in levels_to_fold(live, FAN)}:
+        if folded := {file.path for file in to_pack(storage, live, FAN)}:
             chosen.append((bucket, [each for each in files if each.file.path in folded]))
     taken = {each.file.path for _, files in chosen for each in files}
     marked = [each for each in placed if each.file.path not in taken and each.marked * _SHARE > each.file.rows]

@@ -1,0 +1,40 @@
+"""Each file of a view is packed a few times, however well its rows compress, and however many refreshes come."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lake_answers import unordered
+from tests.support.made import add, new_table, settings_at, write
+from tests.support.view_readers import by_query
+from writetime.lake import packing, views
+from writetime.lake.table import LakeTable
+from writetime.view import refreshing, view_packing
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_rows_that_compress_well_are_not_packed_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """What is sorted at once is far less than what counts as a small file, as with rows that Parquet makes 32 times
+    smaller. 5 files fill it.
+    """
+    monkeypatch.setattr(view_packing, "FAN", 4)
+    for module in (packing, view_packing):
+        monkeypatch.setattr(module, "SORTED_AT_ONCE", 64 << 10)
+    replaced: list[int] = []
+
+    def noted(table: LakeTable, *given: Any) -> int:
+        replaced.append(view_packing.pack(table, *given))
+        return replaced[-1]
+
+    monkeypatch.setattr(refreshing, "pack", noted)
+    settings, table = settings_at(tmp_path, buckets=count), new_table(tmp_path, buckets=count)
+    for number in range(48):
+        add(table, [write(number, 1, number, v="x" * (12 << 10))], number)
+        refreshing.refresh(settings, table)
+    assert max(replaced) <= 4 * count
+    assert sum(replaced) <= 48
+    names = [column.label for column in table.schema().columns]
+    assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))
