@@ -1,13 +1,28 @@
 """What a Python worker of Spark prints when it ends."""
 
 import inspect
+import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 from pyspark import daemon
 
+from tests.support import oracle
 from writetime.sources.worker_end import end_quietly
+
+# Spark's Java process and its workers have the error output of the program that starts them.
+SHOW = """
+import sys
+import writetime
+from writetime.clients.spark import spark_conf, start_session
+from writetime.core import config
+
+spark = start_session(spark_conf(config.load(spark={"master": "local[1]"})))
+writetime.register(spark)
+spark.read.format("sstable").load(sys.argv[1]).show(3)
+"""
 
 
 def test_a_connection_that_spark_closed_prints_no_traceback(
@@ -29,3 +44,15 @@ def test_a_connection_that_spark_closed_prints_no_traceback(
         printed[type(error)] = capsys.readouterr().err
     assert printed.pop(ValueError).endswith("ValueError: a bug\n")
     assert set(printed.values()) == {""}
+
+
+def test_show_prints_no_traceback(tmp_path: Path) -> None:
+    """Spark wants three rows, and the worker has more than the connection takes before Spark closes it."""
+    folder = tmp_path / "bench" / "events"
+    folder.mkdir(parents=True)
+    subprocess.run(oracle.java_command("Oracle", "write", folder, "100000"), check=True, capture_output=True)
+    command = [sys.executable, "-c", SHOW, str(folder)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "only showing top 3 rows" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
