@@ -3,7 +3,8 @@
 - `<!-- not run: REASON -->`: the block is not run. Its `writetime` commands must exist all the same.
 - `<!-- file: NAME -->`: the block is the content of this file.
 - `<!-- fails: TEXT -->`: the last command fails, and says this.
-- `<!-- shown -->`: each line of the block is in what the commands before it print, but for spaces.
+- `<!-- shown -->`: each line of the block is in what the commands before it print, but for spaces;
+  `...` stands for a few words that differ from run to run.
 - `<!-- ends: COMMAND -->`, above no block: a program that runs until Ctrl-C is ended.
 """
 
