@@ -29,7 +29,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(sum(table.nbytes for table in tables))
         return tables
 
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", LIMIT)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", LIMIT)
     monkeypatch.setattr(merging, "read_changes", noted)
     return found
 

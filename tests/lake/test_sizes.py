@@ -36,7 +36,7 @@ def test_long_values_that_repeat_count_in_full(storage: Storage, monkeypatch: py
             # Another process reads it in the file.
             parquet._sizes.clear()
         assert pq.read_table(f"{storage.address}/{written.path}")["v"].to_pylist() == texts.to_pylist()
-        monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 24 << 20)
+        monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 24 << 20)
         assert state.parts_of(storage, [file_of(written)], 16) == 4
 
 
@@ -60,7 +60,7 @@ def test_sizes_are_read_only_while_they_decide(tmp_path: Path, monkeypatch: pyte
     assert state.parts_of(storage, files, 4) == 1
     assert sorted(read) == [file.path for file in files]
     read.clear()
-    monkeypatch.setattr(buckets, "_MOST_ROW_BYTES", 2000)
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 2000)
     assert state.parts_of(storage, files, 4) == 4
     assert len(read) <= 8
     read.clear()
