@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.follow.waiting import wait_for
+from tests.support.clocks import set_clock
 from tests.support.disks import fill, small_disk
 from tests.support.following import following, has_published, is_done, rows_shown, shown
 from tests.support.made import write
@@ -78,7 +79,7 @@ def test_an_object_store_that_stops_is_waited_for(settings: Settings, tmp_path: 
 def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What expired only because the clock was ahead lives again, without a change; and new changes are followed."""
     schema = schema_of(settings, "a")
-    now, real = int(time.time()), (time.time, time.time_ns)
+    now = int(time.time())
     row = write(1, 0, now * 1_000_000, v="a")
     row["marker"] |= {"ttl": 1800, "expiry": now + 1800}
     row["v"] |= {"ttl": 1800, "deletion_time": now + 1800}
@@ -86,8 +87,7 @@ def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: 
     with following(settings, schema.full_name):
         wait_for(lambda: rows_shown(settings, schema.full_name) == 2)
         for step, rows in ((-3600, 12), (3600, 21), (0, 22), (0, 32)):
-            monkeypatch.setattr(time, "time", lambda step=step: real[0]() + step)
-            monkeypatch.setattr(time, "time_ns", lambda step=step: real[1]() + step * 10**9)
+            set_clock(monkeypatch, step)
             if rows != 22:
                 publish(settings, schema, *range(rows * 10, rows * 10 + 10))
             wait_for(lambda rows=rows: rows_shown(settings, schema.full_name) == rows)
