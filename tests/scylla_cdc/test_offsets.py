@@ -108,7 +108,7 @@ def test_a_stream_in_spark_asks_another_node_if_one_is_behind(monkeypatch: pytes
     end = replace(start, until=start.until + 30 * SECOND)
     assert [part.pieces for part in reader.partitions(start.json(), end.json())] == [[piece]]
     nodes = [behind]
-    monkeypatch.setattr("writetime.scylla_cdc.source._STALE_SECONDS", 0.5)
+    monkeypatch.setattr("writetime.scylla_cdc.source.STALE_SECONDS", 0.5)
     with pytest.raises(StaleSets):
         reader.partitions(start.json(), end.json())
 

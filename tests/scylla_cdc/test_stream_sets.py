@@ -93,11 +93,11 @@ def test_a_node_that_is_behind_is_asked_again_for_some_seconds(monkeypatch: pyte
         return made
 
     monkeypatch.setattr(source, "connect_for_pages", connected)
-    monkeypatch.setattr(source, "_STALE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(source, "STALE_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(source, "CdcSource", behind_until(4))
     with source.open_source(cast(Any, None), "ks.t"):
         assert len(asked) == 4
-    monkeypatch.setattr(source, "_STALE_SECONDS", 0.1)
+    monkeypatch.setattr(source, "STALE_SECONDS", 0.1)
     monkeypatch.setattr(source, "CdcSource", behind_until(10_000))
     with pytest.raises(StaleSets), source.open_source(cast(Any, None), "ks.t"):
         pass

@@ -376,8 +376,8 @@ class LogAgent:
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _look_for_truncations(self) -> None:
-        """Read the nodes' records of truncations, unless that failed just now. While a node does not answer, no watermark
-        moves.
+        """Read the nodes' records of truncations, unless that failed just now. While one does not answer, no
+        watermark moves.
         """
         if time.monotonic() < self._next_truncations:
             return

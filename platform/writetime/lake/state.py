@@ -233,8 +233,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 def _merged_late(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
-    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket, and
-    those of `ALL` into one per part.
+    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket,
+    and those of `ALL` into one per part.
 
     Raises:
         Conflict: the log of the version that the state has folded in was deleted meanwhile.

@@ -39,9 +39,10 @@ Lack = Literal["off", "keys"]
 
 # How far this machine's clock may differ from the database's, in microseconds. `confidence_seconds` is longer.
 _CLOCK_DIFFERENCE = 5_000_000
-# How long a node that is behind is asked again, and the pause before that.
-_STALE_SECONDS = 5.0
-_STALE_PAUSE_SECONDS = 0.2
+STALE_SECONDS = 5.0
+"""How long sets of streams are asked for again while the node that answers is behind."""
+STALE_PAUSE_SECONDS = 0.2
+"""The pause before each of these attempts."""
 
 _T = TypeVar("_T")
 
@@ -255,7 +256,7 @@ def until_fresh(ask: Callable[[], _T]) -> _T:
     Raises:
         StaleSets: the last answer lacks known sets, too.
     """
-    deadline = time.monotonic() + _STALE_SECONDS
+    deadline = time.monotonic() + STALE_SECONDS
     while True:
         try:
             return ask()
@@ -263,7 +264,7 @@ def until_fresh(ask: Callable[[], _T]) -> _T:
             if time.monotonic() >= deadline:
                 raise
             log.info("%s; asking again", e)
-            time.sleep(_STALE_PAUSE_SECONDS)
+            time.sleep(STALE_PAUSE_SECONDS)
 
 
 @contextmanager
