@@ -1,10 +1,8 @@
 """The shell commands `writetime serve | sink | dead-letters`."""
 
-import signal
-import threading
-
 import click
 
+from writetime.cli.signals import stopped_by_signal
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.core import config
 from writetime.core.logs import log_clients
@@ -26,9 +24,7 @@ def serve() -> None:
 def run_sink() -> None:
     """Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."""
     log_clients()
-    stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     outcomes = sink.run(config.load(), stop)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no messages")
 

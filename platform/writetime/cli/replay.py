@@ -1,14 +1,13 @@
 """The shell commands of replay queues: `writetime replay ...`."""
 
 import json
-import signal
-import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import BinaryIO
 
 import click
 
+from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
@@ -42,9 +41,7 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
     """Process batches in order until SIGTERM or Ctrl-C. The current batch is completed first."""
     log_clients()
     handler = load_handler(path)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     with Subscriber(config.load(), queue, processor) as subscriber:
         try:
             count = subscriber.run(handler, stop, until_idle=until_idle)

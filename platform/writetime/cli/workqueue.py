@@ -3,13 +3,13 @@
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from dataclasses import asdict
 
 import click
 
+from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
@@ -35,9 +35,7 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     handlers = {name: load_handler(path) for name, path in zip(names, paths, strict=True)}
     logging.getLogger("writetime").setLevel(logging.INFO)
     log_clients()
-    stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stop.set())
+    stop = stopped_by_signal()
     hint = KafkaHint(settings) if settings.workqueue.hints else None
     own = settings.workqueue
     metrics = None if own.metrics_port is None else WorkerMetrics(own.metrics_host, own.metrics_port)
