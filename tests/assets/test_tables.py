@@ -14,6 +14,7 @@ from dagster import (
     AssetMaterialization,
     DagsterInstance,
     ExecuteInProcessResult,
+    RunConfig,
     asset,
     build_asset_context,
     materialize,
@@ -288,6 +289,31 @@ def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Sett
     assert refreshed("a", 1) == (True, ["a"])
     assert refreshed("c", 2) == (False, ["a"])
     assert refreshed("b", 3) == (True, ["b"])
+
+
+def test_a_view_is_refreshed_by_its_changes_unless_a_run_asks_for_all_rows(
+    settings: Settings, spark: SparkSession
+) -> None:
+    table = create_table(settings, SCHEMA)
+    add(table, [write(n, 1, 1, v="a") for n in range(9)], 1)
+    shown = views.compacted(FollowedTable(SCHEMA.full_name, Table(), SCHEMA))
+
+    def refreshed(*, whole: bool) -> tuple[Any, ...]:
+        result = materialize(
+            [shown],
+            instance=DagsterInstance.ephemeral(),
+            resources=RESOURCES,
+            run_config=RunConfig({shown.op.name: views.ViewConfig(whole=whole)}),
+        )
+        [made] = result.get_asset_materialization_events()
+        found = made.step_materialization_data.materialization.metadata
+        return tuple(found[name].value for name in ("dagster/row_count", "rows_written", "rows_marked"))
+
+    assert refreshed(whole=False) == (9, 9, 0)
+    add(table, [write(1, 1, 2, v="b")], 2)
+    assert refreshed(whole=False) == (9, 1, 1)
+    assert refreshed(whole=True) == (9, 9, 0)
+    assert Counter(row["v"] for row in view_rows(compacted(table))) == {"a": 8, "b": 1}
 
 
 def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Settings, spark: SparkSession) -> None:
