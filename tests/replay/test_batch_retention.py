@@ -77,7 +77,7 @@ def test_old_batches_go_when_all_have_done_them(trimming: Settings, queue: str, 
     assert extent(trimming, queue) == (4, 7)
     assert [b.n for b in replay(trimming, queue)] == [4, 5, 6, 7]
     for ends in ((1, None), (3, 5), (None, 2)):
-        with pytest.raises(Gone, match=f"the batches of queue {queue} up to 3 are gone.*is 4"):
+        with pytest.raises(Gone, match=f"the batches of queue {queue} up to 3 were deleted.*is 4"):
             list(replay(trimming, queue, *ends))
     found = check(trimming, queue)
     assert (found.batches, found.items, found.faults, found.gone) == (4, 4, [], 3)
@@ -160,6 +160,6 @@ def test_commands(
     )
     assert run("check", queue) == "2 batches, 2 items, 0 faults; those up to 1 are gone\n"
     assert [json.loads(line)["n"] for line in run("read", queue).splitlines()] == [2, 3]
-    assert "up to 1 are gone" in run("read", queue, "--from", "1")
+    assert "up to 1 were deleted" in run("read", queue, "--from", "1")
     assert run("forget", queue, "a") == ""
     assert run("trim", queue) == "deleted 2 batches; those up to 3 are gone\n"

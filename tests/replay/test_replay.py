@@ -90,7 +90,7 @@ def test_a_batch_that_is_published_again(replay_settings: Settings, queue: str) 
             one.publish([b"c"], producer="p", sequence=5)
         with pytest.raises(WritetimeError, match=r"has published sequence 5 \(batch 3\)"):
             one.publish([b"a"], producer="p", sequence=4)
-        with pytest.raises(WritetimeError, match="belong together"):
+        with pytest.raises(WritetimeError, match="must be given together"):
             one.publish([b"a"], producer="p")
         assert [one.last_sequence(p) for p in ("p", "another", "nobody")] == [5, 1, None]
     assert len(list(replay(replay_settings, queue))) == 3
