@@ -95,7 +95,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         pool=pool_of(table.name, "snapshots"),
         metadata=documents("docs/lake.md"),
         description=f"A snapshot of {table.name} on the Cassandra node of this machine. The snapshot of the previous "
-        f"run is deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
+        "run is deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
         "entry.",
     )
     @by_kind()

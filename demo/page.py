@@ -35,7 +35,7 @@ def write_page(
         '<meta name=viewport content="width=device-width, initial-scale=1">'
         f"<title>Writetime: the demo</title><style>{_STYLE.read_text()}</style><h1>Writetime: the demo</h1>"
         f"{_verdict(report)}{_live(delays, is_live)}{_pipeline(report)}{_figures(report)}{_sums(report)}"
-        f"<h2>Rates per second</h2><p class=note>On this machine, while all servers and programs share it.</p>"
+        "<h2>Rates per second</h2><p class=note>On this machine, while all servers and programs share it.</p>"
         f"{_bars(rates)}<h2>What the demo did, and how many seconds it took</h2>{_bars(report.steps)}"
         f"{_checks(report)}</html>\n"
     )
@@ -93,7 +93,7 @@ def _pipeline(report: Report) -> str:
         for stage in report.stages
     )
     return (
-        f"<h2>The way of the data</h2><p class=note>Each arrow has the number of what passed it. Names lead to the "
+        "<h2>The way of the data</h2><p class=note>Each arrow has the number of what passed it. Names lead to the "
         f"asset in the web UI, while <code>make ui WORKSPACE=demo/workspace.yaml</code> runs.</p>{stages}"
     )
 

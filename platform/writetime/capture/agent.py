@@ -465,7 +465,7 @@ class Agent:
             if not progress.finished:
                 reason = (
                     f"vanished before it was read to its end (up to offset {progress.position}): its later changes "
-                    f"are missing; put it back, or bring a snapshot of the tables into the lake with `writetime "
+                    "are missing; put it back, or bring a snapshot of the tables into the lake with `writetime "
                     "backfill`"
                 )
                 log.error("%s %s", progress.name, reason)

@@ -105,8 +105,8 @@ class NamedTaker:
                 raise WritetimeError(
                     f"{shown} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
                     f"{table} has all writes from {instant_text(self._since(table))} on: neither has the writes in "
-                    f"between; take another snapshot (nodetool snapshot, on each node), or, if this one was begun "
-                    f"later, pass that time as --snapshot-at"
+                    "between; take another snapshot (nodetool snapshot, on each node), or, if this one was begun "
+                    "later, pass that time as --snapshot-at"
                 )
         times = [self._begun_at or files.taken_at for files in found]
         return Taken(folders, max(times), min(times))

@@ -14,8 +14,7 @@ def _owner(name: str) -> str:
     if not _OWNER.fullmatch(name):
         raise ValueError(
             f"{name!r} is not an owner that Dagster accepts: use a mail address, whose last part has 2 to 7 letters, "
-            f"or a team, "
-            "such as team:orders"
+            "or a team, such as team:orders"
         )
     return name
 

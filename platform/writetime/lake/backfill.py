@@ -200,9 +200,8 @@ def _require_whole(backups: Sequence[NodeBackup]) -> None:
         if missing := [address for name, address in (backup.lacking or {}).items() if name not in others]:
             raise Transient(
                 f"{missing[0]} is missing or incomplete, but the manifest of its snapshot lists it: if it is being "
-                f"copied, "
-                "run this again later; if the node has several data folders, name all of them; otherwise copy the "
-                "snapshot again"
+                "copied, run this again later; if the node has several data folders, name all of them; otherwise copy "
+                "the snapshot again"
             )
 
 
@@ -239,14 +238,12 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
         raise WritetimeError(
             f"the schema of the files does not list the dropped columns of {name}, because ScyllaDB and Cassandra "
             f"Medusa leave them out, and the database could not be queried for them ({e}): start it, or pass as "
-            f"--schema "
-            "a file with CREATE TABLE and, for each dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
+            "--schema a file with CREATE TABLE and, for each dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
         ) from None
     if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
         raise WritetimeError(
             f"the snapshot belongs to an earlier table {name}, with the id {ids[0]}; the one in the database has the "
-            f"id "
-            f"{ids[1]}"
+            f"id {ids[1]}"
         )
     joined = join_schemas(replace(snapshot.schema, dropped=()), known)
     names = {c.name for c in joined.columns} | {d.name for d in joined.dropped}

@@ -91,7 +91,7 @@ def newest_table(table: str, ids: Iterable[str]) -> str:
     if len(found) > 1 and any(each.version != 1 for each in found.values()):
         raise WritetimeError(
             f"there were two tables {table}, with the ids {' and '.join(sorted(found))}. A user chose an id, so the "
-            f"ids do not show which table is later: name the folder of one table's snapshot"
+            "ids do not show which table is later: name the folder of one table's snapshot"
         )
     return max(found, key=lambda text: found[text].time)
 

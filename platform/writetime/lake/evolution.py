@@ -63,7 +63,7 @@ def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
     if schema.id is None or schema.id != named.id:
         raise SchemaError(
             f"{named.full_name}: the key column {was} in the lake is {now} in the schema that was found. Only a table "
-            f"id can show that the column was renamed: add WITH ID = .. to the CREATE TABLE"
+            "id can show that the column was renamed: add WITH ID = .. to the CREATE TABLE"
         )
     if taken := {c.name for c in schema.static + schema.regular} & set(ours):
         raise SchemaError(

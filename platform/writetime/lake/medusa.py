@@ -125,7 +125,7 @@ def _corrupt(place: Folder, path: str, what: str, fault: Exception) -> Writetime
     return WritetimeError(
         f"{place.shown_path(posixpath.join(place.path, path))} is not a {what} of Cassandra Medusa "
         f"({type(fault).__name__}: {fault}): restore this file, or delete the backup with `medusa delete-backup`, so "
-        f"that the previous backup is used"
+        "that the previous backup is used"
     )
 
 

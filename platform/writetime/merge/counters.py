@@ -41,7 +41,7 @@ def mergeable_counters(cells: pa.StructArray, what: str) -> pa.StructArray:
     if pc.any(pc.equal(shards.flatten().field("kind"), LOCAL)).as_py():
         raise SchemaError(
             f"the counter {what} has local shards, of Cassandra 2.0 or older: they are added, so a repeat cannot be "
-            f"distinguished from a second shard; leave the table out"
+            "distinguished from a second shard; leave the table out"
         )
     empty = np.flatnonzero(mask_of(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(1), 0))))
     return _with_nobody(cells, empty) if len(empty) else cells

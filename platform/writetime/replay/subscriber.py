@@ -164,7 +164,7 @@ class Subscriber:
         if n and self._batches.get(self._queue, n) is None:
             raise NoBatch(
                 f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: restore "
-                f"the database's data, or move the cursor with `writetime replay seek`"
+                "the database's data, or move the cursor with `writetime replay seek`"
             )
 
     def _applied(self, effects: Effects) -> int:

@@ -51,7 +51,7 @@ def _program() -> Iterator[Sequence[str]]:
         return
     if not jars.has_ivy():
         raise WritetimeError(
-            f"there is no nodetool: put the folder of the node's own nodetool on the PATH; otherwise, "
+            "there is no nodetool: put the folder of the node's own nodetool on the PATH; otherwise, "
             f"{needs('embedded')}"
         )
     class_path = [_classes(), *jars.fetch("cassandra")]

@@ -99,7 +99,7 @@ class Deltas:
         if unknown.any():
             raise LogError(
                 f"{where_in(page, unknown, self.table)} has the operation {operations[unknown][0]}, which this "
-                f"version of Writetime does not support"
+                "version of Writetime does not support"
             )
         readable = self._history.readable(page, operations, self._found)
         ends = readable & np.isin(operations, _ENDS)

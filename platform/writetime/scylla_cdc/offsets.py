@@ -166,9 +166,8 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
     if start.is_early:
         raise LogError(
             f"{source.name} was read up to {instant_text(start.until)}, which is in the future: the reader's clock "
-            f"was ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that "
-            f"time, "
-            f"take a snapshot and bring it in with `writetime backfill {source.name} PATHS`"
+            "was ahead, or this machine's is behind. If it was ahead, writes up to then may be missing: after that "
+            f"time, take a snapshot and bring it in with `writetime backfill {source.name} PATHS`"
         )
     if check(source, start, snapshot_at):
         # A reader that starts without the snapshot needs it, too.

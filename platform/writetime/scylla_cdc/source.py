@@ -302,7 +302,7 @@ def _check_clock(session: Session) -> None:
         by = f"{max(ahead, behind) / 1e6:.1f} seconds {'ahead of' if ahead > 0 else 'behind'}"
         raise LogError(
             f"this machine's clock is {by} the database's, so windows would be read too early, or expired rows would "
-            f"go unnoticed: synchronise the clocks of this machine and of the database's nodes with NTP"
+            "go unnoticed: synchronise the clocks of this machine and of the database's nodes with NTP"
         )
 
 

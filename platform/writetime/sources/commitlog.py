@@ -228,6 +228,6 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return segment
         raise Missing(
             f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} was deleted before this stream had read "
-            f"it to its end: put it back, or start again with another checkpoint and read the tables' SSTables for "
-            f"the lost changes"
+            "it to its end: put it back, or start again with another checkpoint and read the tables' SSTables for "
+            "the lost changes"
         )

@@ -50,7 +50,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
                 kind = "static" if static else "regular"
                 raise SchemaError(
                     f"{file}: {schema.full_name} has no {kind} column {name}, live or dropped: if it was dropped, the "
-                    f"schema must include the time of the drop"
+                    "schema must include the time of the drop"
                 )
             else:
                 fields = ", with other fields" if str(stored) == str(known) else ""

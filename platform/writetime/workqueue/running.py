@@ -148,7 +148,7 @@ class Running:
         if not shards or shards < 1 or not bucket_seconds or bucket_seconds < 1:
             raise WritetimeError(
                 f"queue {queue} has {shards} shards and buckets of {bucket_seconds} seconds in the table queues; "
-                f"restore the values that it was created with"
+                "restore the values that it was created with"
             )
         if own.concurrency is not None and own.concurrency < shards:
             raise WritetimeError(
