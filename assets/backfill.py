@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from dagster import (
     AssetCheckResult,
@@ -38,7 +37,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
+from writetime.clients.node_snapshots import clear_snapshot, new_tag, take_snapshot
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.backfill import backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.buckets import buckets_of_share
@@ -101,7 +100,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     @by_kind()
     def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
         before = _taken(context.instance, table)
-        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+        tag = new_tag()
         folders = take_snapshot(database.settings, table.name, tag)
         try:
             size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from writetime.cli.main import main
-from writetime.clients.node_snapshots import clear_snapshot
+from writetime.clients.node_snapshots import clear_snapshot, new_tag
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 
@@ -22,3 +22,7 @@ def test_a_name_that_may_not_be_a_folder_is_refused(tag: str) -> None:
 def test_nor_is_one_deleted(tag: str) -> None:
     with pytest.raises(WritetimeError, match="a snapshot cannot be named"):
         clear_snapshot(Settings(), "shop.orders", tag)
+
+
+def test_snapshots_of_one_second_have_different_names() -> None:
+    assert len({new_tag() for _ in range(1000)}) == 1000

@@ -27,6 +27,7 @@ from writetime.capture.agent_metrics import AgentMetrics, counts_of
 from writetime.capture.change_publisher import ChangePublisher, Unpublishable
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.taking import Taker
+from writetime.clients.node_snapshots import new_tag
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
@@ -212,7 +213,7 @@ class Snapshots:
         alone = [schema for schema in wanted if id_of(schema) in self._alone]
         group = alone[:1] or wanted[:_TOGETHER]
         ids = {schema.full_name: id_of(schema) for schema in group}
-        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{next(iter(ids.values())).hex[:8]}"
+        tag = new_tag()
         # They may have been taken before the agent was killed and could record it, or some of their files are gone.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:

@@ -1,12 +1,11 @@
 """`writetime snapshot | backfill | maintain KS.TABLE`."""
 
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from writetime.clients.node_snapshots import take_snapshot
+from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
 from writetime.core.errors import MissingTable
 from writetime.lake import state
@@ -21,12 +20,11 @@ from writetime.view.upkeep import maintain as maintain_table
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--tag", help="The snapshot's name; default: the current time.")
+@click.option("--tag", help="The snapshot's name; default: a new one, with the current time.")
 def snapshot(*, table: str, tag: str | None) -> None:
     """Take a snapshot of a table on this machine's Cassandra node. The folders of the snapshot are printed, for
     `backfill`."""
-    tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}" if tag is None else tag
-    for folder in take_snapshot(config.load(), table, tag):
+    for folder in take_snapshot(config.load(), table, new_tag() if tag is None else tag):
         click.echo(folder)
 
 

@@ -10,8 +10,9 @@ import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
@@ -24,6 +25,11 @@ from writetime.runtime.nodetool import nodetool
 # Cassandra uses the tag as a folder: `..` would be the table's own.
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
+
+
+def new_tag() -> str:
+    """Return a name for a snapshot: the time, and a random part, as two may be taken in one second."""
+    return f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 
 def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
