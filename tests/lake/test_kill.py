@@ -1,4 +1,4 @@
-"""After a kill at a commit, a second run gives the same result as an undisturbed one."""
+"""After a kill at a commit, the view is the old or the new one, and a second run gives the same as without a kill."""
 
 import json
 import random
@@ -21,5 +21,6 @@ def test_killed_at_commits(tmp_path: Path, is_long: bool) -> None:
     for found in runs:
         for name in ("virtual", "compacted", "state", "as_of"):
             assert found[name] == whole[name], (found["kill_at"], found["after"], name)
+        assert found["left"] in [None, [], *whole["refreshed"]], (found["kill_at"], found["after"])
     assert whole["virtual"] == whole["as_of"]
     assert len(whole["compacted"]) == len(whole["virtual"]) > 0
