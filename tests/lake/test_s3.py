@@ -30,6 +30,7 @@ from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict
 from writetime.lake.table import create_table, open_table
+from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
@@ -73,6 +74,21 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
     view = pl.read_delta(tables[0].view.storage.address, storage_options=store.options)
     assert view.select("id", "n", "v").sort("id", "n").rows() == sorted((r["id"], r["n"], r["v"]) for r in rows)
+
+
+def test_how_many_puts_a_batch_takes(store: ObjectStore) -> None:
+    """The figures of docs/follow.md: four per batch of changes and row events, three per refresh, and two per fold."""
+    settings = settings_of(store, "puts")
+    table = create_table(settings, SCHEMA)
+    counts = [store.puts()]
+    for number in range(40):
+        add(table, [write(i, i, 5 + number, v=f"{number}") for i in range(20)], number)
+        extend(table)
+        refresh(settings, table)
+        state.fold(table)
+        counts.append(store.puts())
+    # The store counts a request after its answer. Packing and checkpoints add a tenth to the nine.
+    assert 5 * 40 < counts[-1] - counts[0] <= 1.1 * 9 * 40 + 1
 
 
 def test_writers_that_meet_lose_nothing(store: ObjectStore, is_long: bool) -> None:

@@ -27,6 +27,7 @@ class ObjectStore(EmbeddedServer):
     def __init__(self, home: Path) -> None:
         self.host = f"127.0.0.1:{free_port()}"
         self.endpoint = f"http://{self.host}"
+        self._metrics = f"http://127.0.0.1:{free_port()}/metrics"
         super().__init__(home, {}, 180)
 
     @property
@@ -39,6 +40,13 @@ class ObjectStore(EmbeddedServer):
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _KEY,
         }
+
+    def puts(self) -> int:
+        """Return how many PUT requests it has answered since its start."""
+        with urllib.request.urlopen(self._metrics) as answer:
+            lines = answer.read().decode().splitlines()
+        counts = [line for line in lines if line.startswith("SeaweedFS_s3_request_total") and 'type="PUT"' in line]
+        return sum(int(float(line.split()[-1])) for line in counts)
 
     def filesystem(self) -> fs.S3FileSystem:
         """The store as others than the lake see it."""
@@ -78,6 +86,7 @@ class ObjectStore(EmbeddedServer):
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
             "s3.config": identities,
+            "metricsPort": self._metrics.split(":")[2].split("/")[0],
         }
         return [str(program), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 
