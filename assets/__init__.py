@@ -2,7 +2,9 @@
 
 import warnings
 
-from dagster import BetaWarning
+from dagster import BetaWarning, PreviewWarning
 
-# Code references, observed sources and backfill policies are beta. The version is pinned, and tests notice changes.
-warnings.filterwarnings("ignore", category=BetaWarning)
+# Code references, observed sources and backfill policies are beta, and completing all assets at once is a preview. The
+# version is pinned, and tests notice changes.
+for category in (BetaWarning, PreviewWarning):
+    warnings.filterwarnings("ignore", category=category)
