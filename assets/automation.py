@@ -1,6 +1,7 @@
-"""Schedules that skip a tick while one of their runs is under way, rounds through all stages, and the switch of all.
+"""The code that schedules and sensors share.
 
-What belongs here: code that schedules and sensors share. Not here: jobs of one stage, which are beside their assets.
+Schedules skip a tick while one of their runs is under way. The jobs `observe` and `audit` join the jobs of all stages.
+`dagster.automation` turns all schedules and sensors on. The jobs of one stage are in the module of its assets.
 """
 
 import copy
@@ -37,10 +38,10 @@ from writetime_dagster.resources.run_reports import ALERT_AGAIN
 
 PAUSE_SECONDS = 900.0
 """How long a sensor waits after a failed run."""
-# How often a round that finds the same faults as the one before sends an alert of them.
+# How often a round sends an alert again if it finds the same faults as the one before.
 _ALERT_AGAIN_SECONDS = 3600
-# Jobs of the stages that look and change nothing. A round is one run that does the same for all stages: a schedule, a
-# process and a log instead of five.
+# The jobs of the stages that only read. A round is one run for all stages: one schedule, process and log instead of
+# five.
 _ROUNDS = {
     "observe": (
         ("tables_lag", "agents", "ingest_lag", "queue_health", "queues_lag"),
@@ -59,8 +60,8 @@ _UNFINISHED = [*_NOT_BEGUN, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING
 
 
 def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0, *, runs: int = 1) -> bool:
-    """Return whether so many runs of a job are queued or running that were requested after a time (seconds since
-    1970).
+    """Return whether at least `runs` runs of a job are queued or running that were requested after `since` (seconds
+    since 1970).
     """
     after = datetime.fromtimestamp(since, UTC)
     found = instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED, created_after=after), limit=runs)
@@ -68,8 +69,8 @@ def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0, *
 
 
 def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
-    """Return the assets that the queued and running runs of a job work at: those whose steps have begun and have not
-    succeeded, such as one that waits for its next attempt. Of a run that has not begun, these are all.
+    """Return the assets that the queued and running runs of a job are working on: those whose steps have begun and have
+    not succeeded, such as a step that waits for its next attempt. If a run has not begun, all of its assets count.
     """
     found: set[AssetKey] = set()
     for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED)):
@@ -78,7 +79,9 @@ def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
 
 
 def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
-    """Return whether the last run of a job failed recently, so that a lasting fault is not tried all the time."""
+    """Return whether the last run of a job failed recently. A sensor then waits, so it does not retry a lasting fault
+    at each tick.
+    """
     [last] = instance.get_run_records(RunsFilter(job_name=job_name), limit=1) or [None]
     if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
         return False
@@ -86,9 +89,9 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
 
 
 def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
-    """Return the assets that failed in a recent run of a job and were not materialized since, so that an asset with a
-    lasting fault is not retried all the time, and does not stop the others. If the process of a run died, these are all
-    assets that it had not done.
+    """Return the assets that failed in a recent run of a job and have not been materialized since. A sensor leaves them
+    out, so an asset with a lasting fault does not stop the others. If the process of a run died, all assets that it had
+    not finished count as failed.
     """
     since = time.time() - PAUSE_SECONDS
     recent = RunsFilter(
@@ -123,7 +126,7 @@ def _not_done(instance: DagsterInstance, run_id: str, *, begun: bool) -> set[Ass
 
 
 def with_rounds(definitions: Definitions) -> Definitions:
-    """Return the definitions with the jobs `observe` and `audit`, which join jobs of the stages, and schedules."""
+    """Return the definitions with the jobs `observe` and `audit`, which join jobs of stages, and their schedules."""
     jobs = {job.name: job for job in definitions.jobs or [] if isinstance(job, UnresolvedAssetJobDefinition)}
     rounds = [
         (
@@ -144,8 +147,8 @@ def with_rounds(definitions: Definitions) -> Definitions:
 
 
 def switched(definitions: Definitions, settings: Settings) -> Definitions:
-    """Return the definitions with all schedules and sensors on if `dagster.automation` is true. One that a person has
-    turned on or off in the web UI stays as it is there.
+    """Return the definitions with all schedules and sensors on if `dagster.automation` is true. A schedule or sensor
+    that someone turned on or off in the web UI keeps that state.
     """
     if not settings.dagster.automation:
         return definitions
@@ -167,7 +170,7 @@ def on_schedule(
     left: Callable[[], Sequence[AssetKey]] | None = None,
 ) -> ScheduleDefinition:
     """Return a schedule that starts a job, unless a run of it is under way. It is off until an operator turns it on.
-    `left` returns those assets of the job that a run is needed for; without it, these are all.
+    `left` returns the assets of the job that need a run. Without it, a run materializes all of them.
     """
 
     @schedule(

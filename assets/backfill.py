@@ -1,7 +1,7 @@
 """Backfill: snapshots of a table on its nodes -> the lake's changes, by token range.
 
-What belongs here: the assets of one table, their checks, their metadata; and the sensor that finds new backups. Not
-here: the reading of SSTables and snapshots (`writetime.storage`, `writetime.lake.backfill`).
+This module has the assets of one table with their checks and metadata, and the sensor that finds new backups.
+`writetime.lake.backfill` reads the snapshots, and `writetime.storage` decodes the SSTables.
 """
 
 import hashlib
@@ -51,11 +51,11 @@ from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
-# Shares of the token range. A table with fewer buckets has nothing to do in some of them.
+# The number of parts of the token range. If a table has fewer buckets, some parts have no work.
 TOKEN_RANGES = 16
-# Shares per run of a backfill. Each run has a fixed cost, but a failure fails the whole run.
+# Parts per run of a backfill. Each run has a fixed cost, but a failure fails the whole run.
 _RANGES_PER_RUN = 4
-# Materializations that are read from Dagster's storage at once.
+# The number of materializations that one query reads from Dagster's storage.
 _AT_ONCE = 100
 token_ranges = StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
 
@@ -183,12 +183,12 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
 
 
 def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> SensorDefinition:
-    """Return the sensor that records new backups at the places that entries name. It lists places, and reads nothing;
-    the sensor `new_snapshots` starts the backfill.
+    """Return the sensor that records new backups at the places that entries name. It lists the places, but reads no
+    backup. The sensor `new_snapshots` starts the backfill.
 
     Args:
-        tables: those whose entries name places.
-        seconds: how long to wait for places. Dagster gives up an evaluation that takes a minute.
+        tables: the tables whose entries name places.
+        seconds: how long to wait for places. Dagster ends an evaluation after a minute.
     """
     listing = _Listing(tables)
 
@@ -222,9 +222,9 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
 
 
 class _Listing:
-    """The names of the backups of some tables. A thread per place lists it, and continues between two ticks if that
-    takes long. So each table has its turn, and a place that does not answer costs one thread, and delays only the
-    tables that have no other.
+    """The names of the backups of some tables. One thread per place lists it, and continues between two ticks if the
+    listing takes long. So a place that does not answer occupies one thread, and delays only the tables that have no
+    other place.
     """
 
     def __init__(self, tables: Sequence[FollowedTable]) -> None:
@@ -236,11 +236,11 @@ class _Listing:
         self._found: dict[str, list[str] | str] = {}
 
     def look(self, seconds: float) -> list[tuple[FollowedTable, list[str] | str]]:
-        """Return the names that are known after some seconds at most, and of other tables the reason why not."""
+        """Wait for some seconds at most. Return for each table the names of its backups, or why they are not known."""
         end = time.monotonic() + seconds
         for places, some in self._by_places.items():
             if places not in self._threads or not self._threads[places].is_alive():
-                # A process may end before it.
+                # A daemon thread: the process may end while a place does not answer.
                 self._threads[places] = threading.Thread(target=self._ask, args=(some,), name="backups", daemon=True)
                 self._threads[places].start()
         for thread in self._threads.values():
@@ -270,8 +270,8 @@ def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[st
 
 
 def _taken(instance: DagsterInstance, table: FollowedTable) -> Mapping[str, MetadataValue]:
-    """Return the metadata of the last snapshot that a run took; nothing if none did. The sensor `new_backups` and the
-    web UI also record materializations, which have no folders.
+    """Return the metadata of the last snapshot that a run took, or nothing if no run took one. Materializations that
+    the sensor `new_backups` and the web UI record have no folders, so they do not count.
     """
     cursor, more = None, True
     while more:

@@ -1,7 +1,7 @@
 """Capture: the nodes' commit logs, or ScyllaDB's CDC logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: the reports of agents and topics. Not here: the agents, which are services of the nodes (`writetime
-agent`), and landing (`writetime_dagster.assets.changes`).
+This module shows the state of agents and topics. The agents themselves are services on the nodes (`writetime agent`).
+`writetime_dagster.assets.changes` lands their changes.
 """
 
 import time
@@ -115,7 +115,7 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
 
 
 def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tables that an agent does not capture, or whose snapshot failed, and why."""
+    """Return the tables that an agent does not capture or whose snapshot failed, with the reasons."""
     failed = {
         table: "its snapshot failed; the agent's log has the reason"
         for table, snapshot in status.get("snapshots", {}).items()

@@ -1,7 +1,7 @@
 """The changes and the state of a table: the topic -> the lake's changes -> the merged state.
 
-What belongs here: the assets of one table, their checks, their metadata. Not here: how landing and merging work
-(`writetime.landing.landing`, `writetime.lake`).
+This module has the assets of one table with their checks and metadata. `writetime.landing.landing` lands the changes,
+and `writetime.lake` merges them.
 """
 
 import time
@@ -168,8 +168,8 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
 
 
 def _freshness(until: int) -> dict[str, Any]:
-    """Return the time (microseconds) up to which all writes are captured, and its age; nothing if the time is not
-    known.
+    """Return the time (microseconds) up to which all writes are captured, and its age. Return nothing if that time is
+    not known.
     """
     if not until:
         return {}

@@ -1,7 +1,4 @@
-"""Turns findings, such as those of Great Expectations, into asset checks.
-
-What belongs here: presentation. Not here: expectations.
-"""
+"""Asset checks made from findings, such as those of Great Expectations."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,8 +26,8 @@ def from_findings(
 
 
 def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole: bool) -> AssetCheckResult:
-    """Return one check that passes when the timestamps of all rows that a refresh wrote fit into a view. It shows, per
-    column, the number of rows that do not. `whole` is whether it wrote all rows of the view.
+    """Return one check that passes when all timestamps that a refresh wrote fit into a view. It shows, per column, the
+    number of rows with timestamps that do not fit. `whole`: the refresh wrote all rows of the view.
     """
     of = f"of all {written:,} rows" if whole else f"of the {written:,} rows that this refresh wrote"
     return AssetCheckResult(
@@ -48,7 +45,7 @@ def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole
 
 
 def nothing_proven(reason: Exception) -> AssetCheckResult:
-    """Return a warning of one check that could not look."""
+    """Return one check that warns that it could not run, with the reason."""
     return AssetCheckResult(
         passed=False,
         severity=AssetCheckSeverity.WARN,
@@ -58,8 +55,8 @@ def nothing_proven(reason: Exception) -> AssetCheckResult:
 
 
 def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
-    """Return one check that passes when no message waits too long. It shows the messages by partition, which `waiting`
-    counts; and it warns that nothing is proven if the retention is not known.
+    """Return one check that passes when no message waits too long. `waiting` counts the messages that do, and the check
+    shows them by partition. If the retention is not known, the check warns that nothing is proven.
     """
     try:
         messages = waiting()

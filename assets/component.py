@@ -1,6 +1,6 @@
 """The followed tables as a component of another Dagster project: `type: writetime_dagster.WritetimeComponent`.
 
-What belongs here: the component's attributes. Not here: what it brings in (`writetime_dagster.assets.wiring`).
+This module has the component's attributes. `writetime_dagster.assets.wiring` has the definitions that it adds.
 """
 
 import os
@@ -15,7 +15,7 @@ from writetime_dagster.assets.wiring import of_tables
 
 
 def _file(context: ResolutionContext, value: str | None) -> Path | None:
-    """Return a path of the settings; a relative one is relative to the file with the attributes."""
+    """Return the path of the settings file. A relative path is relative to the file with the attributes."""
     return None if value is None else context.resolve_source_relative_path(value)
 
 
@@ -23,7 +23,7 @@ class WritetimeComponent(Component, Resolvable, Model):
     """The tables of ScyllaDB or Apache Cassandra that Writetime follows: their assets, checks, jobs, schedules and
     sensors, and those of their capture.
 
-    A project has one of it, as its assets have the names of the tables.
+    A project has at most one such component, because the assets are named after the tables.
     """
 
     settings: Annotated[
@@ -48,7 +48,7 @@ class WritetimeComponent(Component, Resolvable, Model):
         """Return the definitions of the tables.
 
         Raises:
-            WritetimeError: the settings are missing or invalid, or WRITETIME_CONFIG names other ones.
+            WritetimeError: the settings are missing or invalid, or WRITETIME_CONFIG names another file.
         """
         del context
         if self.settings is not None:
@@ -57,7 +57,7 @@ class WritetimeComponent(Component, Resolvable, Model):
 
 
 def _use(path: Path) -> None:
-    """Make a settings file the one of this process: resources and Spark's tasks find it by the variable."""
+    """Use a settings file in this whole process. Resources and Spark's tasks find it by WRITETIME_CONFIG."""
     if not path.is_file():
         raise WritetimeError(f"WritetimeComponent: settings names {path}, which is not a file; create or correct it")
     chosen = os.environ.setdefault("WRITETIME_CONFIG", str(path))

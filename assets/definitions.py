@@ -1,4 +1,4 @@
-"""The code location of an installation: the whole platform, by the settings in force."""
+"""The code location of an installation: the whole platform, as the current settings define it."""
 
 from writetime.core import config
 from writetime_dagster.assets.wiring import platform

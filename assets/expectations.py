@@ -1,4 +1,4 @@
-"""The expectations of the lake's tables. What belongs here: data frames to check, expectations. Not here: assets."""
+"""The expectations of the lake's tables, and the data frames that are checked against them."""
 
 from collections.abc import Container, Sequence
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ def of_write_times() -> "list[gxe.Expectation]":
 
 
 def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list[gxe.Expectation]":
-    """Return the expectations of a view with so many rows. `unfit`: columns with timestamps that do not fit."""
+    """Return the expectations of a view with `rows` rows. `unfit`: columns with timestamps that do not fit."""
     partition = [c.name for c in schema.partition_key]
     keys = [*partition, *(c.name for c in schema.clustering)]
     found: list[gxe.Expectation] = [gxe.ExpectTableRowCountToEqual(value=rows)]
@@ -76,13 +76,13 @@ def of_events(rows: int) -> "list[gxe.Expectation]":
 
 
 def changes(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return the frame to check of files of changes. The files need not be committed."""
+    """Return the data frame to check for files of changes. The files need not be committed."""
     frame = _staged(session, table.changes.storage, change_schema(table.schema()), files)
     return frame.select("kind", *SORTED_BY, *_places(table))
 
 
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return the frame to check of levels of the state. The levels need not be committed."""
+    """Return the data frame to check for levels of the state. The levels need not be committed."""
     # A file lacks the fields that are null in all of its rows.
     frame = _staged(session, table.state.storage, change_schema(table.schema()), files)
     return frame.select(
@@ -95,7 +95,7 @@ def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]
 
 
 def events(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return the frame to check of files of row events. The files need not be committed."""
+    """Return the data frame to check for files of row events. The files need not be committed."""
     frame = _staged(session, table.row_events.storage, event_schema(table.schema()), files)
     before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
     right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
@@ -124,8 +124,8 @@ def _in_place() -> "list[gxe.Expectation]":
 
 
 def _places(table: LakeTable) -> list[Column]:
-    """Return whether each row follows the one before it, and is in the bucket of its token, or in a file of all
-    buckets.
+    """Return two columns: whether each row follows the one before it, and whether it is in the bucket of its token or
+    in a file of all buckets.
     """
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))

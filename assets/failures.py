@@ -1,4 +1,4 @@
-"""Turns a failure into a retry or an end of the run, by its kind. Used by all assets that talk to servers."""
+"""Retries of failures by their kind. All assets that use servers use this module."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class ToCorrect(DagsterUserCodeProcessError, Failure):
-    """A failure that a person has to correct: a sentence, and no stack trace, which would hide it.
+    """A failure that an operator must correct. It shows one sentence without a stack trace, which would hide it.
 
-    Dagster shows the error of another process as that process gives it, so it adds no stack trace.
+    Dagster shows the error of another process without a stack trace, so this class derives from that error.
     """
 
     def __init__(self, reason: str) -> None:
@@ -32,7 +32,7 @@ class ToCorrect(DagsterUserCodeProcessError, Failure):
 _T = TypeVar("_T")
 
 RETRIES = 3
-"""How often an asset is tried again: for four minutes in all, as a server restarts in less."""
+"""The number of retries of an asset. They take four minutes in all, and a server restarts in less."""
 
 _WAIT_SECONDS = 80
 # An unknown failure may pass at once, or never.
@@ -41,10 +41,10 @@ _SOON_SECONDS = 2
 
 @contextmanager
 def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
-    """Retry a failure that may pass by itself. Fail at once, in one sentence, if an operator must fix it.
+    """Retry a failure that may pass by itself. Fail at once, with one sentence, if an operator must correct it.
 
     Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
-    then its traceback stays, and the steps of other tables continue.
+    then Dagster shows its traceback, and the steps of other tables continue.
 
     Args:
         soon_seconds: the time before an unknown failure is retried.
@@ -62,7 +62,9 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
 
 
 def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:
-    """Do the same for several queues. Return the answers and the failures. An unreachable server fails all of them."""
+    """Call `act` with each of several queues. Return the results and the failures. If the server cannot be reached,
+    raise.
+    """
     answers: dict[str, _T] = {}
     faults: dict[str, str] = {}
     for name in names:

@@ -1,8 +1,7 @@
-"""The tables that `writetime follow` follows, as Dagster shows them: their progress, and the tables that are left for
-schedules.
+"""The tables that `writetime follow` follows, as Dagster shows them.
 
-What belongs here: the sensor that records the progress of followed tables. Not here: jobs, and the program itself
-(`writetime.follow`).
+This module has the sensor that records the progress of these tables. It also returns the tables that `follow` does not
+follow now, which schedules then handle. The program itself is `writetime.follow`.
 """
 
 import hashlib
@@ -39,15 +38,15 @@ from writetime_dagster.resources import KafkaResource
 # The asset of each step of `writetime follow`.
 _ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view", "upkeep": "state"}
 EXPECTED = "rows_are_as_expected"
-# How often the progress of a table is recorded, and for how long a step is behind before that is recorded at once.
+# How often the progress of a table is recorded. A step that is behind for longer than this is recorded at once.
 _RECORD_SECONDS = 300.0
-# The topic of the watermarks, by the options of its clients, and since when it is shared.
+# The topic of the watermarks by the options of its clients, and the time since which it is shared.
 _topics: dict[tuple[tuple[str, Any], ...], tuple[float, WatermarkTopic]] = {}
 
 
 def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> WatermarkTopic:
-    """Return the topic of the watermarks, which ticks and steps of this process share for some seconds: each reads only
-    new reports. After that it is read again from the beginning, as Kafka may have lost it.
+    """Return the topic of the watermarks. Ticks and steps of this process share it for some seconds, so each reads only
+    new reports. Then it is read again from the beginning, because Kafka may have lost it.
     """
     of_cluster = tuple(client_config(settings).items())
     began, topic = _topics.get(of_cluster, (0.0, None))
@@ -58,8 +57,8 @@ def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> Wate
 
 
 def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
-    """Return the states, views and row events of those tables that `writetime follow` does not follow now. While Kafka
-    does not answer, these are all tables.
+    """Return the states, views and row events of the tables that `writetime follow` does not follow now. While Kafka
+    does not answer, return those of all tables.
     """
     try:
         topic = shared_watermarks(config.load())
@@ -112,15 +111,15 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
 
 
 def _is_news(report: LandingReport, at: float, digest: str) -> bool:
-    """Return whether a report must be recorded: its state is not that of the last record, or that one is old. Dagster
-    keeps each observation without end.
+    """Return whether a report must be recorded, because its state has changed since the last record, or that record is
+    old. Other reports are not recorded, because Dagster keeps each observation forever.
     """
     return report.at - at >= _RECORD_SECONDS or (report.at != at and _digest(report) != digest)
 
 
 def _digest(report: LandingReport) -> str:
-    """Return a digest of the faults of a table and its steps, of whether rows are unexpected, and of which steps are
-    behind. A step of a table with many writes is often behind for a moment, which does not count.
+    """Return a digest of a table's faults, of its steps that are behind, and of whether rows are unexpected. A step of
+    a table with many writes is often behind for a moment, so a short time does not count.
     """
     steps = {
         name: (step.fault, step.unexpected, 0 < step.behind_since < report.at - _RECORD_SECONDS)

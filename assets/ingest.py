@@ -1,7 +1,7 @@
 """Ingest: HTTP events -> Kafka -> the table `user_events`, and the messages that could not be stored.
 
-What belongs here: the assets, their checks, their metadata, and the sensors and schedules that start them. Not here:
-how an event is stored (`writetime.ingest`).
+This module has the assets with their checks and metadata, and the sensors and schedules that start them.
+`writetime.ingest` stores the events.
 """
 
 import time
@@ -55,7 +55,7 @@ DEAD_LETTERS = AssetKey(["ingest", "dead_letters"])
 DEAD_LETTERS_TABLE = "ingest/dead_letters"
 DEAD_LETTERS_POOL = "ingest_dead_letters"
 SINK_POOL = "ingest_sink"
-# A share of dead letters above this needs attention.
+# The share of dead letters above which the check warns.
 USUAL_SHARE_OF_EVENTS = 0.99
 
 http_events = AssetSpec(
@@ -248,7 +248,7 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
 
 
 def _check_messages(receipts: DataFrame) -> AssetCheckResult:
-    """Warn when many messages are not events: a sender is broken, the platform is not."""
+    """Warn when many messages are not events. Then a sender is broken, and not the platform."""
     findings = quality.validate(
         receipts,
         "messages",
@@ -279,7 +279,7 @@ def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRan
 
 
 def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
-    """Compare each stored event with the database's own answer."""
+    """Compare each stored event with the row that the database returns."""
     key = ["user_id", "event_timestamp", "event_id"]
     # In mode `upsert`, an event that came twice has two receipts and one row.
     stored = receipts.where("outcome = 'stored'").select(*key).dropDuplicates()
@@ -296,7 +296,7 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
     return from_findings("rows_are_in_the_database", findings)
 
 
-# --- what starts them -------------------------------------------------------------------------------------------------
+# --- jobs, sensors and schedules --------------------------------------------------------------------------------------
 
 ingest_job = define_asset_job(
     "ingest",
@@ -328,8 +328,8 @@ dead_letters_job = define_asset_job(
     "Does nothing while a run of it is under way, or while a `writetime sink` stores them.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Request a run while there is lag or messages were lost, also after a run that took only a part, and a while
-    after one that failed to store events. An asset of dead letters that failed lately is left out.
+    """Request a run while there is lag or messages were lost. This includes the rest of a run that stored only a part.
+    After a run that failed to store events, wait. Leave out the asset of dead letters if it failed recently.
     """
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
@@ -346,7 +346,7 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
             return SkipReason(f"a `writetime sink` is storing the {progress.total_lag} messages of {settings.topic}")
     except WritetimeError as e:
         return SkipReason(f"the lag cannot be read: {e}")
-    # A fault of the dead letters' table holds no events up.
+    # A fault of the dead letters' table must not delay events.
     keys = [USER_EVENTS] if DEAD_LETTERS in failed else None
     return RunRequest(asset_selection=keys, tags={"writetime/lag": str(progress.total_lag)})
 

@@ -1,7 +1,4 @@
-"""The names of assets, and the columns, documents, owners, tags and kinds that the web UI shows.
-
-What belongs here: keys, pools, column schemas, common attributes. Not here: assets.
-"""
+"""The names of assets and pools, and the columns, documents, owners, tags and kinds that the web UI shows."""
 
 from collections.abc import Sequence
 
@@ -23,7 +20,7 @@ from writetime.core.config import Settings
 from writetime.lake.followed_tables import FollowedTable
 from writetime.schema.table import TableSchema as CqlSchema
 
-# What a followed table has: its source, then its stages, and the checks that have an identifier of their own.
+# The parts of a followed table: its source, then its stages, and the checks with an identifier of their own.
 PARTS = (
     *("table", "snapshots", "backfill", "topic", "changes", "lag_and_freshness"),
     *("state", "view", "row_events", "row_topic"),
@@ -44,8 +41,8 @@ _DOCUMENTS = {
 
 
 def key_of(table: str, part: str) -> AssetKey:
-    """Return the key of an asset of the table `keyspace.table`: `keyspace/table/table_view` and so on; the table itself
-    is `keyspace/table/table`.
+    """Return the key of an asset of the table `keyspace.table`, such as `keyspace/table/table_view`. The key of the
+    table itself is `keyspace/table/table`.
 
     The last part names the table, because graphs show only the last part of a key.
     """
@@ -54,7 +51,7 @@ def key_of(table: str, part: str) -> AssetKey:
 
 
 def pool_of(table: str, part: str) -> str:
-    """Return the pool of an asset. It keeps two runs from doing the same work at once."""
+    """Return the pool of an asset. It prevents that two runs do the same work at once."""
     return key_of(table, part).to_python_identifier()
 
 

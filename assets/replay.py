@@ -1,7 +1,7 @@
 """Replay queues: batches in the database -> rows in the lake, one partition of the asset per batch.
 
-What belongs here: the assets of the queues that `replay.queues` names, their checks, and the sensors that start their
-runs. Not here: how batches are published and read (`writetime.replay`).
+This module has the assets of the queues that `replay.queues` names, their checks, and the sensors that start their
+runs. `writetime.replay` publishes and reads the batches.
 """
 
 import re
@@ -61,7 +61,7 @@ NEW_PARTITIONS = 5_000
 _FAULTS_SHOWN = 20
 # The pause after a batch has failed alone.
 _ALONE_SECONDS = 3600.0
-# How many failed runs the sensor looks at.
+# The number of failed runs that the sensor considers.
 _FAILED_RUNS = 100
 # The name of the lake among the processors of each queue.
 PROCESSOR = "lake"
@@ -300,7 +300,7 @@ def trim_queues() -> None:
 
 
 def stretch(numbers: Sequence[int], most: int) -> list[int]:
-    """Return the first consecutive numbers of a sorted sequence, so many at most."""
+    """Return the first consecutive numbers of a sorted sequence, at most `most` of them."""
     return [n for _, n in takewhile(lambda pair: pair[1] == numbers[0] + pair[0], enumerate(numbers[:most]))]
 
 
@@ -313,14 +313,14 @@ class FailedRun:
 
 
 def due(missing: Sequence[int], most: int, failed: Sequence[FailedRun], now: float) -> list[int]:
-    """Return consecutive batches to copy next: first those that have not failed. A batch that failed is due after a
-    pause, with half as many batches as its shortest failed run had, so that in the end a damaged batch fails alone.
+    """Return the consecutive batches to copy next, first those that have not failed. A failed batch is due after a
+    pause, in a run with half as many batches as its shortest failed run had. So a damaged batch fails alone in the end.
 
     Args:
         missing: the sorted numbers of the batches that the lake does not have.
         most: the most batches per run.
         failed: the failed runs.
-        now: in seconds since 1970.
+        now: the current time, in seconds since 1970.
     """
     of = {n: [run for run in failed if n in run.batches] for n in missing}
     if untried := [n for n in missing if not of[n]]:
@@ -344,8 +344,8 @@ def _failed_runs(instance: DagsterInstance, job_name: str) -> list[FailedRun]:
 
 
 def _was_repeated(failed: Sequence[FailedRun]) -> bool:
-    """Return whether the newest of these runs repeated batches that had failed before. Then other batches need not
-    wait: the cause is in these, and not in a server.
+    """Return whether the newest of these runs repeated batches that had failed before. Then the cause is in these
+    batches, and not in a server, so other batches need not wait.
     """
     return any(failed[0].batches.start in run.batches for run in failed[1:])
 

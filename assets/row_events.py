@@ -1,7 +1,6 @@
 """Row events of a table: the state -> events in the lake -> the topic `row_events.<keyspace>.<table>`.
 
-What belongs here: the assets of one table, their checks, their metadata. Not here: how events are found
-(`writetime.row_events`).
+This module has the assets of one table with their checks and metadata. `writetime.row_events` computes the events.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""The sensors that report runs whose processes could not.
+"""The sensors that report the runs whose own processes could not report them.
 
-What belongs here: sensors on the status of runs. Not here: the report (`writetime_dagster.resources.run_reports`).
+`writetime_dagster.resources.run_reports` writes the reports.
 """
 
 from dagster import (
@@ -18,7 +18,7 @@ from writetime_dagster.resources.run_reports import ended
 @run_failure_sensor(
     name="failed_runs",
     default_status=DefaultSensorStatus.RUNNING,
-    description="Reports each failed run whose process could not: it was killed, or it could not start.",
+    description="Reports each failed run whose process could not report it: it was killed, or it could not start.",
 )
 def failed_runs(context: RunFailureSensorContext) -> None:
     """Report a failed run."""
@@ -29,7 +29,7 @@ def failed_runs(context: RunFailureSensorContext) -> None:
     name="finished_runs",
     run_status=DagsterRunStatus.SUCCESS,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Reports each successful run whose process did not: one with a process per step.",
+    description="Reports each successful run with a process per step, as such a process does not report the run.",
 )
 def finished_runs(context: RunStatusSensorContext) -> None:
     """Report a successful run."""

@@ -1,7 +1,7 @@
 """Segments: archives of the nodes' commit logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: the asset that publishes folders of segments, and the sensor that starts it. Not here: the agents
-that follow nodes, and how segments are published (`writetime.capture.archives`).
+This module has the asset that publishes folders of segments, and the sensor that starts it.
+`writetime.capture.archives` publishes the segments. The agents follow live nodes, and need no asset.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ class SegmentsConfig(Config):
         description="Folders of segments, each of one node: local or URLs; default: capture.segments.",
     )
     checkpoint: str | None = Field(
-        default=None, description="Where their progress is kept; default: `segments` in capture.state_dir."
+        default=None, description="The folder of their progress; default: `segments` in capture.state_dir."
     )
 
 

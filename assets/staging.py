@@ -1,6 +1,6 @@
-"""Validates files before a commit names them.
+"""The validation of files before they are committed: when suites of expectations run, and the effect of a failure.
 
-What belongs here: when suites run, and the effect of a failure. Not here: expectations.
+The expectations are in `writetime_dagster.assets.expectations`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class StagedFiles:
         count: Callable[[DataFrame], None] | None = None,
         keys: Sequence[str] = (),
     ) -> None:
-        """Name the checks, and how files are validated.
+        """Store the checks, and the functions that validate files.
 
         Args:
             checks: the severity of each check.
@@ -75,8 +75,8 @@ class StagedFiles:
             raise ToCorrect(f"{self._failure}: {failed}")
 
     def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
-        """Do the work that stages files, yield the checks, and return its result. If it fails, yield the checks whose
-        suites ran, and raise.
+        """Do the work that stages files, yield the checks, and return the result of the work. If the work fails, yield
+        the checks whose suites ran, and raise.
         """
         try:
             done = work()

@@ -1,7 +1,7 @@
 """Jobs, schedules and sensors that start the assets of followed tables.
 
-What belongs here: one of each for all tables. A run handles all tables, one after the other, and a failure of one table
-does not stop the others. To run one table, select its assets. Not here: assets.
+There is one of each for all tables. A run handles all tables, one after the other, and a failure of one table does not
+stop the others. To run one table, select its assets.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 PROOF, ALL_ROWS = "rows_are_those_of_the_database", "all_rows_are_as_expected"
 LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
-# Runs of one job leave room for those of others (`max_concurrent_runs` in dagster.yaml).
+# The runs of one job must leave room for the runs of others (`max_concurrent_runs` in dagster.yaml).
 _MOST_RUNS = 2
 
 
@@ -152,7 +152,7 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
             "Verify the views against the database, and check expectations on all their rows.",
         ),
     }
-    # Otherwise each job would also prove the views that it renewed, and read whole tables each time.
+    # Otherwise each job would also verify the views that it refreshed, and read whole tables each time.
 
     def selection(assets: Sequence[AssetKey], own: AssetSelection | None) -> AssetSelection:
         if not assets:
@@ -229,8 +229,8 @@ def captured_changes(
         tables: the tables.
         land: the job that lands them.
         lake_seconds: the time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
-        patience_seconds: how long a tick leaves all tables to a run that was requested before. Most runs take less, and
-            each starts Spark.
+        patience_seconds: the time after a request in which no tick requests another run while the first is under way.
+            Most runs take less, and each starts Spark.
     """
 
     @sensor(
@@ -249,7 +249,7 @@ def captured_changes(
         settings = kafka.settings
         failed = assets_that_failed_lately(context.instance, land.name)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
-        # A run that takes long, as for a table with a backlog, holds up no other table.
+        # A run that takes long, as for a table with a backlog, must not delay the other tables.
         under_way = assets_under_way(context.instance, land.name)
         busy = {table.name for table in tables if key_of(table.name, "changes") in under_way}
         try:

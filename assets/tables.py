@@ -1,7 +1,7 @@
-"""The assets and checks that follow from an entry `[tables.<keyspace>.<table>]`.
+"""The assets and checks of an entry `[tables.<keyspace>.<table>]`.
 
-What belongs here: which assets and checks a followed table has, and the table itself. Not here: the assets of each
-stage, and the jobs, sensors and schedules that start them (`writetime_dagster.assets.table_jobs`).
+This module lists the assets and checks of a followed table, and defines the asset of the table itself. The assets of
+each stage are in the stage's module. `writetime_dagster.assets.table_jobs` starts them.
 """
 
 import difflib
@@ -48,15 +48,15 @@ log = logging.getLogger(__name__)
 
 # Dagster sets this variable while a command validates definitions (`dagster definitions validate --help`).
 _VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
-# Data that the code location passes to the processes of its runs.
+# The metadata that the code location passes to the processes of its runs.
 _TABLES = "writetime/tables"
 _TOML = "writetime/toml"
 
 
 @dataclass(frozen=True)
 class Writer:
-    """The asset that writes one of the platform's own tables, and its group. The table joins this group, so that the
-    graph, collapsed by group, has no cycle.
+    """The asset that writes one of the platform's own tables, and its group. The table is in the same group, so that
+    the graph has no cycle when it is collapsed by group.
     """
 
     key: AssetKey
@@ -68,9 +68,9 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
     whose description is the reason.
 
     Args:
-        settings: of the installation.
+        settings: the settings of the installation.
         writers: the assets that write the platform's own tables, by the tables' names.
-        only: the tables to return, if not all that the settings name; one without an entry is refused.
+        only: the tables to return; None for all tables of the settings. A table without an entry is refused.
 
     Raises:
         ToCorrect: entries are invalid, and Dagster only validates definitions.
@@ -183,10 +183,10 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
 
 
 def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
-    """Return the tables that the code location follows, inside a process of one of its runs; else None.
+    """Return the tables that the code location follows, if this is a process of one of its runs. Else return None.
 
-    A run reads neither the database nor the settings file again. It has the steps of all tables that the code location
-    had, so a table that was dropped since, or an entry that was edited, would fail it for all.
+    A run does not read the database and the settings file again. Its steps cover all tables that the code location had
+    when it loaded. If a table was dropped or an entry was edited since then, a second reading would fail all steps.
     """
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
         return None
@@ -195,7 +195,7 @@ def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[
 
 
 def _as_json(value: date | time) -> dict[str, str]:
-    """Return a value that TOML has and JSON does not have, such as a bound of `expect`."""
+    """Return as JSON a value that JSON has no type for and TOML has, such as a date in a bound of `expect`."""
     return {_TOML: value.isoformat()}
 
 
@@ -206,7 +206,7 @@ def _from_json(found: dict[str, Any]) -> Any:
 def _chosen(
     only: Collection[str], found: Sequence[FollowedTable], refused: Sequence[Refused]
 ) -> tuple[list[FollowedTable], list[Refused]]:
-    """Return the assets of these tables: followed, refused, or refused because they have no entry."""
+    """Return the chosen tables: those that are followed, and those that are refused, such as one without an entry."""
     known = {entry.name for entry in (*found, *refused)}
     unknown: list[Refused] = []
     for name in sorted(set(only) - known):

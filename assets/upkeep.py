@@ -1,7 +1,6 @@
-"""Keeps the lake's tables of dead letters, completed items and replay queues small.
+"""The job `clean_up` and its schedule: they clean the lake's tables of dead letters, completed items and replay queues.
 
-What belongs here: the job `clean_up` and its schedule. Not here: the upkeep of followed tables, which the job
-`maintain` does (`writetime_dagster.assets.table_jobs`).
+The job `maintain` cleans the followed tables (`writetime_dagster.assets.table_jobs`).
 """
 
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ def clean_up_job(queues: Sequence[str]) -> JobDefinition:
 
 
 def _clean_up(table: str, pool: str) -> OpDefinition:
-    """Return the step for a table. It shares the pool of the asset that writes the table, so they never conflict."""
+    """Return the step for a table. It shares the pool of the asset that writes the table, so the two never conflict."""
 
     @op(name=f"clean_up_{pool}", pool=pool, description=f"Cleans up the table `{table}` of the lake.")
     @by_kind()

@@ -1,7 +1,7 @@
 """The view of a table, with the rows that SELECT * returns, and its proof against the database.
 
-What belongs here: the assets of one table, their checks, their metadata. Not here: how rows are computed and compared
-(`writetime.lake.views`, `writetime.verify`).
+This module has the assets of one table with their checks and metadata. `writetime.lake.views` computes the rows, and
+`writetime.verify` compares them.
 """
 
 import json
@@ -42,7 +42,7 @@ from writetime_dagster.assets.naming import documents, key_of, pool_of, view_col
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import LakeResource, SparkResource
 
-# Differing rows that a check shows; `writetime verify` prints all.
+# The number of differing rows that a check shows. `writetime verify` prints all.
 _SHOWN = 20
 
 
@@ -219,7 +219,7 @@ def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
 
 
 def _not_proven(report: Report) -> str:
-    """Return why a view is not proven."""
+    """Return the reasons why a view is not proven."""
     reasons = [f"{report.differing:,} rows differ"] if report.differing else []
     if report.view is not None and report.view.fault is not None:
         reasons.append(f"the compacted view: {report.view.fault}")

@@ -1,7 +1,7 @@
-"""All that Dagster has of the platform, or of its tables alone: wiring only.
+"""The Dagster definitions of the whole platform, and those of its tables alone.
 
-What belongs here: which stages there are. Not here: the code location (`writetime_dagster.assets.definitions`) and the
-component (`writetime_dagster.assets.component`), which load the settings.
+This module lists the stages. The code location (`writetime_dagster.assets.definitions`) and the component
+(`writetime_dagster.assets.component`) load the settings and call it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +27,7 @@ def platform(
     The names of tables, queues and owners are read from these settings. A run reads all other settings when it starts.
 
     Args:
-        settings: of the installation.
+        settings: the settings of the installation.
         upstream: assets of other code that the platform's assets depend on.
         publishers: the asset that publishes to a replay queue, by the queue's name.
         writers: the asset that writes a table, by the table's name without its keyspace.
@@ -58,20 +58,21 @@ def platform(
 
 
 def of_tables(settings: Settings, only: Collection[str] | None = None) -> Definitions:
-    """Return the definitions of the followed tables and of their capture, for a code location of other assets, too.
+    """Return the definitions of the followed tables and of their capture. A code location with other assets can use
+    them, too.
 
-    The executor is that of the code location, for steps that belong to none of the jobs.
+    Steps outside the jobs use the executor of the code location.
 
     Args:
-        settings: of the installation.
-        only: the names of the tables, as keyspace.table; all that the settings follow if it is None.
+        settings: the settings of the installation.
+        only: the names of the tables, as keyspace.table; None for all tables that the settings follow.
     """
     stages = Definitions.merge(tables.definitions(settings, {}, only), documented(_capture(), settings), _shared())
     return switched(with_rounds(stages), settings)
 
 
 def _shared() -> Definitions:
-    """Return the resources that all stages use, and the sensors that report the end of runs."""
+    """Return the resources that all stages use, and the sensors that report ended runs."""
     return Definitions(
         resources={
             "spark": SparkResource(),

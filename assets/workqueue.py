@@ -1,6 +1,6 @@
 """The work queue: items in the database, processed by workers; completed items go to the lake.
 
-What belongs here: the assets, their checks, their metadata. Not here: how items are processed (`writetime.workqueue`).
+This module has the assets with their checks and metadata. `writetime.workqueue` processes the items.
 """
 
 import json
@@ -53,7 +53,7 @@ COMPLETED = AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
 COMPLETED_POOL = "completed_events"
 _SHOWN = 20
-# How often work that stays stuck is reported.
+# How often stuck work is reported again.
 _AGAIN_SECONDS = 3600.0
 
 
@@ -309,7 +309,7 @@ schedules = [
     "many items wait; again when other queues are stuck, and once an hour.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
-    """Request a run when other work is stuck than at the last one, and once an hour while work is stuck."""
+    """Request a run when the stuck work is not that of the last run, and once per hour while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
@@ -328,8 +328,8 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
 
 
 def _written(lake: LakeResource) -> dict[Place, int]:
-    """Return when each bucket in the lake was read (milliseconds), by the log of the table, which has the least
-    `read_at` of each file. So no rows are read.
+    """Return the time (milliseconds) at which each bucket in the lake was read. The table's log has the least `read_at`
+    of each file, so no rows are read.
     """
     storage = lake_storage(lake.settings).folder(COMPLETED_TABLE)
     options = dict(storage.options)
@@ -346,7 +346,7 @@ def _written(lake: LakeResource) -> dict[Place, int]:
 
 
 def _unread(places: Mapping[Place, str]) -> list[str]:
-    """Return a sentence about the buckets of each queue that cannot be read, with the first as an example."""
+    """Return one sentence per queue with buckets that cannot be read. It names the first such bucket."""
     found: dict[str, list[str]] = {}
     for place, reason in places.items():
         found.setdefault(place.queue, []).append(f"bucket {place.bucket} of shard {place.shard}: {reason}")
@@ -366,7 +366,7 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
     own = database.settings.workqueue
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
     with looking(database.settings) as look:
-        # Items that are not due for long are never stuck, but they count for the depth.
+        # Items that become due much later are never stuck, but they count for the depth.
         found, faults = apart(look.queues(), lambda name: look.unfinished(name, ahead=name in bounds))
     states = found.values()
     return (
