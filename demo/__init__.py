@@ -1,1 +1,3 @@
-"""The demo: real flights through the whole platform. The data, its enrichment, its assets, and its launcher."""
+"""The demo: it sends real flights through the whole platform. The package has the data, the handlers, the assets and
+the launcher.
+"""

@@ -1,4 +1,4 @@
-"""Sends real flights through the whole platform under Dagster, on real servers, and proves that all numbers add up."""
+"""Sends real flights through the whole platform under Dagster, on real servers, and checks that all numbers add up."""
 
 import http.client
 import json
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def _start_of(names: Sequence[str]) -> str:
-    """Return what the first step does, by the names of the embedded servers; there may be none."""
+    """Return the description of the first step. `names` are those of the embedded servers; there may be none."""
     if not names:
         return "making keyspaces, tables and topics"
     *first, last = ({"zookeeper": "ZooKeeper"}.get(name, name.capitalize()) for name in reversed(names))
@@ -173,7 +173,7 @@ def _followed(settings: Settings) -> list[str]:
 
 
 def _capture(settings: Settings) -> None:
-    """Let the database log the changes of the events' table, as of the board's table."""
+    """Turn on the log of changes for the table of events. The board's table has it already."""
     with database.connect(settings) as session:
         table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
         session.execute(cdc_statement(settings, table), timeout=60)
@@ -183,7 +183,7 @@ def _capture(settings: Settings) -> None:
 
 
 def _ingest_all(settings: Settings, dagster: Dagster) -> list[RunResult]:
-    """Run the job `ingest` until nothing is left; a run takes ingest.max_events_per_run at most."""
+    """Run the job `ingest` until no event is left. A run stores at most ingest.max_events_per_run events."""
     results = [dagster.launch("ingest")]
     while _lag(settings):
         results.append(dagster.launch("ingest"))

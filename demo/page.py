@@ -9,7 +9,7 @@ from pathlib import Path
 from demo.live import TABLE, Delays
 from demo.report import Report, Stage, Station, rows_of
 
-# Where `make ui` is by default.
+# The default address of `make ui`.
 UI = "http://127.0.0.1:3000"
 _STYLE = Path(__file__).with_name("page.css")
 _WIDTH, _HEIGHT = 800, 160
@@ -18,16 +18,16 @@ _COLOURS = ("#3b6ea8", "#c1761b")
 _TITLES = {
     "ingest": "Events over HTTP, each stored once",
     "work queue": "Work, done once for each item",
-    "replay queue": "Batches that can be read again, and a table made of them",
+    "replay queue": "Batches that can be read again, and a table made from them",
 }
 
 
 def write_page(
     report: Report, rates: Mapping[str, float], path: Path, delays: Delays, *, is_live: bool = False
 ) -> None:
-    """Write the page: the verdict with its numbers, delays and ages of the live part, the stations of the data, figures
-    side by side, sums, rates per second, steps and checks. While the live part runs, the browser loads the page again
-    each second.
+    """Write the page. It shows the verdict with its numbers, the delays and ages of the live part, the stations of the
+    data, figures side by side, sums, rates per second, steps and checks. While the live part runs, the browser loads
+    the page again each second.
     """
     again = "<meta http-equiv=refresh content=1>" if is_live else ""
     text = (
@@ -39,7 +39,7 @@ def write_page(
         f"{_bars(rates)}<h2>What the demo did, and how many seconds it took</h2>{_bars(report.steps)}"
         f"{_checks(report)}</html>\n"
     )
-    # A browser never reads half of it.
+    # So a browser never reads half of the page.
     part = path.with_suffix(".part")
     part.write_text(text)
     part.replace(path)
@@ -85,7 +85,7 @@ def _card(number: str, text: str) -> str:
 
 
 def _pipeline(report: Report) -> str:
-    """Draw the stations of each stage, with the numbers of what passed between them."""
+    """Draw the stations of each stage, with the numbers of items that passed between them."""
     stages = "".join(
         f"<h3>{escape(_title(stage))}</h3>"
         + "".join(f"<div class=flow>{''.join(map(_station, stations))}</div>" for stations in stage.flows)
@@ -148,7 +148,7 @@ def _checks(report: Report) -> str:
 
 
 def _drawn(delays: Delays, now: float | None) -> str:
-    """Draw the age of the newest write that is seen in each place, until now or until the last change of it."""
+    """Draw the age of the newest visible write in each place, until now or until its last change."""
     found = {where: ages for where in delays.seen if (ages := delays.ages(where))}
     if not found:
         return ""
@@ -176,7 +176,7 @@ def _drawn(delays: Delays, now: float | None) -> str:
 
 
 def _step(most: float) -> int:
-    """Return the distance of lines that a scale up to here has: 1, 2 or 5 times a power of ten."""
+    """Return the distance between the lines of a scale with this maximum: 1, 2 or 5 times a power of ten."""
     return next(step for power in count() for of in (1, 2, 5) if (step := of * 10**power) * _LINES >= most)
 
 

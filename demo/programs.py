@@ -1,4 +1,4 @@
-"""The platform's services, which run as programs while the demo does, and functions that wait for their results."""
+"""The platform's services, which run during the demo, and functions that wait for their results."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 3600.0
 
 @contextmanager
 def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
-    """Run `writetime serve`, `work` and `agent` inside the block; then stop them gracefully."""
+    """Run `writetime serve`, `work` and `agent` during a `with` block; then stop them gracefully."""
     with ExitStack() as running:
         serve = running.enter_context(_program(["serve"], log_file))
         work = ["work", "--queue", enrichment.QUEUE, "--handler", enrichment.HANDLER]
@@ -36,7 +36,7 @@ def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
 
 @contextmanager
 def following(table: str, log_file: Path) -> Iterator[Program]:
-    """Run `writetime follow` for one table inside the block."""
+    """Run `writetime follow` for one table during a `with` block."""
     with _program(["follow", table], log_file) as program:
         yield program
 
@@ -52,7 +52,7 @@ def wait_for_work(settings: Settings, worker: Program, log_file: Path) -> None:
 
 
 def wait_for_capture(settings: Settings, tables: list[str], agent: Program, log_file: Path) -> None:
-    """Wait until all writes to some tables until now are in Kafka, by the agent's report."""
+    """Wait until the agent reports that all earlier writes to some tables are in Kafka."""
     now, topic = time_now(), WatermarkTopic(settings)
 
     def captured() -> bool:

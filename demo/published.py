@@ -1,7 +1,7 @@
-"""The demo's batches: the enriched flights, results of the work queue, as batches of a replay queue, in time order.
+"""The demo's batches: the enriched flights from the work queue, as batches of a replay queue, in time order.
 
-A flight's place in that order is its `rank`, from 1. A batch's sequence is the rank of its last flight, so it shows how
-far flights are published: a publisher that runs again, or with more flights, continues there.
+A flight's place in that order is its `rank`, from 1. A batch's sequence is the rank of its last flight. So it shows up
+to which flight the queue is complete, and a publisher that runs again, or with more flights, continues there.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ BATCH_FLIGHTS = 500
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `publish`: flights and batches that it published; the flights that the queue now holds, over all
-    runs; and the flights that wait because one before them is not enriched yet.
+    """The result of `publish`: the flights and batches that it published, the flights that the queue now holds over all
+    runs, and the flights that wait because an earlier one is not enriched yet.
     """
 
     flights: int
@@ -33,10 +33,10 @@ class Published:
 def publish(settings: Settings, since_millis: int = 0) -> Published:
     """Publish the enriched flights that the queue does not hold yet, up to the first one that is not enriched.
 
-    Run one at a time: of two that run at once, one may end with an error.
+    Run only one at a time. If two run at once, one may end with an error.
 
     Args:
-        settings: where the queues are.
+        settings: the settings of the installation.
         since_millis: take results of items that were enqueued since this time of the database.
 
     Raises:

@@ -27,8 +27,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Station:
-    """A part of the platform that data passes: its name, its work, its asset in the web UI, and the number and the name
-    of what has reached it.
+    """A part of the platform that data passes: its name, its work, its asset in the web UI, and the number and name of
+    the items that have reached it.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Stage:
 @dataclass(frozen=True)
 class Report:
     """All counts of the demo. `figures` are those of the data set, the database and the lake, by these names. `steps`
-    has what each step of the demo did, and its seconds.
+    has the description of each step of the demo and its duration in seconds.
     """
 
     stages: Sequence[Stage]
@@ -66,12 +66,12 @@ class Report:
 
     @property
     def add_up(self) -> bool:
-        """Return whether nothing was lost and nothing stored twice."""
+        """Return whether nothing was lost or stored twice."""
         return all(total.holds for stage in self.stages for total in stage.sums)
 
     @property
     def good(self) -> bool:
-        """Return whether everything is as it must be."""
+        """Return whether all counts and checks are as they must be."""
         return self.proven and self.add_up and all(self.checks.values())
 
 

@@ -21,7 +21,7 @@ def ensure_settings(path: Path, scylla: str | None) -> None:
     """Write the settings of the demo unless the file exists.
 
     Args:
-        path: path of the file.
+        path: the path of the file.
         scylla: the address of a ScyllaDB node as HOST:PORT; None for the embedded Cassandra.
 
     Raises:
@@ -62,7 +62,7 @@ def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
 
 
 def number_of(variable: str, default: int) -> int:
-    """Return the number that an environment variable has.
+    """Return the number in an environment variable.
 
     Raises:
         WritetimeError: it is not a positive whole number.

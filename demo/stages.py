@@ -11,7 +11,7 @@ from writetime_dagster.assets.naming import key_of
 
 
 def ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int, broken: int) -> Stage:
-    """Return what became of the events; `broken` is the number of messages that are none."""
+    """Return the outcome of the events; `broken` is the number of messages that are not events."""
     flights = replayed.metadata["sources/flights"]
     events = [run.metadata["ingest/user_events"] for run in ingest]
     stored, duplicates, dead = (sum(e[f"events_{what}"] for e in events) for what in ("stored", "duplicate", "dead"))
@@ -40,7 +40,7 @@ def ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int, brok
                 ),
                 Station(
                     "job ingest",
-                    "drops duplicates, and sets aside what is no event",
+                    "discards duplicates, and sets aside messages that are not events",
                     "ingest/user_events",
                     (acknowledged + broken, "messages"),
                 ),
@@ -51,7 +51,7 @@ def ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int, brok
 
 
 def worked(replayed: RunResult, account: enrichment.Account, broken: int) -> Stage:
-    """Return what became of the work items; `broken` is the number of items that are no flights."""
+    """Return the outcome of the work items; `broken` is the number of items that are not flights."""
     enqueued = replayed.metadata["sources/flight_items"]["items_enqueued"] + broken
     return Stage(
         "work queue",
@@ -66,7 +66,7 @@ def worked(replayed: RunResult, account: enrichment.Account, broken: int) -> Sta
                 Station("work queue", "keeps each item in the database", "workqueue/event_queue", (enqueued, "items")),
                 Station(
                     "writetime work",
-                    "adds plane and weather, and gives up what is no flight",
+                    "adds plane and weather, and gives up items that are not flights",
                     "workqueue/completed_events",
                     (account.enriched, "enriched"),
                 ),
@@ -76,7 +76,7 @@ def worked(replayed: RunResult, account: enrichment.Account, broken: int) -> Sta
 
 
 def replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
-    """Return what became of the batches; the figures are those of the database."""
+    """Return the outcome of the batches; the figures are those of the database."""
     batches, applied = boarded.metadata["demo/flight_batches"], boarded.metadata["demo/board"]
     on_board = sum(counted.on_board.values())
     return Stage(
@@ -99,7 +99,7 @@ def replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
                 ),
                 Station(
                     "table flights",
-                    "is the departures board; a write time is the time of the batch plus the place of the flight in it",
+                    "is the departures board; a write time is the batch's time plus the flight's position in the batch",
                     "demo/board",
                     (on_board, "rows"),
                 ),
@@ -111,7 +111,7 @@ def replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
 def followed_table(
     settings: Settings, name: str, snapshot: list[RunResult], caught_up: RunResult, verify: RunResult
 ) -> Stage:
-    """Return what became of the changes of a table."""
+    """Return the outcome of the changes of a table."""
 
     def asset(part: str) -> str:
         return key_of(name, part).to_user_string()
@@ -150,10 +150,10 @@ def followed_table(
             ],
             [
                 Station("lake", "merges changes and snapshots, by their write times", asset("state")),
-                Station("view", "has the live rows, as the database", asset("view"), (rows, "rows")),
+                Station("view", "has the live rows, like the database", asset("view"), (rows, "rows")),
                 Station(
                     "verify",
-                    "compares the view with the database's answer",
+                    "compares the view with the rows that the database returns",
                     asset("view"),
                     (proof["rows_in_the_database"], "rows by CQL"),
                 ),

@@ -10,7 +10,7 @@ from writetime_dagster.resources import run_reports
 class WritetimeResource(ConfigurableResource):
     """A resource that takes its addresses and secrets from the settings, so that Dagster never stores them.
 
-    Each step of the platform uses one, so each run is reported, however it was started.
+    Each step of the platform uses such a resource. So each run is reported, regardless of how it was started.
     """
 
     @property

@@ -8,8 +8,8 @@ from writetime_dagster.resources.base import WritetimeResource
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """The end offsets of a topic's partitions, the messages that a consumer group has not read, and why the group
-    cannot continue in some partitions: messages were lost.
+    """The end offsets of a topic's partitions, the messages that a consumer group has not read, and the partitions in
+    which the group cannot continue because messages were lost.
     """
 
     ends: dict[int, int]
@@ -30,7 +30,7 @@ class KafkaResource(WritetimeResource):
         settings = self.settings
         committed = kafka.committed_offsets(settings, topic, group)
         first = kafka.beginning_offsets(settings, topic, list(committed))
-        # Last: no offset that was committed before is behind them.
+        # The end offsets are read last, so no offset that is committed already is above them.
         ends = kafka.end_offsets(settings, topic, list(committed))
         lag = {p: max(end - max(first[p], committed[p] or 0), 0) for p, end in ends.items()}
         faults = [kafka.offset_fault(topic, p, committed[p], first[p], end) for p, end in ends.items()]

@@ -28,7 +28,7 @@ class LakeResource(WritetimeResource):
         frame.write.format("delta").mode("append").save(self.path(table))
 
     def replace_where(self, frame: DataFrame, table: str, condition: str) -> None:
-        """Replace the rows for which an SQL condition holds, in one commit. All given rows must fulfil it."""
+        """Replace the rows that an SQL condition selects, in one commit. The condition must select all given rows."""
         frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(self.path(table))
 
     def replace_partitions(self, frame: DataFrame, table: str, by: list[str]) -> None:
@@ -38,7 +38,7 @@ class LakeResource(WritetimeResource):
 
     def clean_up(self, table: str) -> dict[str, int]:
         """Merge the small files of a table, and delete files that no version of the last `lake.vacuum_hours` names.
-        Return how many of each; nothing if the table has not been written.
+        Return the number of both; nothing if the table does not exist yet.
         """
         storage = lake_storage(self.settings).folder(table)
         options = dict(storage.options)

@@ -1,10 +1,8 @@
 """The report of each run, in Markdown, and an alert if something is wrong.
 
-What belongs here: Dagster's record of a run as text, and when it is written. Not here: how a webhook is called
-(`writetime.core.alerts`).
-
-The process of a run reports it when it gives the resources back. This is before the event that ends the run. Sensors
-(`writetime_dagster.assets.runs`) react to this event, so they see which runs are reported, and report the others.
+The process of a run reports it when it releases the resources, before the event that ends the run. Sensors
+(`writetime_dagster.assets.runs`) react to this event. They see which runs are reported, and report the others.
+`writetime.core.alerts` sends the alert.
 """
 
 import hashlib
@@ -35,10 +33,10 @@ from writetime.core.errors import reason_of
 
 log = logging.getLogger(__name__)
 
-# Tags of a run that is reported: the path of the report, and the status that it gives.
+# Tags of a run that is reported: the path of the report, and the status in it.
 REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
-# Tag of the runs of some jobs: the seconds after which an alert is sent again although the run before found the same.
-# Tags of such a run that is reported: a digest of its faults, and the time at which their alert was sent.
+# Tag of the runs of some jobs: the seconds after which an alert about the same faults is sent again.
+# Tags of such a run once it is reported: a digest of its faults, and the time at which their alert was sent.
 ALERT_AGAIN = "writetime/alert_again_seconds"
 _WRONG, _ALERTED_AT = "writetime/wrong", "writetime/alerted_at"
 _EVENTS = {
@@ -102,7 +100,7 @@ def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
 
 
 def ending(context: InitResourceContext) -> None:
-    """Report the run whose resources are given back, once. Do nothing outside a run, or in the process of one step."""
+    """Report the run whose resources are released, once. Do nothing outside a run, or in the process of one step."""
     instance, run_id = context.instance, context.run_id
     run = instance.get_run_by_id(run_id) if instance and run_id else None
     if instance is None or run is None or _reported(run):
@@ -131,8 +129,8 @@ def _status(instance: DagsterInstance, run: DagsterRun) -> DagsterRunStatus:
 def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     """Write the report of a run, send an alert if something is wrong, and tag the run. Return the report's path.
 
-    A report that cannot be written keeps no alert back. The tags come last: if the process is killed before, the alert
-    may come twice, and it is never lost.
+    If the report cannot be written, the alert is sent nevertheless. The tags are written last. So if the process is
+    killed earlier, the alert may come twice, but it is never lost.
     """
     settings = config.load()
     path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").absolute()
@@ -157,8 +155,8 @@ def _digest(status: DagsterRunStatus, complaints: Sequence[str]) -> str:
 
 
 def _alerted_before(instance: DagsterInstance, run: DagsterRun, wrong: str) -> float | None:
-    """Return when an alert was sent of the same as is wrong in this run (seconds since 1970), if the run before found
-    the same and the alert is not due again.
+    """Return the time (seconds since 1970) of the alert about this run's faults, if the run before found the same
+    faults and the alert is not due again. Else return None.
     """
     if (again := run.tags.get(ALERT_AGAIN)) is None:
         return None

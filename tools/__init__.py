@@ -1,1 +1,1 @@
-"""Tools of developers, not a part of the platform."""
+"""Tools for developers. They are not a part of the platform."""

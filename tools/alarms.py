@@ -1,7 +1,7 @@
 """Writes the alarms and the dashboard from `deploy/alarms.toml`: `python -m tools.alarms`.
 
-They are Prometheus' rules ("Alerting rules" of its documentation), a dashboard for Grafana ("Dashboard JSON model"),
-and the table of alarms in docs/operations.md. A test keeps all three current.
+It writes rules for Prometheus ("Alerting rules" in its documentation), a dashboard for Grafana ("Dashboard JSON
+model"), and the table of alarms in docs/operations.md. A test checks that all three are current.
 """
 
 import json
@@ -23,7 +23,7 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 _RUNBOOK_URL = "https://github.com/writetime/writetime/blob/main/docs/runbook.md"
 _BEGIN = "<!-- alarms, written by `python -m tools.alarms` -->"
 _END = "<!-- end of the alarms -->"
-# Of Grafana's grid of 24 columns.
+# The width and height of a panel, in Grafana's grid of 24 columns.
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
 
 
@@ -33,7 +33,7 @@ def alarms() -> list[dict[str, str]]:
 
 
 def panels() -> list[dict[str, str]]:
-    """Return the panels, those of one program after the other."""
+    """Return the panels, grouped by program."""
     return tomllib.loads(LIST.read_text())["panel"]
 
 
@@ -91,7 +91,7 @@ def page(text: str) -> str:
 
 
 def section(heading: str) -> str:
-    """Return the name of the section with a heading, as links have it."""
+    """Return the anchor of a heading, as links name it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 

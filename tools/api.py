@@ -1,6 +1,7 @@
 """Writes the reference of the Python interface as HTML: `python -m tools.api [FOLDER]`, as `make api` does.
 
-It has the public names of `writetime` with their docstrings, and no module below it, because those are not public.
+The reference has the public names of `writetime` with their docstrings. It has no modules below `writetime`, because
+they are not public.
 """
 
 import sys

@@ -1,11 +1,12 @@
 """Asks OSV.dev for known vulnerabilities of all pinned packages and jars: `python -m tools.audit`, a part of `make
 lint`.
 
-Packages of `requirements.lock` with a vulnerability that `accepted.toml` does not accept make it fail. Those of jars
-are listed only: which jars a server of a version has is the choice of its makers, and ours listen on loopback. If OSV
-cannot be reached, the audit reports that, and does not fail. `OSV_URL` names another address with the same API.
+The audit fails if a package of `requirements.lock` has a vulnerability that `accepted.toml` does not accept.
+Vulnerabilities of jars are only listed: each version of a server requires certain jars, and the embedded servers listen
+on loopback only. If OSV cannot be reached, the audit reports this, and does not fail. `OSV_URL` names another address
+with the same API.
 
-Source of the API: "POST /v1/querybatch" of OSV's documentation (answers come in the order of the queries).
+Source of the API: "POST /v1/querybatch" in OSV's documentation (answers have the order of the queries).
 """
 
 import json
@@ -31,7 +32,7 @@ _TIMEOUT_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Package:
-    """A pinned package or jar, by OSV's names."""
+    """A pinned package or jar, as OSV names it."""
 
     ecosystem: str
     name: str
@@ -56,12 +57,12 @@ def vulnerabilities(asked: Sequence[Package], url: str, per_call: int) -> dict[P
 
     Args:
         asked: the packages.
-        url: OSV's.
-        per_call: how many queries go into one call.
+        url: the address of OSV.
+        per_call: the number of queries per call.
 
     Raises:
         OSError: OSV does not answer.
-        ValueError: the answer is not OSV's.
+        ValueError: the answer is invalid.
     """
     found: dict[Package, list[str]] = {}
     waiting: list[tuple[Package, str | None]] = [(package, None) for package in asked]

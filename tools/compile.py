@@ -1,7 +1,7 @@
-"""Compiles what numba compiles, once and before the tests: `python -m tools.compile`, as `make test` does.
+"""Compiles numba's functions once, before the tests: `python -m tools.compile`, as `make test` does.
 
-numba compiles a function at its first call and keeps the result on disk. Processes that start together on a fresh clone
-would each compile the same functions.
+numba compiles a function at its first call, and stores the result on disk. On a fresh clone, test processes that start
+together would each compile the same functions.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Runs the tests that need no servers, and those of security and of the database's files, on each supported Python of
-this machine: `python -m tools.pythons`, as `make test-python` does.
+"""Runs tests on each supported Python of this machine: `python -m tools.pythons`, as `make test-python` does.
 
-Interpreters are searched on the PATH, then among the versions of pyenv. Each has its own environment below
-`.writetime/pythons`, with the packages of `requirements.lock`.
+These are the tests that need no servers, and those of security and storage, which start their own. The tool looks for
+interpreters on the PATH, and then among the versions of pyenv. Each gets its own environment in `.writetime/pythons`,
+with the packages of `requirements.lock`.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 _ENVIRONMENTS = ".writetime/pythons"
-# `venv` needs `ensurepip`, which distributions package separately.
+# `venv` needs `ensurepip`, which some distributions package separately.
 _ASK = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
 
 

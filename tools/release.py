@@ -1,7 +1,7 @@
 """Builds a release into `dist/`, and tries it: `python -m tools.release`, which is `make release`. It uploads nothing.
 
-`dist/` then has the wheel, the source distribution, and a list of components in the format CycloneDX 1.6: the packages
-that the extras for users require, by `requirements.lock`, and the jars.
+`dist/` then has the wheel, the source distribution, and a list of components in the format CycloneDX 1.6. The list has
+the jars, and the packages that the extras for users require, in the versions of `requirements.lock`.
 """
 
 import re
@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 NAME = "writetime"
 _FOR_DEVELOPERS = "dev"
-# The library makes these by decorators that leave no types.
+# The library defines these with decorators that lose their types.
 _Bom: Any = bom.Bom
 _Component: Any = component.Component
 _Hash: Any = model.HashType
 
 
 def version(root: Path = ROOT) -> str:
-    """Return the version that is released.
+    """Return the version to release.
 
     Raises:
         WritetimeError: the newest section of the CHANGELOG is not that of the version in `pyproject.toml`.
@@ -68,7 +68,7 @@ def components() -> Any:
 
 
 def _packages() -> Iterator[Any]:
-    """Return the packages that users install, by the versions of this environment, which are those of the lock."""
+    """Yield the packages that users install, in the versions of this environment, which are those of the lock."""
     extras = sorted(set(distribution(NAME).metadata.get_all("Provides-Extra") or []) - {_FOR_DEVELOPERS})
     waiting = [Requirement(f"{NAME}[{','.join(extras)}]")]
     seen: set[tuple[str, str]] = set()
@@ -96,7 +96,7 @@ def _packages() -> Iterator[Any]:
 
 
 def _jars() -> Iterator[Any]:
-    """Return the pinned jars of the servers and of Spark, each once."""
+    """Yield the pinned jars of the servers and of Spark, each once."""
     sets = {line.split()[0] for line in jars.LOCK_FILE.read_text().splitlines() if line and not line.startswith("#")}
     for jar in sorted({jar for name in sets for jar in jars.pinned(name)}, key=str):
         yield _Component(
@@ -122,7 +122,7 @@ def _try(wheel: Path, released: str) -> None:
 
 
 def main() -> int:
-    """Build, list and try; return the exit status."""
+    """Build the release, list its components and try it. Return the exit status."""
     try:
         released = version()
     except WritetimeError as e:

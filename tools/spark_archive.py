@@ -1,7 +1,7 @@
-"""Archives the classes that Spark's Java loads: `python -m tools.spark_archive FILE`, once for an installation.
+"""Archives the classes that Spark's Java loads: `python -m tools.spark_archive FILE`, once per installation.
 
-A Java that starts with the archive neither reads nor checks these classes in 200 jars: Spark then starts with half the
-CPU time. Java ignores a missing archive, and one of another Java or of other jars.
+With the archive, Java need not read and check these classes in 200 jars, so Spark starts with half the CPU time. Java
+ignores an archive that is missing, or that another Java or other jars made.
 """
 
 import os
@@ -14,9 +14,9 @@ from writetime.core.config import Settings
 
 
 def main(archive: Path) -> None:
-    """Start Spark, use it as the platform does, and let its Java write what it has loaded when it ends."""
+    """Start Spark, and use it as the platform does. Its Java writes the classes that it has loaded when it ends."""
     archive.unlink(missing_ok=True)
-    # It would name each class that it leaves out. Code that is optimised for long runs is not archived.
+    # Java would print each class that it leaves out. The archive has no compiled code, so optimising it is no use.
     options = ["-Xlog:disable", "-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={archive}"]
     os.environ["SPARK_SUBMIT_OPTS"] = " ".join(options)
     with tempfile.TemporaryDirectory() as folder, spark_session(Settings()) as spark:
