@@ -1,9 +1,9 @@
-"""What `writetime backfill` costs each night, from the snapshots of three nodes.
+"""The cost of `writetime backfill` per night, from the snapshots of three nodes.
 
 python -m bench.backups [--rows 100000] [--sstables 8]
 
-The first night, each node has some SSTables, and the lake has none of them. The second night, each node has flushed one
-more. The third night, nothing is new.
+In the first night, each node has some SSTables, and the lake has none of them. In the second night, each node has
+flushed one more. In the third night, nothing is new.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _CQL = (
 
 
 def snapshot(place: Path, night: int, sstables: list[Location]) -> None:
-    """Add a snapshot with these SSTables to each node: hard links, as a snapshot has."""
+    """Add a snapshot with these SSTables to each node, as hard links like those of a real snapshot."""
     for node in range(1, _NODES + 1):
         folder = place / f"node-{node}" / "data" / "bench" / f"events-{_ID.hex}" / "snapshots" / f"night{night}"
         folder.mkdir(parents=True)
@@ -39,7 +39,7 @@ def snapshot(place: Path, night: int, sstables: list[Location]) -> None:
 
 
 def backfill(home: Path) -> None:
-    """Run the command, and print what it says and costs."""
+    """Run the command, and print its output and its cost."""
     begin, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "writetime", "backfill", "bench.events", str(home / "place")],
@@ -63,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home, sstables = Path(folder), []
         for number in range(arguments.sstables + 1):
-            # Each has another number of rows, so none has the content of another one.
+            # Each SSTable has another number of rows, so no two have the same content.
             sstables.append(write(home / str(number) / "bench" / "events", arguments.rows + 16 * number))
         for night, count in enumerate((arguments.sstables, arguments.sstables + 1, arguments.sstables + 1), 1):
             shutil.rmtree(home / "place", ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Commit logs to Kafka: Writetime's agent against Debezium's connector for Cassandra 5, tuned; and the delay of each.
+"""Commit logs to Kafka: the cost and the delay of Writetime's agent and of Debezium's tuned connector for Cassandra 5.
 
 python -m bench.capture [--writes 200000] [--seconds 20] [--rate 200]
 
-Both programs run completely, as in use, one after the other, on copies of the same segments and with one broker, until
-all events are in their topic. The delay is measured from the acknowledgement of a write to Kafka, and with landing
-beside it to the virtual view, which is read completely, again and again.
+Both programs run as in production, one after the other, on copies of the same segments and with one broker, until all
+events are in their topic. The delay is measured from the acknowledgement of a write until the change is in Kafka. For
+Writetime with landing, it is also measured until the row is in the virtual view, which is read completely each time.
 """
 
 import json
@@ -60,7 +60,7 @@ class Run:
 
 
 def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
-    """Settings of this benchmark's own broker, and of a node."""
+    """Return the settings for this benchmark's own broker and a node."""
     return config.load(
         cassandra={"port": node.port},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
@@ -71,7 +71,7 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
 
 
 def write(node: FormatServer, writes: int) -> None:
-    """Write three inserts per four writes, then updates and some deletions, into segments that the node completes."""
+    """Write into segments that the node completes: three quarters inserts, then updates and some deletions."""
     session = node.session()
     session.default_timeout = 120
     for statement in (TABLE, FILLING):
@@ -111,7 +111,7 @@ def copy_segments(node: FormatServer, target: Path, most: int | None = None) -> 
 
 @contextmanager
 def agent(home: Path, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    """Writetime's agent."""
+    """Run Writetime's agent during a `with` block."""
     write_settings(settings, home / "writetime.toml")
     command = [sys.executable, "-m", "writetime", "agent"]
     with _program(home, "writetime", command, _environment(home)) as process:
@@ -124,8 +124,8 @@ def _environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def debezium(home: Path, settings: Settings, node: Path, cdc_raw: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Debezium's connector, with larger batches and queues, and shorter waits, than by default. `node` is the folder of
-    the node's configuration.
+    """Run Debezium's connector during a `with` block, with larger batches and queues and shorter waits than by default.
+    `node` is the folder of the node's configuration.
     """
     home = home / "debezium"
     home.mkdir(exist_ok=True)
@@ -218,7 +218,7 @@ def drain(settings: Settings, topic: str, process: subprocess.Popen[bytes], even
 
 @contextmanager
 def topic_keys(settings: Settings, topic: str, key: Callable[[bytes], int]) -> Iterator[Callable[[], list[int]]]:
-    """Return a function for the keys of the rows that came to a topic since its last call."""
+    """Yield a function that returns the keys of the rows that came to a topic since its last call."""
     consumer = Consumer(client_config(settings, **{"group.id": "bench", "fetch.wait.max.ms": 5}))
     consumer.assign([TopicPartition(topic, p, o) for p, o in end_offsets(settings, topic).items()])
 
@@ -232,7 +232,7 @@ def topic_keys(settings: Settings, topic: str, key: Callable[[bytes], int]) -> I
 
 
 def view_keys(settings: Settings) -> list[int]:
-    """Return a function for the keys of the rows that `writetime view` would show."""
+    """Return the keys of the rows that `writetime view` would show."""
     parts = views.virtual(open_table(settings, "bench.writes"))
     return [k for part in parts for k in part["k"].to_pylist()]
 
@@ -274,7 +274,7 @@ def percentiles(late: list[float]) -> str:
 
 
 def publish(home: Path, settings: Settings, node: FormatServer, name: str, segments: int | None) -> Run:
-    """Run one of the programs on copies of the first segments, or of all."""
+    """Run one of the programs on copies of the first segments, or of all segments."""
     folder = home / f"{name}-{segments or 'all'}"
     events = copy_segments(node, folder / "cdc_raw", segments)
     topic = OURS if name == "writetime" else THEIRS
@@ -295,12 +295,12 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
 
 
 def _rate(events: int, seconds: float) -> float | None:
-    """Return the events per second; None if the difference of two runs gives none."""
+    """Return the events per second; None if the difference of two runs is too small to give a rate."""
     return events / seconds if events > 0 and seconds > 0 else None
 
 
 def throughput(home: Path, writes: int) -> None:
-    """Print the cost of publishing the same segments: in all, and beyond that of one segment, start included."""
+    """Print the cost of publishing the same segments: the total with the start, and the part beyond one segment."""
     log = {"commitlog_sync": "periodic", "commitlog_sync_period": "100ms", "commitlog_segment_size": "2MiB"}
     node = FormatServer(home / "node", "oa", **log)
     settings = settings_of(home, node)
@@ -335,7 +335,7 @@ def throughput(home: Path, writes: int) -> None:
 
 
 def live(home: Path, sync: str, rate: int, seconds: float) -> None:
-    """Print the delay of each on a node that writes."""
+    """Print the delay of each program while a node takes writes."""
     period = {} if sync == "batch" else {"commitlog_sync_period": "100ms"}
     node = FormatServer(home / "live", "oa", commitlog_sync=sync, **period)
     home.mkdir(exist_ok=True)
@@ -374,7 +374,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
 @click.option("--rate", default=200, show_default=True, help="Rows per second, live.")
 @click.option("--sync", default="batch", show_default=True, help="The node's commitlog_sync, live: batch, periodic.")
 def main(writes: int, seconds: float, rate: int, sync: str) -> None:
-    """Measure the agent against its peer."""
+    """Compare the agent with Debezium's connector."""
     with tempfile.TemporaryDirectory() as name:
         if writes:
             throughput(Path(name), writes)

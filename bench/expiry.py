@@ -1,8 +1,9 @@
-"""What expiry costs a stream: a batch per second on a table whose rows expire over a month, and on one without TTLs.
+"""The cost of expiry for a stream of batches, one per second: a table whose rows expire within a month, and one
+without TTLs.
 
 python -m bench.expiry [--rows 10000000] [--batches 60] [--updates 100]
 
-The row events of each batch are found, the view is refreshed, and the batch is folded. The rows of the first table
+For each batch, row events are computed, the view is refreshed, and the batch is folded. The rows of the first table
 expire evenly over the next 30 days, also while the batches run.
 """
 
@@ -23,14 +24,14 @@ from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 
 _MONTH = 30 * 86_400
-# At first, the files are decoded.
+# The first batches decode the files, so they do not count.
 _COLD = 5
 
 
 def built(settings: Settings, rows: int, *, expires: bool) -> LakeTable:
     """Return a table in a lake of its own, with row events and a view."""
     table = create_table(settings, ROWS)
-    # What expires first does so after the table was built.
+    # The first row expires after the table was built.
     begins = int(time.time()) + 60 + rows // 50_000
     random, at = np.random.default_rng(7), 1
     batches = []
@@ -48,7 +49,7 @@ def built(settings: Settings, rows: int, *, expires: bool) -> LakeTable:
 
 
 def measure(folder: Path, rows: int, batches: int, count: int, *, expires: bool) -> tuple[float, int]:
-    """Return the CPU seconds of a batch (median), and how many row events all had."""
+    """Return the CPU seconds of a batch (median), and the number of row events of all batches."""
     settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache"), "cache_gib": 40})
     table = built(settings, rows, expires=expires)
     spent, events = [], 0

@@ -1,14 +1,15 @@
-"""`writetime follow`: how long after a write's acknowledgement its row event is in Kafka, and its row in the view.
+"""`writetime follow`: the delay from a write's acknowledgement until its row event is in Kafka and its row in the view.
 
 python -m bench.follow [--rows 1000000] [--rates 200 1000] [--seconds 60] [--kills] [--backlog 5000000] [--debezium]
 
-A node of Cassandra, its agent and `follow` run as in use. The first rows are put into the lake directly; the writes
-update five columns of rows at random. Each row event is read by a consumer of committed messages. The view's files are
-read as soon as their commit is in the log. CPU is that of `follow` alone.
+A node of Cassandra, its agent and `follow` run as in production. The first rows go into the lake directly. The writes
+update five columns of random rows. A consumer of committed messages reads each row event. The view's files are read as
+soon as their commit is in the log. CPU is that of `follow` alone.
 
-`--kills` kills `follow`, which starts again, and then each of two programs that share the tables. `--backlog` stops it
-while so many changes come to Kafka. `--debezium` writes at the same rates to the same node while Debezium's connector
-for Cassandra 5 runs alone, tuned, and measures until the change is in Kafka: it makes no row events, and no view.
+`--kills` kills `follow` and starts it again, and then kills each of two programs that share the tables. `--backlog`
+stops it until this number of changes is in Kafka. `--debezium` writes at the same rates to the same node while only
+Debezium's tuned connector for Cassandra 5 runs. It measures the delay until the change is in Kafka, because Debezium
+has neither row events nor a view.
 """
 
 import argparse
@@ -54,11 +55,11 @@ from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 
 _MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
-# Of all writes: an event's image before it may have the number of an earlier write.
+# The number of a write. An event's image before the write may have the number of an earlier write.
 _NUMBERS = itertools.count()
 # Each service has a log of its own.
 _SERVICES = itertools.count(1)
-# Writes per second until the first has arrived, and around a kill; and how long programs get to be ready.
+# Writes per second until the first has arrived, and around a kill; and the time in which programs must be ready.
 _FIRST_RATE, _KILL_RATE, _SETTLE_SECONDS = 10, 200, 20
 _KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 
@@ -95,7 +96,7 @@ def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event
 
 @contextmanager
 def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
-    """A command that runs all the time."""
+    """Run a command during a `with` block."""
     path = home / f"{arguments[0]}-{next(_SERVICES)}.log"
     with path.open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
@@ -110,7 +111,7 @@ def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
 def measure(
     settings: Settings, delays: Delays, rows: int, program: psutil.Process, arguments: argparse.Namespace
 ) -> None:
-    """Write at each rate for some time, and print the delays of its second half, and what the program took."""
+    """Write at each rate for some time. Print the delays of the second half, and the program's CPU and memory."""
     seconds: float = arguments.seconds
     with writing(settings, rows, _FIRST_RATE, delays):
         while not delays.seen[EVENT]:
@@ -130,7 +131,7 @@ def measure(
 
 @contextmanager
 def writing(settings: Settings, rows: int, rate: float, delays: Delays) -> Iterator[None]:
-    """Write during a `with` block, and wait until what was written has arrived."""
+    """Write during a `with` block, and then wait until all writes have arrived."""
     written = threading.Event()
     writer = threading.Thread(target=write_rows, args=(settings, rows, rate, written, delays))
     writer.start()
@@ -151,7 +152,7 @@ def wait_for_backlog(table: LakeTable, followed: psutil.Process) -> None:
 
 
 def kill(settings: Settings, rows: int, home: Path, stack: ExitStack) -> None:
-    """Kill `follow` and start it again, and print how long events and view stood still."""
+    """Kill `follow` and start it again, and print for how long events and view were not updated."""
     followed = stack.enter_context(service(home, "follow"))
     time.sleep(_SETTLE_SECONDS)
 
@@ -163,7 +164,7 @@ def kill(settings: Settings, rows: int, home: Path, stack: ExitStack) -> None:
 
 
 def take_over(settings: Settings, rows: int, home: Path, stack: ExitStack) -> None:
-    """Kill each of two programs that share the tables, and print how long events and view stood still."""
+    """Kill each of two programs that share the tables, and print for how long events and view were not updated."""
     sharing = settings.model_copy(update={"follow": settings.follow.model_copy(update={"share": True})})
     write_settings(sharing, home / "writetime.toml")
     stack.callback(write_settings, settings, home / "writetime.toml")
@@ -191,7 +192,7 @@ def longest_delay(what: str, settings: Settings, rows: int, kill: Callable[[], N
 
 
 def backlog(settings: Settings, table: LakeTable, changes: int, rows: int, home: Path) -> None:
-    """Publish changes while `follow` is stopped, and print what it takes to bring them to events and view."""
+    """Publish changes while `follow` is stopped, and print the cost of bringing them to events and view."""
     publisher, schema = ChangePublisher(settings), table.schema(table.changes.load())
     for batch in updates(rows, changes, time.time_ns() // 1000, 5):
         publisher.send(schema, batch)
@@ -234,12 +235,12 @@ def cpu_of(process: psutil.Process) -> float:
 
 
 def settings_at(home: Path) -> Settings:
-    """Settings of own embedded servers, with a cache in the folder."""
+    """Return the settings for embedded servers and a cache in a folder."""
     settings = settings_of(home)
     return settings.model_copy(
         update={
             "lake": settings.lake.model_copy(update={"cache": str(home / "cache")}),
-            # Two programs share the tables here, and a port cannot be shared.
+            # Two programs share the tables here, and they cannot share a port.
             "follow": settings.follow.model_copy(update={"metrics_port": None}),
             "zookeeper": settings.zookeeper.model_copy(update={"hosts": f"127.0.0.1:{free_port()}"}),
             "embedded": settings.embedded.model_copy(update={"servers": ["zookeeper", "kafka", "cassandra"]}),

@@ -75,7 +75,7 @@ def writes(
 
 
 def deletions(schema: TableSchema, keys: pa.Table, times: np.ndarray) -> pa.RecordBatch:
-    """Return the changes that delete rows. As in the database, a row that is a partition is deleted as one."""
+    """Return the changes that delete rows. As in the database, a row that is a partition gets a partition deletion."""
     fields = _places(schema, keys, "row" if schema.clustering else "partition_tombstone")
     parts = [pa.array(times), pa.array(times // 1_000_000)]
     fields["tombstone"] = pa.StructArray.from_arrays(parts, fields=list(TOMBSTONE))
@@ -98,13 +98,13 @@ def first_writes(schema: TableSchema, count: int) -> Iterator[pa.RecordBatch]:
 
 
 def updates(rows: int, count: int, at: int, columns: int = 1) -> Iterator[pa.RecordBatch]:
-    """Yield partial updates of rows of `ROWS` at random, each of one column, or of more, at random.
+    """Yield partial updates of random rows of `ROWS`. Each writes random columns.
 
     Args:
-        rows: how many rows the table has.
-        count: how many updates.
+        rows: the number of rows of the table.
+        count: the number of updates.
         at: the first write time.
-        columns: how many columns each update writes.
+        columns: the number of columns that each update writes.
     """
     random = np.random.default_rng(at)
     for start in range(0, count, CHUNK):
@@ -116,7 +116,7 @@ def updates(rows: int, count: int, at: int, columns: int = 1) -> Iterator[pa.Rec
 
 
 def add(table: LakeTable, schema: TableSchema, batches: Iterable[pa.RecordBatch], number: int) -> None:
-    """Append a batch to the changes of a table in the lake; the numbers rise."""
+    """Append batches to the changes of a table in the lake, with increasing numbers."""
     assert table.changes.append(ChangeWriter.of(table, schema).write(batches), "bench", number)
 
 
@@ -128,7 +128,7 @@ def _keys(schema: TableSchema, numbers: np.ndarray) -> dict[str, pa.Array]:
 
 
 def _places(schema: TableSchema, rows: pa.Table, kind: str) -> dict[str, pa.Array]:
-    """Return the fields that say where changes are."""
+    """Return the fields with the positions of changes."""
     count = rows.num_rows
     keys = rows["id"].to_numpy().astype(">i8")
     offsets = pa.py_buffer(np.arange(0, 8 * count + 1, 8, dtype=np.int32))

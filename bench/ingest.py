@@ -1,11 +1,11 @@
-"""The sink's modes against a sequential `INSERT IF NOT EXISTS` loop: events/s and CPU per event, on the same data.
+"""The sink's modes compared with a loop of `INSERT IF NOT EXISTS`: events/s and CPU per event, on the same data.
 
 python -m bench.ingest
 
 The events are in Kafka before a round begins. The loop reads them and inserts one after the other, as a simple consumer
-does; the sink's rounds run its pipeline from Kafka to the table. Each round has a separate process and keyspace, and
-its time includes connecting to both servers. There are two data sets: in one every event has a different user, in the
-other the events of few users share partitions. After each round the table must hold every event once.
+does. The sink's rounds run its pipeline from Kafka to the table. Each round has a separate process and keyspace, and
+its time includes connecting to both servers. There are two data sets. In one, each event has a different user. In the
+other, the events of a few users share partitions. After each round, the table must hold each event once.
 """
 
 import uuid
@@ -35,7 +35,7 @@ WARM_UP_EVENTS = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """One way of storing one data set; a target is the multiple of the loop's events/s that it must reach on it."""
+    """One way of storing one data set. The target is the required multiple of the loop's events/s on it."""
 
     data: str
     way: str
@@ -114,7 +114,7 @@ def check_table(settings: Settings, count: int) -> None:
 
 
 def produce(settings: Settings, count: int, users: int) -> str:
-    """Produce events of this many users into a new topic of one partition; return its name."""
+    """Produce the events of `users` users into a new topic of one partition; return its name."""
     topic = f"bench-ingest-{uuid.uuid4().hex[:8]}"
     ingest = settings.ingest.model_copy(update={"topic": topic, "dead_letter_topic": f"{topic}.dead", "partitions": 1})
     own = settings.model_copy(update={"ingest": ingest})

@@ -1,9 +1,10 @@
-"""HTTP ingress: requests/s and CPU per event when `202` waits for the broker, against a plain kafka-python ingress.
+"""The HTTP ingress compared with a plain kafka-python ingress: requests/s and CPU per event, when `202` waits for the
+broker.
 
 python -m bench.ingress
 
-Both get the same events over the same number of keep-alive connections, each into a separate topic on one broker, and
-after each round the topic must hold exactly the events that were answered with 202.
+Both get the same events over the same number of keep-alive connections, and write to separate topics on one broker.
+After each round, the topic must hold exactly the events that were answered with 202.
 """
 
 import asyncio
@@ -58,13 +59,13 @@ class Round:
 
 
 def serve_project(settings: Settings) -> None:
-    """Run Writetime's ingress, without its line about the address."""
+    """Run Writetime's ingress, without printing its address."""
     with redirect_stdout(StringIO()):
         serve(settings)
 
 
 def serve_peer(settings: Settings) -> None:
-    """Run the ingress as it is commonly written: uvicorn, Starlette, and kafka-python's future awaited on the loop."""
+    """Run an ingress as most are written: uvicorn, Starlette, and kafka-python's future, which the loop awaits."""
     producer = KafkaProducer(
         bootstrap_servers=settings.kafka.bootstrap_servers,
         acks="all",
@@ -118,7 +119,7 @@ def requests(count: int = 2_000) -> list[bytes]:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: a call, its answer, the next call, until it is stopped."""
+    """One keep-alive connection. It sends a call after the answer to the last one, until it is stopped."""
 
     _length = re.compile(rb"content-length: (\d+).*?\r\n\r\n", re.IGNORECASE | re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Keeps the logs of programs and clients out of what a benchmark prints."""
+"""Keeps the logs of programs and clients out of the output of a benchmark."""
 
 import logging
 from pathlib import Path

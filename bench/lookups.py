@@ -2,7 +2,7 @@
 
 python -m bench.lookups [--rows 1000000]
 
-Keys are chosen at random. `DuckDB` scans the compacted view for the same key, as a peer without an index.
+Keys are random. As a peer without an index, DuckDB scans the compacted view for the same key.
 """
 
 import argparse
@@ -32,14 +32,14 @@ _REPEATS = 20
 
 
 def spent(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of some work."""
+    """Return the CPU seconds of a call."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
 def filled(settings: Settings, rows: int) -> str:
-    """Make a table with its view; return the view's address."""
+    """Create a table with its view; return the view's address."""
     table = create_table(settings, ROWS)
     add(table, ROWS, first_writes(ROWS, rows), 1)
     state.fold(table)

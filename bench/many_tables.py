@@ -2,7 +2,7 @@
 
 python -m bench.many_tables --tables 300
 
-Prints the CPU seconds of `writetime land` as a complete program, and the cores that `writetime follow` uses.
+It prints the CPU seconds of `writetime land` as a complete program, and the cores that `writetime follow` uses.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def children_cpu() -> float:
 
 
 def publish(settings: Settings, tables: int) -> None:
-    """Publish a change of each table, and announce that a node is published up to now."""
+    """Publish a change of each table, and report that all changes of a node until now are published."""
     publisher = ChangePublisher(settings)
     schemas = [dataclasses.replace(SCHEMA, name=f"t{i:03}") for i in range(tables)]
     for schema in schemas:

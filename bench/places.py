@@ -1,10 +1,10 @@
-"""What memory alone costs: 10,000 random places are read from mapped arrays of several sizes.
+"""The cost of memory alone: 10,000 random places are read from mapped arrays of several sizes.
 
 python -m bench.places [--rows 1000000 10000000 100000000]
 
-Each size has seven columns of 8 bytes, as rows of five values with a token and a write time. The first column is sorted
-and is searched for the places; then the values of all columns are taken. 100 million rows need 5.6 GB of disk and of
-memory.
+Each size has seven columns of 8 bytes, like rows of five values with a token and a write time. The first column is
+sorted, and is searched for the places. Then the values of all columns are read. 100 million rows need 5.6 GB of disk
+and of memory.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 _COLUMNS = 7
 _PLACES = 10_000
 _ROUNDS = 40
-# Later rounds find all pages mapped.
+# The first round maps the pages. Later rounds find all of them mapped.
 _COUNTED = 10
 _CHUNK = 5_000_000
 

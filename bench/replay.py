@@ -1,18 +1,19 @@
-"""Replay queues against the plain lock-write-advertise cycle and against Kafka: rates and CPU, on the same items.
+"""Replay queues compared with the plain lock-write-advertise cycle and with Kafka: rates and CPU, on the same items.
 
 python -m bench.replay
 
-Batches of 1, 100 and 10,000 items are published and consumed, each item with the same bytes everywhere; at the end of
-each round all items must have come. One publisher, one consumer, one server of each kind. The ways:
+Batches of 1, 100 and 10,000 items are published and consumed, with the same bytes in each way. At the end of each
+round, all items must have arrived. There is one publisher, one consumer, and one server of each kind. The ways:
 
 - `replay`: `Publisher.publish` with producer and sequence; `Subscriber.run` with a cursor, and `replay` without one.
-- `plain`: take ZooKeeper's lock, read the number, insert a row per item, set the number, release the lock; the
-  consumer reads the number, then the rows batch by batch, and sets its own number.
-- `kafka`: an idempotent producer with acks=all that waits until a batch is acknowledged; the consumer commits after
-  each batch. `transactions`: one transaction per batch, read committed, so a batch is complete or absent. `stream`: no
-  waits per batch, and the consumer commits at any time: the fastest use of Kafka.
+- `plain`: the publisher takes ZooKeeper's lock, reads the number, inserts a row per item, sets the number, and releases
+  the lock. The consumer reads the number, then the rows batch by batch, and sets its own number.
+- `kafka`: an idempotent producer with acks=all waits until a batch is acknowledged. The consumer commits after each
+  batch.
+- `transactions`: one transaction per batch, read committed, so a batch is complete or missing.
+- `stream`: no wait per batch, and the consumer commits at any time. This is the fastest use of Kafka.
 
-At the end comes the table of docs/replay.md.
+At the end, the program prints the table of docs/replay.md.
 """
 
 import json
@@ -40,7 +41,7 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
 from writetime.servers.zookeeper import ZooKeeperServer
 
-# The number of batches of each size: with all of them the benchmark takes about three minutes.
+# The number of batches of each size. With these numbers the benchmark takes about three minutes.
 SIZES = {1: 800, 100: 250, 10_000: 5}
 _IN_FLIGHT = 100
 _FETCH = 10_000
@@ -49,7 +50,7 @@ Work = Callable[[Settings, str, int, int], None]
 
 
 def make_items(size: int) -> list[bytes]:
-    """Make the items of a batch: JSON of about 200 bytes, of which about a half is random."""
+    """Return the items of a batch: JSON of about 200 bytes, of which about half is random."""
     r = random.Random(size)
     return [
         json.dumps(
@@ -63,7 +64,7 @@ def make_items(size: int) -> list[bytes]:
 
 
 def publish_replay(settings: Settings, queue: str, size: int, batches: int) -> None:
-    """Publish with this project."""
+    """Publish with Writetime."""
     items = make_items(size)
     with Publisher(settings, queue) as publisher:
         for sequence in range(batches):
@@ -140,13 +141,13 @@ def consume_plain(settings: Settings, queue: str, size: int, batches: int) -> No
 
 
 def make_producer(settings: Settings, **own: str) -> Producer:
-    """Return a producer that neither loses nor repeats a message; compressed like the project's batches."""
+    """Return a producer that neither loses nor repeats a message. It compresses like Writetime's batches."""
     more = {"enable.idempotence": True, "acks": "all", "compression.type": "zstd"}
     return Producer(client_config(settings, **more, **own))
 
 
 def send(producer: Producer, topic: str, items: list[bytes]) -> None:
-    """Hand items over."""
+    """Pass items to a producer."""
     for item in items:
         while True:
             try:
@@ -237,7 +238,7 @@ def run_way(settings: Settings, way: str, size: int, batches: int) -> dict[str, 
 
 
 def report(way: str, step: str, result: Result, size: int, against: dict[str, Result]) -> str:
-    """Return one line: the measures, and the multiples of the rates of the plain cycle and of Kafka."""
+    """Return one line: the measures, and the ratios to the rates of the plain cycle and of Kafka."""
     ratios = "".join(f"{result.per_second / other.per_second:9.2f}x" for other in against.values())
     per_batch = result.per_second / size
     cpu = f"{result.client_us:12,.1f}{result.server_us:12,.1f}"

@@ -24,7 +24,7 @@ class Result:
 
 
 def measure(work: Callable[..., None], *arguments: Any, count: int, servers: Sequence[EmbeddedServer]) -> Result:
-    """Let a process do some work on a number of items; its imports are not measured, its connections are."""
+    """Run a function on `count` items in a process. The measures include its connections, but not its imports."""
     before = cpu_seconds(servers)
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=_run, args=(work, arguments, there))
@@ -36,7 +36,7 @@ def measure(work: Callable[..., None], *arguments: Any, count: int, servers: Seq
 
 
 def cpu_seconds(servers: Sequence[EmbeddedServer]) -> float:
-    """Return the CPU seconds of servers so far."""
+    """Return the CPU seconds that servers have used until now."""
     return sum(sum(psutil.Process(server.pid()).cpu_times()[:2]) for server in servers)
 
 

@@ -28,7 +28,7 @@ SMALL_BATCHES = 8
 
 
 def new_table(folder: Path, rows: int) -> LakeTable:
-    """A table with rows in its state and in its stream of events."""
+    """Return a table with rows in its state and in its stream of events."""
     table = create_table(config.load(lake={"path": str(folder), "cache": str(folder.parent / "cache")}), ROWS)
     add(table, ROWS, first_writes(ROWS, rows), 1)
     state.fold(table)
@@ -37,14 +37,14 @@ def new_table(folder: Path, rows: int) -> LakeTable:
 
 
 def cpu(function: Callable[..., int], *arguments: object) -> tuple[float, float, int]:
-    """CPU seconds, wall seconds and the answer of a call."""
+    """Return the CPU seconds, the wall seconds and the result of a call."""
     wall, used = time.perf_counter(), time.process_time()
     answer = function(*arguments)
     return time.process_time() - used, time.perf_counter() - wall, answer
 
 
 def small(table: LakeTable, rows: int, size: int) -> list[tuple[str, float]]:
-    """Return the cost of each step for a small batch, in CPU seconds: the mean of some, because few are compacted."""
+    """Return the mean cost of each step for small batches, in CPU seconds. Few of the batches are compacted."""
     steps = {"events": stream.extend, "fold": state.fold, "compaction": state.compact}
     used = dict.fromkeys(steps, 0.0)
     for number in range(size, size + SMALL_BATCHES):
@@ -55,7 +55,7 @@ def small(table: LakeTable, rows: int, size: int) -> list[tuple[str, float]]:
 
 
 def encode_all(table: LakeTable) -> None:
-    """Print how fast the events of the last files become messages, by format."""
+    """Print the rate at which the events of the last files become messages, by format."""
     forms: dict[str, Callable[[pa.RecordBatch], object]] = {"Avro": lambda events: encode_events(events, ROWS)}
     for flat, with_schema in product((False, True), (False, True)):
         made = JsonMessages(ROWS, flat=flat, with_schema=with_schema)
@@ -63,7 +63,7 @@ def encode_all(table: LakeTable) -> None:
         forms[name] = lambda events, made=made: (made.keys(events), made.values(events, 0))
     files = [file for _, file in batch_files(table.row_events.load())[-4:]]
     read = [read_file(table.row_events.storage, file.path, event_schema(ROWS)) for file in files]
-    # As large as the parts that are published.
+    # The parts have the size of those that are published.
     parts = [part for events in read for part in events.to_batches(10_000)]
     for name, encode in forms.items():
         used = sum(cpu(lambda encode, part: len([encode(part)]), encode, part)[0] for part in parts)

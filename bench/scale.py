@@ -1,10 +1,10 @@
-"""One table at several sizes: what each step costs, and what it keeps, in memory and on disk.
+"""One table at several sizes: the cost of each step, and its use of memory and disk.
 
 python -m bench.scale [--rows 1000000 10000000] [--home DIR] [--workers 0]
 
 Each size has a process of its own. With `--home` the tables stay there, and the next run uses them again (100,000,000
-rows take half an hour to build, and 40 GB). `--workers` also runs the steps on a Spark standalone cluster with so many
-workers of one core each, on this machine; their CPU counts, and that of Spark itself.
+rows take half an hour to build, and need 40 GB). `--workers` also runs the steps on a Spark standalone cluster on this
+machine, with that number of workers of one core each. CPU then includes the workers and Spark itself.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from writetime.view.refreshing import refresh
 ROOT = Path(__file__).parents[1]
 SIZES = (10_000, 100)
 _COLD, _WARM = 2, 10
-# The rows of a range are a share of the table.
+# The share of the table's rows in a range.
 _RANGE_ROWS = 100_000
 
 
@@ -56,7 +56,7 @@ class Costs:
     wall: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do some work, and note what it costs."""
+        """Call a function, and record its cost."""
         cpu, wall = self.spent(), time.perf_counter()
         found = work()
         self.wall.setdefault(name, []).append(time.perf_counter() - wall)
@@ -70,12 +70,12 @@ class Costs:
 
 
 def settings_at(home: Path, **spark: Any) -> Settings:
-    """Settings of a lake in a folder."""
+    """Return the settings of a lake in a folder."""
     return config.load(lake={"path": str(home / "lake"), "cache": str(home / "cache"), "cache_gib": 40}, spark=spark)
 
 
 def built(settings: Settings, rows: int, costs: Costs) -> LakeTable:
-    """Return the table with its rows; make it if it is not there."""
+    """Return the table with its rows. Build it if it is missing."""
     if is_in_lake(settings, ROWS.full_name):
         return open_table(settings, ROWS.full_name)
     table = create_table(settings, ROWS)
@@ -107,7 +107,7 @@ def batches(settings: Settings, table: LakeTable, rows: int, run: Runner, costs:
 
 
 def reads(settings: Settings, rows: int, costs: Costs) -> None:
-    """Measure look-ups, and the read of a range, as `verify` does it."""
+    """Measure look-ups, and the read of a range as `verify` does it."""
     readable, random = open_for_readers(ROWS.full_name, settings), np.random.default_rng(5)
     for number in random.integers(0, rows, 30).tolist():
         name = "look-up of a key"
@@ -121,7 +121,7 @@ def reads(settings: Settings, rows: int, costs: Costs) -> None:
 
 @contextmanager
 def cluster(home: Path, workers: int) -> Iterator[dict[str, Any]]:
-    """A Spark standalone cluster; yield the settings of its sessions."""
+    """Run a Spark standalone cluster during a `with` block; yield the settings of its sessions."""
     if not workers:
         yield {}
         return
@@ -155,7 +155,7 @@ def measure(home: Path, rows: int, workers: int) -> None:
     with cluster(home, workers) as spark:
         settings = settings_at(home, **spark)
         if workers:
-            # With Spark's processes, to 10 ms.
+            # This includes Spark's processes, and has a resolution of 10 ms.
             costs = Costs(lambda: sum(sum(each.cpu_times()[:4]) for each in (own, *own.children(recursive=True))))
             with spark_session(settings) as session:
                 steps(settings, rows, in_spark(session), costs)
@@ -167,7 +167,7 @@ def measure(home: Path, rows: int, workers: int) -> None:
 
 
 def steps(settings: Settings, rows: int, run: Runner, costs: Costs) -> None:
-    """Run all steps. A view that is written whole comes last, as it keeps some memory."""
+    """Run all steps. Writing a whole view comes last, because it keeps some memory."""
     table = built(settings, rows, costs)
     batches(settings, table, rows, run, costs)
     reads(settings, rows, costs)

@@ -1,11 +1,11 @@
-"""The size that a cluster needs: a simulation from the costs that the other benchmarks measured.
+"""The size that a cluster needs, by a simulation with the costs that the other benchmarks measured.
 
     python -m bench.sizing                # the table of docs/cluster.md
     python -m bench.sizing --measure      # the cost of landing, and bytes per change, with a separate broker
     python -m bench.sizing --writes 30000 --tables 40 --nodes 6
 
 Throughput is arithmetic: costs times rates. The freshness of the lake is not, because the changes of a table wait for
-those of others. So it is simulated: writes at random times to random tables, which land table by table.
+those of others. So it is simulated, with writes at random times to random tables, which land table by table.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from writetime.servers.process import free_port
 from writetime.wire.topic_names import changes_topic
 
 REPLICAS = 3
-# The share of a core that is used, so that late work catches up: at half, an hour's outage is made up in an hour.
+# The share of a core that is used, so that late work catches up: at one half, an hour's outage needs an hour.
 _LOAD = 0.5
-# Changes per second of a topic's partition: a third of what a core can land, because partitions are uneven.
+# Changes per second of a topic's partition: a third of the rate at which a core lands, because partitions are uneven.
 _PARTITION_CHANGES = 50_000
 # The size of the simulation, and the number of writes of a table that stand for all of them.
 _SECONDS = 60
@@ -51,7 +51,7 @@ class Costs:
     fold: float = 0.89
     # docs/row-events.md, What it costs: 431,082 updates per CPU second.
     events: float = 1e6 / 431_082
-    # Beside its changes: requests to the broker, and commits to an object store. An assumption: 100 ms per request.
+    # A commit also makes requests to the broker and to an object store. This assumes 100 ms per request.
     commit_seconds: float = 0.3
 
 
@@ -71,7 +71,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Size:
-    """The size that a load needs. Cores are the busy ones, before any reserve, except for the number of landings."""
+    """The size that a load needs. Numbers of cores are busy cores without a reserve, except for the landings."""
 
     agent_cores: float
     kafka_mb: float
@@ -91,7 +91,7 @@ LOADS = [Load(1_000, 10, 3), Load(10_000, 20, 6), Load(100_000, 50, 24)]
 def size(load: Load, costs: Costs) -> Size:
     """Return the size that a load needs."""
     landing_cores = load.changes * costs.landing / 1e6
-    # Each lands some of the tables, one after the other, on a core.
+    # Each landing has one core, and lands some of the tables, one after the other.
     landings = min(max(1, int(np.ceil(landing_cores / _LOAD))), load.tables)
     late = freshness(load, landings, costs)
     a_table = load.changes / load.tables
@@ -110,9 +110,9 @@ def size(load: Load, costs: Costs) -> Size:
 
 
 def freshness(load: Load, landings: int, costs: Costs, seed: int = 1) -> np.ndarray:
-    """Simulate one landing, with its part of the tables; return the delay of each of a sample of writes in the lake.
+    """Simulate one landing with its part of the tables; return the delays of a sample of writes to the lake.
 
-    Landing goes from table to table; a table takes a commit, and the CPU time of its messages in Kafka at that time.
+    Landing goes from table to table. A table costs a commit, and the CPU time of its messages that are in Kafka then.
     One round takes at least `follow.events_seconds`.
     """
     random = np.random.default_rng(seed)
@@ -173,7 +173,7 @@ def measure(count: int) -> str:
             publisher = ChangePublisher(settings)
             landing = Landing(settings, ROWS.full_name)
             costs = []
-            # The first time includes compilation.
+            # The first round includes compilation.
             for number in (count // 10, count):
                 for batch in updates(100_000, number, 1):
                     for start in range(0, batch.num_rows, 10_000):

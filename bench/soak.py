@@ -1,12 +1,12 @@
-"""A stream that lasts: all services on embedded servers for a long time, and what grows meanwhile.
+"""A long stream: all services run on embedded servers for a long time, to find anything that grows.
 
 python -m bench.soak [--minutes 40] [--rate 1000] [--landing-only]
 
 Writers change two tables, post events and enqueue items at fixed rates. `agent`, `follow`, `serve`, `sink` and `work`
-run all the time, and `maintain` every ten minutes. Each period prints the cores, memory and
-threads of each service; files and commits of the lake; and latencies. At the end, `verify` compares both tables with
-the database. With `--landing-only`, a producer of changes takes the place of the node, and only landing runs. Then the
-rows of the lake are compared with those that were sent.
+run all the time, and `maintain` every ten minutes. For each period, the program prints the cores, memory and threads of
+each service, the files and commits of the lake, and latencies. At the end, `verify` compares both tables with the
+database. With `--landing-only`, a producer of changes replaces the node, and only landing runs. Then the rows of the
+lake are compared with those that were sent.
 """
 
 import asyncio
@@ -59,14 +59,14 @@ _DELAYS = "SOAK_DELAYS"
 
 
 async def handle(item: Item) -> None:
-    """The handler of the queue: it records how long the item waited."""
+    """Record how long the item waited. This is the handler of the queue."""
     await asyncio.sleep(0)
     with Path(os.environ[_DELAYS]).open("a") as file:
         file.write(f"{time.time() - item.payload['at']:.3f}\n")
 
 
 def at_rate(stop: threading.Event, rate: float, work: Callable[[int], None]) -> None:
-    """Call a function ten times a second, with as many as are due."""
+    """Call a function ten times per second, with the number of items that are due."""
     begin, done = time.monotonic(), 0
     while not stop.wait(TICK):
         due = int((time.monotonic() - begin) * rate)
@@ -91,7 +91,7 @@ def write_rows(settings: Settings, tables: Sequence[str], rate: float, stop: thr
                     value = f"value {random.randrange(10**9)}"
                     sent.append(session.execute_async(updates[table], (value, random.randrange(100), key, n)))
             for future in sent:
-                # While all services start, the node may not answer in time. It knows whether it has the write.
+                # While all services start, the node may not answer in time. `verify` compares with the node itself.
                 with suppress(OperationTimedOut, WriteTimeout):
                     future.result()
 
@@ -131,7 +131,7 @@ def enqueue_items(settings: Settings, rate: float, stop: threading.Event) -> Non
 
 
 class Producer:
-    """Publishes changes as an agent would, and knows the rows that result."""
+    """Publishes changes like an agent, and keeps the resulting rows."""
 
     def __init__(self, settings: Settings, tables: Sequence[str]) -> None:
         self._publisher = ChangePublisher(settings)
@@ -159,14 +159,14 @@ class Producer:
 
 @dataclass
 class Costs:
-    """What a command that runs again and again used."""
+    """The costs of a command that runs repeatedly."""
 
     cpu: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
 class Soak:
-    """The services, what they use, and the state of the lake."""
+    """The services with their costs, and the state of the lake."""
 
     def __init__(self, settings: Settings, tables: Sequence[str], home: Path) -> None:
         self._settings = settings
@@ -182,7 +182,7 @@ class Soak:
 
     @contextmanager
     def service(self, *arguments: str) -> Iterator[None]:
-        """A command that runs all the time."""
+        """Run a command during a `with` block."""
         name = arguments[0]
         with (self._home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
@@ -195,7 +195,7 @@ class Soak:
                     self._faults.append(f"{name} ended with status {process.returncode}")
 
     def noted(self, work: Callable[[], None]) -> None:
-        """Do some work, and note its fault."""
+        """Call a function, and record its failure."""
         try:
             work()
         except Exception as e:
@@ -203,13 +203,13 @@ class Soak:
             raise
 
     def every(self, seconds: float, stop: threading.Event, command: str) -> None:
-        """Run a command for each table, again and again."""
+        """Run a command for each table repeatedly."""
         while not stop.wait(seconds):
             for table in self._tables:
                 self.command(command, table)
 
     def command(self, command: str, table: str) -> str:
-        """Run a command for a table, and note its cost."""
+        """Run a command for a table, and record its cost."""
         begin = time.monotonic()
         with (self._home / f"{command}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -237,7 +237,7 @@ class Soak:
                         self._landing.append(time.monotonic() - ends.popleft()[0])
 
     def report(self, minutes: float, seconds: float) -> None:
-        """Print a period."""
+        """Print the report of a period."""
         print(f"after {minutes:.0f} minutes, load average {psutil.getloadavg()[0]:.1f}")
         for name, process in self._services.items():
             cpu = sum(process.cpu_times()[:2])
@@ -301,7 +301,7 @@ class Soak:
 
 
 def settings_of(home: Path) -> Settings:
-    """Settings of own embedded servers."""
+    """Return the settings for embedded servers."""
     return config.load(
         cassandra={"port": free_port()},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
@@ -328,7 +328,7 @@ def settings_of(home: Path) -> Settings:
 def main(*, minutes: float, rate: float, items: float, events: float, period: float, landing_only: bool) -> None:
     """Run everything."""
     tables = [f"{KEYSPACE}.one", f"{KEYSPACE}.two"]
-    # It ends its services and servers then, too.
+    # After this signal, too, the program ends its services and servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         home = Path(name)

@@ -1,10 +1,10 @@
-"""What readers of a maintained view pay: DuckDB and Polars on it, and on a copy that was just written whole.
+"""The cost of a maintained view for readers: DuckDB and Polars on the view, and on a copy that was just written whole.
 
 python -m bench.view_readers [--rows 1000000] [--batches 1000] [--updates 1000] [--every 50]
 
-Each batch updates rows at random, and refreshes the view. Now and then each reader aggregates all rows, and looks for
-one key; the ratio is that of the least CPU times of some. At the end the mean cost of a batch, with all packing, is
-compared with the median.
+Each batch updates random rows, and refreshes the view. After every `--every` batches, each reader aggregates all rows,
+and looks for one key. The ratio compares the least CPU times of several reads. At the end, the mean cost of a batch
+with all packing is compared with the median.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _REPEATS = 5
 
 
 def readers(database: duckdb.DuckDBPyConnection) -> dict[str, Callable[[str], object]]:
-    """Return what each reader does with a view, by its address."""
+    """Return the queries of each reader, as functions of the view's address."""
     return {
         "DuckDB, all rows": lambda at: database.execute(
             f"SELECT count(*), sum(b), avg(c), max(e) FROM delta_scan('{at}')"
@@ -45,7 +45,7 @@ def readers(database: duckdb.DuckDBPyConnection) -> dict[str, Callable[[str], ob
 
 
 def seconds(read: Callable[[str], object], at: str) -> float:
-    """Return the least CPU time that a reader takes."""
+    """Return the least CPU time of a reader."""
     found = []
     for _ in range(_REPEATS):
         begin = time.process_time()
@@ -67,7 +67,7 @@ def written_whole(settings: Settings, table: LakeTable, home: Path) -> str:
 
 
 def one_batch(settings: Settings, table: LakeTable, number: int, rows: int, count: int) -> float:
-    """Update rows, and return the CPU seconds until the events are found and the view shows them, with all packing."""
+    """Update rows; return the CPU seconds of the row events and of the view's refresh, with all packing."""
     add(table, ROWS, updates(rows, count, number << 32, 5), number)
     begin = time.process_time()
     extend(table)
@@ -82,7 +82,7 @@ def one_batch(settings: Settings, table: LakeTable, number: int, rows: int, coun
 
 
 def main() -> None:
-    """Compare."""
+    """Compare the readers on both views."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=1000)

@@ -1,11 +1,12 @@
-"""The work queue against a queue of per-row conditional updates: items/s, CPU, idle cost, latency, and large queues.
+"""The work queue compared with a queue of conditional updates per row: items/s, CPU, idle cost, latency, large queues.
 
 python -m bench.workqueue [--quick]
 
-The peer is the usual design: a table of jobs in 16 partitions, each job claimed by `UPDATE .. IF status = 'RECEIVED'`
-and completed by `UPDATE .. IF owner = ..`, 16 at once. Both sides claim and complete every item with a handler that
-does nothing, on the same node, in one run; after each round all must be completed. A rate is over the time from the
-first claim to the last completion, by the database's write times; CPU is of the whole program and of the node.
+The peer is the usual design: a table of jobs in 16 partitions. Each job is claimed by `UPDATE .. IF status =
+'RECEIVED'` and completed by `UPDATE .. IF owner = ..`, 16 at once. Both sides claim and complete each item with a
+handler that does nothing, on the same node, in one run. After each round, all items must be completed. A rate is over
+the time from the first claim to the last completion, by the database's write times. CPU is that of the whole program
+and of the node.
 """
 
 import os
@@ -48,7 +49,7 @@ ENQUEUED_TOGETHER = 10_000
 
 
 def enqueue(settings: Settings, queue: str, count: int) -> None:
-    """Put items into a queue."""
+    """Enqueue items."""
     with Enqueuer(settings) as enqueuer:
         for first in range(0, count, ENQUEUED_TOGETHER):
             last = min(count, first + ENQUEUED_TOGETHER)
@@ -56,11 +57,11 @@ def enqueue(settings: Settings, queue: str, count: int) -> None:
 
 
 async def nothing(item: Item) -> None:
-    """The handler."""
+    """Do nothing. This is the handler."""
 
 
 def work_peer(settings: Settings, name: str, count: int) -> None:
-    """Claim and complete every job by a conditional update each."""
+    """Claim and complete each job by one conditional update each."""
     keyspace = settings.cassandra.keyspace
     with database.connect(settings) as session:
         claim = session.prepare(
@@ -89,7 +90,7 @@ def work_project(settings: Settings, name: str, count: int) -> None:
 
 
 def make_peer(settings: Settings, count: int) -> str:
-    """Make the peer's table of jobs."""
+    """Create the peer's table of jobs."""
     name, keyspace = f"jobs_{uuid.uuid4().hex[:8]}", settings.cassandra.keyspace
     with database.connect(settings) as session:
         session.execute(
@@ -114,7 +115,7 @@ def measure_work(work: Work, settings: Settings, name: str, count: int) -> Resul
 
 
 def written(session: Session, settings: Settings, name: str) -> tuple[int, float]:
-    """Return how many items are completed, and the seconds from the first claim to the last completion."""
+    """Return the number of completed items, and the seconds from the first claim to the last completion."""
     keyspace = settings.cassandra.keyspace
     if name.startswith("jobs_"):
         table, parts = name, [f"shard = {shard}" for shard in range(SHARDS)]
@@ -133,7 +134,7 @@ def written(session: Session, settings: Settings, name: str) -> tuple[int, float
 
 
 def measure_idle(settings: Settings, seconds: float) -> tuple[float, float, float]:
-    """Return the cost of an idle worker of an empty queue per minute: CPU seconds of client and node, statements."""
+    """Return the cost per minute of an idle worker on an empty queue: CPU seconds of client and node, statements."""
 
     def of_node(wait: Callable[[], None]) -> tuple[float, int]:
         cpu, executed = cpu_seconds([CassandraServer(settings)]), statements(settings)
@@ -152,7 +153,7 @@ def measure_idle(settings: Settings, seconds: float) -> tuple[float, float, floa
 
 
 def statements(settings: Settings) -> int:
-    """Return how many prepared statements the node has executed."""
+    """Return the number of prepared statements that the node has executed."""
     query = "SELECT value FROM system_views.cql_metrics WHERE name = 'prepared_statements_executed'"
     with database.connect(settings) as session:
         return int(session.execute(query).one().value)
@@ -160,7 +161,7 @@ def statements(settings: Settings) -> int:
 
 @contextmanager
 def working(settings: Settings, queue: str, handler: Callable, hint: Hint | None = None) -> Iterator[None]:
-    """A worker in a thread."""
+    """Run a worker in a thread during a `with` block."""
     stop = threading.Event()
     thread = threading.Thread(target=Worker(settings, {queue: handler}, hint).run, args=(stop,))
     thread.start()
@@ -193,7 +194,7 @@ def measure_latency(settings: Settings, count: int, hint: Hint | None = None) ->
 
 @contextmanager
 def hinting(settings: Settings) -> Iterator[Settings]:
-    """A keyspace whose items an agent publishes to a broker."""
+    """Create a keyspace whose items an agent publishes to a broker; yield its settings."""
     own = settings.cassandra.model_copy(update={"keyspace": f"h{uuid.uuid4().hex[:12]}"})
     settings = settings.model_copy(update={"cassandra": own})
     broker = KafkaServer(settings)

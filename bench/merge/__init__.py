@@ -1,1 +1,1 @@
-"""The fold of changes to the state and its peers in one run on the same files: CPU seconds, wall seconds, memory."""
+"""The fold of changes into the state, and its peers, in one run on the same files: CPU and wall seconds, memory."""

@@ -11,7 +11,7 @@ import click
 from bench.merge import data, ways
 
 OURS = "Writetime, fold"
-# The multiple of the fold's CPU that others must use, at least.
+# The least multiple of the fold's CPU that peers must use.
 TARGETS = {"DuckDB, arg_max": 0.5, "Polars, group_by": 0.5, "Spark SQL, max(struct)": 4}
 
 

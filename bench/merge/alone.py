@@ -2,9 +2,9 @@
 
 python -m bench.merge.alone fold|duckdb|polars LAKE TARGET
 
-All read the same files and write Parquet, compressed by zstd; the fold writes a state, the others only the key and the
-latest write time and value of each column. Before the measurement it does a little of the same, like a warm Spark
-session.
+All read the same files and write Parquet with zstd compression. The fold writes a state. The others write only the key,
+and the latest write time and value of each column. Before the measurement, the process does a small part of the same
+work, so it is warm like a Spark session.
 """
 
 import json
@@ -26,7 +26,7 @@ Work = Callable[[Path, Path], None]
 
 
 def fold(lake: Path, _: Path) -> None:
-    """Fold with this project, into the lake's own state."""
+    """Fold with Writetime, into the lake's own state."""
     state.fold(data.opened(lake))
 
 

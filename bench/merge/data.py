@@ -10,13 +10,13 @@ from bench.generated import COLUMNS, ROWS, add, updates
 from writetime.core import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
-# Updates that are merged before the measurement.
+# The number of updates that are merged before the measurement.
 WARM_UP = 100_000
 
 
 def write(lake: Path, count: int, per_key: int, columns: int) -> int:
-    """Write a lake whose changes are partial updates, with a number of updates per key, and of columns (of five) per
-    update; return their bytes.
+    """Write a lake whose changes are partial updates: `per_key` updates per key, and `columns` of five columns per
+    update. Return their bytes.
     """
     table = create_table(config.load(lake={"path": str(lake)}), ROWS)
     add(table, ROWS, updates(count // per_key, count, 1, columns), 1)
@@ -24,7 +24,7 @@ def write(lake: Path, count: int, per_key: int, columns: int) -> int:
 
 
 def copy(lake: Path, to: Path) -> None:
-    """Make a lake of the same files, independent of the other one."""
+    """Copy a lake, so that the copy is independent of it."""
     shutil.copytree(lake, to, copy_function=os.link)
 
 

@@ -1,7 +1,7 @@
 """Ways to find the latest cells: in a separate process, or in a warm Spark session.
 
-Spark SQL uses the fastest form of those tried: the greatest struct of write time and value of each column, grouped with
-the long token as the first key. In Spark, CPU counts this process, the JVM and the Python workers.
+Spark SQL uses the fastest of several forms that were tried: the greatest struct of write time and value of each column,
+grouped with the long token as the first key. In Spark, CPU is that of this process, the JVM and the Python workers.
 """
 
 import json
@@ -26,7 +26,7 @@ from writetime.lake.spark_tasks import in_spark
 
 @dataclass(frozen=True)
 class Result:
-    """CPU and wall seconds, peak memory beyond that of the start (bytes, if known), the digest of the result."""
+    """CPU and wall seconds, peak memory beyond that at the start (bytes, if known), and the digest of the result."""
 
     cpu: float
     wall: float
@@ -69,7 +69,7 @@ class InSpark:
 
 
 def measure(way: Way, lake: Path, passes: int) -> Result:
-    """Run a way some times, each time on a copy of the lake; return the pass with the least CPU."""
+    """Run a way `passes` times, each time on a copy of the lake; return the pass with the least CPU."""
     results = []
     for _ in range(passes):
         with tempfile.TemporaryDirectory(dir=lake.parent) as name:
@@ -91,7 +91,7 @@ def session() -> SparkSession:
 
 
 def fold_in_spark(session: SparkSession, lake: Path, _: Path) -> None:
-    """Fold with this project, one task per bucket."""
+    """Fold with Writetime, one task per bucket."""
     state.fold(data.opened(lake), in_spark(session))
 
 

@@ -1,1 +1,2 @@
-"""The upkeep of rows that change, and its peers in one run on the same batches: CPU seconds per batch."""
+"""The upkeep of rows that change, with Writetime and with peers, in one run on the same batches: CPU seconds per batch.
+"""

@@ -3,7 +3,7 @@
 python -m bench.rows [--rows 1000000 10000000] [--shapes rows wide] [--peers ducklake paimon delta] [--batches 5]
 
 Each batch goes to one system after the other. Its images are compared with those that DuckDB finds in a table of the
-newest writes, and after the batches of a kind all rows are. The first two batches of each kind are not counted.
+newest writes. After the batches of a kind, all rows are compared. The first two batches of each kind do not count.
 `--peers` without a name runs Writetime alone.
 """
 
@@ -27,14 +27,14 @@ from writetime.schema.table import TableSchema
 SHAPES = {"rows": ("a row per partition", ROWS), "wide": ("100,000 rows per partition", WIDE)}
 OURS = "Writetime"
 COLD = 2
-"""Batches of each kind that come first, and are not counted."""
+"""The number of batches of each kind that come first and do not count."""
 
 _LATE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer; `cannot` has what it lacks for a kind of batches."""
+    """A peer. `cannot` has the reasons why it cannot take some kinds of batches."""
 
     title: str
     start: Callable[[TableSchema, Path], System]
@@ -65,12 +65,12 @@ class Contest:
         for system in self._all().values():
             system.load(first)
         self._expected = Expected(schema, first, folder)
-        # When the rows of the batch before have expired, and how long a batch takes.
+        # The time at which the rows of the previous batch have expired, and the duration of a batch.
         self._expires_at = 0
         self._seconds = 1.0
 
     def updates(self, size: int, count: int) -> dict[str, list[Steps]]:
-        """Update rows in a number of batches; return what each system spent on those that count."""
+        """Update rows in `count` batches; return the cost of those that count, for each system."""
         return self._measure([lambda: self._batches.updates(size)] * count, self._all())
 
     def deletions(self, size: int, count: int) -> dict[str, list[Steps]]:
@@ -158,7 +158,7 @@ def compare(what: str, contest: Contest, peers: Sequence[Peer], batches: int) ->
     """Print the costs for one table; return the ratios of the peers, by kind of batches."""
     size, few, count = min(10_000, contest.rows // 10), min(100, contest.rows // 10), batches + COLD
     kinds = {
-        # First, as batches of many rows leave work to those that follow: files of the view with marked rows.
+        # Small batches come first, because large ones leave work to later ones: files of the view with marked rows.
         f"updates of {few:,} rows": ("few", contest.updates, few),
         f"updates of {size:,} rows": ("updates", contest.updates, size),
         f"deletions of {size:,} rows": ("deletions", contest.deletions, size),

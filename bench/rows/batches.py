@@ -1,4 +1,4 @@
-"""Batches of changed rows, as a table in memory and as a Parquet file, and what must follow from them.
+"""Batches of changed rows, as a table in memory and as a Parquet file, and their expected results.
 
 A batch has the columns of its table, and `time` (the write time), `gone` (whether the row is deleted) and `expiry` (the
 second at which the row expires, or null).
@@ -30,7 +30,7 @@ class Batch:
 
 
 class Batches:
-    """Makes the batches of one table; the same ones in each run."""
+    """Makes the batches of one table. They are the same in each run."""
 
     def __init__(self, schema: TableSchema, count: int, folder: Path) -> None:
         self.schema, self.count, self.folder = schema, count, folder
@@ -52,13 +52,13 @@ class Batches:
         return path
 
     def updates(self, size: int, expiry: int | None = None) -> Batch:
-        """Write all columns of rows at random; they may expire."""
+        """Write all columns of random rows; they may expire."""
         random = self._next()
         rows = rows_of(self.schema, self._choose(random, size), random)
         return self._batch(self._complete(rows, self._number << _BITS, expiry))
 
     def deletions(self, size: int) -> Batch:
-        """Delete rows at random that no batch has deleted yet.
+        """Delete random rows that no batch has deleted yet.
 
         Paimon 1.4.2 repeats the DELETE, with the old image, of a row that is deleted twice (its issue 8204).
         """
@@ -71,8 +71,8 @@ class Batches:
         return self._batch(self._complete(keys, self._number << _BITS, gone=True))
 
     def late(self, size: int, share: float) -> Batch:
-        """Update rows at random; a share of the writes is older than all batches. Half of those are to rows that were
-        deleted since.
+        """Update random rows. A share of the writes is older than all batches, and half of those are to rows that have
+        been deleted since.
         """
         random = self._next()
         chosen = self._choose(random, size)
@@ -105,7 +105,7 @@ class Batches:
 
 
 class Expected:
-    """The newest write of each row, kept by DuckDB. It shows what every system must have."""
+    """The newest write of each row, in DuckDB: the expected result of each system."""
 
     def __init__(self, schema: TableSchema, first: Path, folder: Path) -> None:
         self._keys = [c.name for c in (*schema.partition_key, *schema.clustering)]
@@ -138,7 +138,7 @@ class Expected:
         return digest(self._database.sql(query), self._columns)
 
     def rows(self) -> Digest:
-        """Return the digest of all rows that live."""
+        """Return the digest of all live rows."""
         live = f"NOT gone AND (expiry IS NULL OR expiry > {self._second})"
         return digest(self._database.sql(f"SELECT 'rows' AS side, * FROM latest WHERE {live}"), self._columns)
 

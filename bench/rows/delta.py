@@ -44,7 +44,7 @@ class DeltaMerge:
         )
 
     def apply(self, batch: Batch) -> tuple[Steps, pa.Table]:
-        """Merge a batch, and read what changed."""
+        """Merge a batch, and read the changed rows."""
         gateway: Any = self._spark.sparkContext._gateway
         values = ", ".join(self._columns)
         self._spark.read.parquet(str(batch.path)).createOrReplaceTempView("batch")

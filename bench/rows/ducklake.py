@@ -1,6 +1,6 @@
 """DuckLake: MERGE, then `table_changes` of the new snapshot. Data and catalog are on the local disk.
 
-DuckDB loads the extension from the package duckdb-extension-ducklake, whose version is that of DuckDB.
+DuckDB loads the extension from the package duckdb-extension-ducklake, which must have DuckDB's version.
 """
 
 import importlib
@@ -43,10 +43,10 @@ class DuckLake:
         self._database.execute(f"CREATE TABLE lake.rows AS SELECT {values} FROM read_parquet('{first}')")
 
     def apply(self, batch: Batch) -> tuple[Steps, pa.Table]:
-        """Merge a batch, and read what changed."""
+        """Merge a batch, and read the changed rows."""
         values, rows = ", ".join(self._columns), self._database.from_arrow(batch.rows)
         rows.create_view("batch")
-        # DuckLake allows one action for rows that match.
+        # DuckLake allows only one action for rows that match.
         if batch.rows["gone"][0].as_py():
             actions = "WHEN MATCHED THEN DELETE"
         else:

@@ -1,6 +1,6 @@
-"""The upkeep of a table with Writetime: each step is one function here.
+"""The upkeep of a table with Writetime, one function per step.
 
-Bringing the changes of a batch into the lake is not counted, and neither is writing the input of the peers.
+The measures do not include bringing the changes of a batch into the lake, or writing the input of the peers.
 """
 
 import time
@@ -25,18 +25,18 @@ from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
 from writetime.view import refreshing
 
-# The TTL that is written with cells; when they expire is decided by the batch alone.
+# The TTL that is written with cells. The batch alone decides when they expire.
 _TTL = 60
 
 
 def find_events(table: LakeTable, since: int) -> pa.Table:
-    """Make the row events of the changes that are new, and read the batches from `since` on."""
+    """Compute the row events of the new changes, and read the batches from `since` on."""
     stream.extend(table)
     return pa.concat_tables(events_since(table, since))
 
 
 def fold(table: LakeTable) -> None:
-    """Fold the changes that are new into the state."""
+    """Fold the new changes into the state."""
     state.fold(table)
 
 
@@ -46,7 +46,7 @@ def compact(table: LakeTable) -> None:
 
 
 def show(settings: Settings, table: LakeTable) -> None:
-    """Let readers of the view see the changes, and pack its files."""
+    """Refresh the view, and pack its files."""
     refreshing.refresh(settings, table)
 
 
@@ -67,7 +67,7 @@ class Writetime:
         return self._position().batch.as_of // 1_000_000
 
     def load(self, first: Path) -> None:
-        """Bring in the first rows, and make their events and the view."""
+        """Load the first rows, and compute their events and the view."""
         with pq.ParquetFile(first) as file:
             parts = (pa.Table.from_batches([part]) for part in file.iter_batches())
             add(self._table, self._schema, (self._changes(part) for part in parts), 1)
@@ -76,7 +76,7 @@ class Writetime:
         show(self._settings, self._table)
 
     def apply(self, batch: Batch) -> tuple[Steps, pa.Table]:
-        """Bring in a batch, and do all steps."""
+        """Load a batch, and run all steps."""
         add(self._table, self._schema, [self._changes(batch.rows)], batch.number)
         since = self._position().batch.sequence + 1
         start = time.process_time()

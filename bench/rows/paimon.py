@@ -1,6 +1,6 @@
 """Apache Paimon: one long-lived writer with the look-up changelog, deletion vectors and 4 buckets (`Paimon.java`).
 
-Paimon needs Hadoop's classes, which pyspark's jars have.
+Paimon needs Hadoop's classes, which are in pyspark's jars.
 """
 
 import importlib.util
@@ -74,7 +74,7 @@ class Paimon:
         self._errors.close()
 
     def _command(self, line: str) -> float:
-        """Let the process run a command; return its CPU seconds."""
+        """Run a command in the process; return its CPU seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         before = self._cpu()
@@ -108,7 +108,7 @@ def _shape(schema: TableSchema) -> str:
 
 
 def _class_path(folder: Path) -> list[str]:
-    """Compile the program into a folder; return what it needs besides."""
+    """Compile the program into a folder; return its class path."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise Unavailable("it needs Hadoop's classes, which pyspark has: pip install 'writetime[spark]'")

@@ -1,4 +1,4 @@
-"""What the benchmark asks of Writetime and of each peer."""
+"""The interface that the benchmark uses for Writetime and for each peer."""
 
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ Steps = dict[str, float]
 
 
 class Unavailable(WritetimeError):
-    """A peer cannot run here; the text says what it needs."""
+    """A peer cannot run here; the text names the missing part."""
 
 
 class System(Protocol):
@@ -34,7 +34,7 @@ class System(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop what runs."""
+        """Stop all processes of the system."""
         ...
 
 

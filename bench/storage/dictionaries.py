@@ -1,8 +1,7 @@
-"""SSTables with ScyllaDB's dictionaries, against the same rows compressed without: the cost of a dictionary for the
-reader.
+"""The reader's cost of ScyllaDB's dictionaries: SSTables with a dictionary, and the same rows compressed without one.
 
-The files are those that ScyllaDB 2026.1 wrote, in chunks of 4 KiB; the peers are the same chunks, compressed by the
-same compressor without a dictionary. Both are read to the end by this reader, in turns.
+ScyllaDB 2026.1 wrote the files, in chunks of 4 KiB. The peers have the same chunks, compressed by the same compressor
+without a dictionary. Writetime reads both to the end, in turns.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from writetime.storage.sstable import SSTable
 
 # Passes are short: a file has 60,300 changes.
 _PASSES = 10
-# By table: the compressor without dictionaries. ScyllaDB's level of Zstandard is 3.
+# The compressor without a dictionary, by table. ScyllaDB's level of Zstandard is 3.
 _PEERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "tl": ("LZ4Compressor", lz4.block.compress),
     "tz": ("ZstdCompressor", zstandard.ZstdCompressor(level=3).compress),
@@ -27,7 +26,7 @@ _PEERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 def compare(scratch: Path, passes: int) -> list[tuple[str, Cost, Cost]]:
-    """Return for each compressor its name, the cost of reading with a dictionary, and without.
+    """Return for each compressor its name, and the costs of reading with and without a dictionary.
 
     Raises:
         RuntimeError: the rows differ.

@@ -29,13 +29,13 @@ class Cost:
     wall: float
 
     def without(self, start: "Cost") -> "Cost":
-        """Return the cost without that of starting."""
+        """Return the cost without the cost of the start."""
         return replace(self, cpu=self.cpu - start.cpu, wall=self.wall - start.wall)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The project against one peer; `target` is how many times less CPU the project must use."""
+    """Writetime compared with one peer. The peer must use at least `target` times the CPU of Writetime."""
 
     what: str
     ours: Cost
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def less_cpu(self) -> float:
-        """How many times less CPU the project uses."""
+        """The peer's CPU as a multiple of Writetime's."""
         return self.theirs.cpu / self.ours.cpu
 
 
@@ -59,9 +59,9 @@ def best(costs: Iterable[Cost]) -> Cost:
 
 
 def here(work: Callable[..., int], *arguments: Any, passes: int) -> list[Cost]:
-    """Run a function that returns its rows in this process, some times.
+    """Run a function that returns its number of rows `passes` times in this process.
 
-    Before that it runs in another process, which leaves its compiled code on disk, like the first use on a machine.
+    It first runs in another process, which stores its compiled code on disk, like the first use on a machine.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(work, *arguments).result()
@@ -71,7 +71,7 @@ def here(work: Callable[..., int], *arguments: Any, passes: int) -> list[Cost]:
 def in_turns(work: Callable[[_T], int], *arguments: _T, passes: int) -> list[Cost]:
     """Run a function on each argument in turns, in this process; return the best pass of each.
 
-    Other load on the machine slows all of them, so that small differences show.
+    Other load on the machine then slows all of them, so small differences are visible.
     """
     costs = [[_once(work, argument) for argument in arguments] for _ in range(passes)]
     return [best(of_one) for of_one in zip(*costs, strict=True)]
@@ -89,7 +89,7 @@ def printed(lines: Iterable[Mapping[str, Any]]) -> list[Cost]:
 
 
 def child(command: list[str], rows: int) -> Cost:
-    """Run a program, with its output discarded, and measure all of it.
+    """Run a program and discard its output. Measure the whole process.
 
     Raises:
         RuntimeError: the program fails.
@@ -110,7 +110,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def with_others(*pids: int) -> Iterator[list[float]]:
-    """Measure this process and the trees of others; the CPU and the wall seconds are in the list at the end."""
+    """Measure this process and the process trees of others. At the end, the list has the CPU and wall seconds."""
     result: list[float] = []
     trees, done = _Trees(pids), threading.Event()
 
@@ -132,8 +132,8 @@ def with_others(*pids: int) -> Iterator[list[float]]:
 class _Trees:
     """The CPU seconds of this process and of others with all their children.
 
-    A process that has ended counts with its last sample: its parent may not include it, like PySpark's daemon, which
-    ignores SIGCHLD.
+    A process that has ended counts with its last sample, because its parent may not include it. An example is PySpark's
+    daemon, which ignores SIGCHLD.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:

@@ -1,7 +1,7 @@
-"""Spark's `sstable` source to an aggregate, against a full scan by the Python driver into the same aggregate.
+"""An aggregate by Spark's `sstable` source, and the same aggregate by a full scan with the Python driver.
 
-The database serves the very file that Spark reads. CPU counts client and server on one side, driver, JVM and Python
-workers on the other; both are running already. The answers must be equal.
+The database serves the same file that Spark reads. CPU is that of client and server on one side, and of the Spark
+driver, the JVM and the Python workers on the other. Both are running already. The results must be equal.
 """
 
 import shutil
@@ -32,7 +32,7 @@ Answer = dict[str, tuple[int, int, int]]
 
 
 def serve(server: FormatServer, location: Location) -> None:
-    """Give a server the table's SSTable to serve, and restart it."""
+    """Copy the table's SSTable to a server, and restart the server."""
     server.stop()
     (folder,) = (server.folder / "data" / "bench").glob("events-*")
     for file in Path(location.path("Data.db")).parent.iterdir():

@@ -1,9 +1,9 @@
-"""Commit log to Arrow changes, against Cassandra's own reader and the decode stage of Debezium's connector.
+"""Commit logs to Arrow changes, compared with Cassandra's own reader and the decode stage of Debezium's connector.
 
-The segments are those of a server that took single-row inserts of five columns into one table. Debezium runs as it is
-published, by `Debezium.java`: its segment reader makes `ChangeRecord`s and queues them; then, one step more each, it
-makes the `Struct`s that hold a change by field, and the JSON that goes to Kafka. It needs the running server, for the
-schema.
+The segments are from a server that took single-row inserts of five columns into one table. `Debezium.java` runs the
+published Debezium, in three measures with one more step each: the segment reader makes `ChangeRecord`s and queues them,
+these become `Struct`s, which hold a change by field, and these become the JSON that goes to Kafka. Debezium reads the
+schema from the running server.
 """
 
 import functools
@@ -49,7 +49,7 @@ def compare(scratch: Path, server: FormatServer, segments: list[Segment], passes
     schemas = server.schemas()
     wanted = [schema for schema in schemas if schema.full_name == "bench.writes"]
     paths = [segment.path for segment in segments]
-    # Debezium's reader is made once for all passes, too.
+    # One reader serves all passes, as in Debezium.
     ours = here(_read, tuple(schemas), paths, passes=passes)
     theirs = printed(oracle.segments(wanted, [], paths, mode="commitlog-scan"))
     comparisons = [Comparison("commit log to Arrow, best pass", best(ours), "CommitLogReader, best pass", best(theirs))]
@@ -94,7 +94,7 @@ def _debezium(scratch: Path, server: FormatServer, step: str, paths: list[str], 
     (connector,) = jars.fetch("bench")
     compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
     source = Path(__file__).with_name("Debezium.java")
-    # Java 8's way to look for classes: the connector's jar also holds some of the packages of Java itself.
+    # This is a class path, as in Java 8, because the connector's jar also has some packages of Java itself.
     compilation = [java(), "-jar", compiler, "-8", "-nowarn", "-cp", connector, "-d", home, source]
     _run(list(map(str, compilation)))
     command = [

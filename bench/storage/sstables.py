@@ -1,7 +1,7 @@
-"""SSTable to Arrow, against Cassandra's own reader and its dump, and the memory that reading uses.
+"""SSTables to Arrow, compared with Cassandra's own reader and its dump, and the memory that reading needs.
 
 The table is that of `tests/support/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both
-readers read every cell: value, write time, TTL and deletion time.
+readers read all of each cell: value, write time, TTL and deletion time.
 """
 
 import json
@@ -51,7 +51,7 @@ def _scan(data: str) -> int:
 
 
 def memory(*locations: Location) -> list[tuple[int, int, int, int]]:
-    """Return rows, size of the file, and peak memory before and after reading (all in bytes), of some files."""
+    """Return for each file the number of rows, the size, and the peak memory before and after reading (in bytes)."""
     results = []
     for location in locations:
         command = python("bench.storage.memory", location.path("Data.db"))
