@@ -1,2 +1,1 @@
-"""The upkeep of rows that change, with Writetime and with peers, in one run on the same batches: CPU seconds per batch.
-"""
+"""The upkeep of rows that change, by Writetime and by peers, in one run on the same batches: CPU seconds per batch."""

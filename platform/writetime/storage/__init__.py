@@ -1,1 +1,1 @@
-"""Converts bytes on disk to changes: SSTables and commit logs of Cassandra and ScyllaDB, without the database."""
+"""Reads SSTables and commit logs of Cassandra and ScyllaDB as changes, without the database."""

@@ -23,7 +23,7 @@ from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.repeat import repeat_values
 from writetime.storage.plan import Buffers, Line, Plan
 
-# Each change has its key, and a key of 64 KiB may have very many changes that are small.
+# Each change of a batch repeats its key, and a key of 64 KiB may have very many small changes.
 KEY_BYTES = 64 << 20
 _TEXTS = (Native("text"), Native("ascii"))
 _KIND_ROW = Constant(KINDS[0], pa.string())
@@ -37,10 +37,10 @@ _IS_NO_TOMBSTONE = Constant(False, pa.bool_())
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of changes: kind of source, the node that wrote it, the file, and when it was read.
+    """The origin of changes: the kind of source, the node that wrote it, the file, and the time of reading.
 
-    Changes of a snapshot of a ScyllaDB table that an agent published have the name of the table's log instead of a
-    node, and the time at which the snapshot was begun.
+    If an agent published a snapshot of a ScyllaDB table, its changes have the name of the table's log instead of a
+    node, and the time at which the snapshot began.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Origin:
 
     @cached_property
     def constants(self) -> list[Constant]:
-        """The fields that are the same for all changes: source, node, file, and when it was read."""
+        """The fields that are the same for all changes: source, node, file, and the time of reading."""
         fields = (("source", self.source), ("node", self.node), ("file", self.file), ("captured_at", self.captured_at))
         return [Constant(value, ORIGIN.field(name).type) for name, value in fields]
 
@@ -81,7 +81,7 @@ _R = TypeVar("_R")
 
 
 class _BadEntry(Exception):
-    """An entry that cannot be converted, by its number; the cause is the reason."""
+    """An entry that cannot be converted, with its number. Its cause has the reason."""
 
     def __init__(self, entry: int) -> None:
         self.entry = entry
@@ -105,7 +105,7 @@ def _each(convert: Callable[[_E], _R], entries: Iterable[_E]) -> list[_R]:
 
 
 class _CorruptChange(CorruptFile):
-    """A change of which a value is invalid, by its number among those of its table in the buffers."""
+    """A change with an invalid value, with its number among the changes of its table in the buffers."""
 
     def __init__(self, file: str, offset: int, expected: str, row: int) -> None:
         super().__init__(file, offset, expected)
@@ -130,10 +130,11 @@ class BatchMaker:
         self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
 
     def batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
-        """Return the changes of a table in the buffers, as record batches with at most `KEY_BYTES` of keys, or one row.
+        """Return the changes of a table in the buffers. Each record batch has at most `KEY_BYTES` of keys, or one row.
 
         Raises:
-            CorruptFile: a value is invalid for its type; then no batch is returned. It has the offset of its change.
+            CorruptFile: a value is invalid for its type. Then no batch is returned. The error has the offset of the
+                change.
         """
         work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
@@ -145,12 +146,12 @@ class BatchMaker:
             named = f"{self._plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
             raise _CorruptChange(origin.file, offset, f"{named}: {reason_of(e.__cause__ or e)}", e.entry) from e
         except Exception as e:
-            # A fault in one table's values may only affect its own changes.
+            # An invalid value of one table must affect only that table's changes.
             raise CorruptFile(origin.file, None, f"{self._plan.schema.full_name}: {reason_of(e)}") from e
         return self._pieces(work, arrays, buffers.key_bytes(table))
 
     def sound_batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
-        """Return the changes as `batches` does; at an invalid value, those before its change.
+        """Return the changes like `batches`. At an invalid value, return the changes before it, then raise.
 
         Raises:
             CorruptFile: a value is invalid for its type.
@@ -160,7 +161,7 @@ class BatchMaker:
             try:
                 found = self.batches(buffers, table, origin)
             except _CorruptChange as e:
-                # A column that was converted later may have an invalid value before it.
+                # A column that is converted later may have an invalid value in an earlier change.
                 fault = e
                 buffers.cut(table, e.row)
                 continue
@@ -183,7 +184,7 @@ class BatchMaker:
             yield pa.RecordBatch.from_arrays(piece, schema=self.schema)
 
     def _array(self, work: "_Work", name: str, origin: Origin) -> pa.Array:
-        """Return a field of all changes; of a key, that of all partitions."""
+        """Return a field of all changes. If it belongs to the key, return the values of all partitions."""
         if name in self._columns:
             return work.column(self._columns[name])
         if name in self._clustering:
@@ -255,7 +256,7 @@ class _Work:
         return int(self._table_arrays[L.ROW_OFFSET][row]), self._table_arrays[L.KEY_BYTES][start:end].tobytes()
 
     def ends_by_key_bytes(self, most: int) -> list[int]:
-        """Cut the changes where their keys have at most so many bytes, or at each change; return the ends."""
+        """Cut the changes into parts with at most `most` bytes of keys, or one change; return the ends of the parts."""
         lengths = np.diff(self._table_arrays[L.KEY_OFFSETS][: self.partitions + 1]).astype(np.int64)
         used = np.cumsum(np.repeat(lengths, self._row_counts))
         ends, before = [], 0
@@ -266,11 +267,11 @@ class _Work:
         return ends
 
     def part(self, array: pa.Array, start: int, end: int) -> pa.Array:
-        """Return the values of some changes, of those of all."""
+        """Return the values of the changes from `start` to `end`, given those of all changes."""
         return array if end - start == self.rows else array.take(pa.array(np.arange(start, end)))
 
     def by_partition(self, array: pa.Array, start: int, end: int) -> pa.Array:
-        """Repeat each partition's value for those of its changes that are between two numbers."""
+        """Repeat each partition's value for each of its changes between `start` and `end`."""
         counts = np.diff(np.clip(self._first_rows, start, end))
         if (counts == 1).all():
             return array
@@ -400,7 +401,7 @@ class _Work:
             children.append(self.values(cell, count, offsets))
         children += self._times(cell, count, None)
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
-        # An absent column has no elements; the struct around it distinguishes it from an empty one.
+        # A missing column has no elements. The struct around it distinguishes it from an empty one.
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
 
     def _cells(self, line: Line, count: int) -> pa.Array:
@@ -455,7 +456,7 @@ class _Work:
         return self._without_times[count]
 
     def values(self, line: Line, count: int, elements: np.ndarray | None = None) -> pa.Array:
-        """Return the values of a line, null where there is none; `elements`: where those of each change begin."""
+        """Return the values of a line, with null where there is none. `elements`: the first element of each change."""
         arrow = line.no_value.type
         some = self._columns[line.index][L.WITH_VALUE]
         if some == 0 or count == 0:
@@ -485,7 +486,7 @@ class _Work:
         content = arrays[L.VALUES][: offsets[count]].tobytes()
         has_value = state & L.HAS_VALUE
         if line.key:
-            # The changes of a partition may be in the next window, whose fault its key is then.
+            # The changes of a partition may be in the next window. Then an invalid key is a fault of that window.
             has_value = has_value * (self._row_counts > 0)
         places = zip(pairwise(offsets), has_value.tolist(), strict=True)
         parts = (content[start:end] if has else None for (start, end), has in places)

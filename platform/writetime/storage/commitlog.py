@@ -1,8 +1,8 @@
 """Reads commit log segments as Arrow batches of changes of the requested tables.
 
-The checksum of a frame covers its mutation, so a mutation that cannot be read hides no later one. On request, such a
-mutation is left out and reported as a `Fault`. The same holds for the changes of one table that cannot be built from a
-readable mutation.
+The checksum of a frame covers its mutation. So the reader finds the mutations after one that it cannot decode. On
+request, it leaves such a mutation out and reports it as a `Fault`. It does the same with the changes of one table if
+they cannot be built from a readable mutation.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 
-# The smallest size of a batch per table, in bytes of mutations; a larger mutation makes a larger batch.
+# The size of a batch per table, in bytes of mutations. A larger mutation makes a larger batch.
 WINDOW = 1 << 20
 _MUTATIONS = 1 << 16
 
@@ -36,9 +36,9 @@ Window = list[_Change]
 
 @dataclass(frozen=True)
 class Fault:
-    """A mutation with changes that were left out: its `offset` in the segment, the table at fault, and the reason.
+    """A mutation with changes that were left out: its `offset` in the segment, the faulty table, and the reason.
 
-    If `hides`, all changes of the mutation were left out, and they may belong to any table of the same keyspace.
+    `hides`: all changes of the mutation were left out, and they may belong to any table of the same keyspace.
     """
 
     offset: int
@@ -49,12 +49,13 @@ class Fault:
 
 @dataclass
 class SegmentReport:
-    """How far a segment was read, and the unreadable parts: the number of truncated mutations by the unknown table at
-    fault, those of them that may hold a write to a requested table behind it (`hiding`), and mutations with changes
-    that were left out, in `faults`.
+    """The offset up to which a segment was read, and its unreadable parts.
 
-    `place` is the last marker up to which everything was read; reading can continue there and misses nothing. `skipped`
-    has the fault of each segment whose rest was left out.
+    A mutation that writes to an unknown table is truncated at that table. `truncated` counts such mutations by unknown
+    table, and `hiding` those whose rest may write to a requested table. `faults` has the mutations with changes that
+    were left out. `skipped` has the fault of each segment whose rest was left out.
+
+    `place` is the last marker up to which everything was read. Reading can continue there without missing anything.
     """
 
     position: int = 0
@@ -71,20 +72,20 @@ class CommitLogReader:
     """Reads segments of one node.
 
     Args:
-        schemas: of all tables that the segments may hold writes to, as a mutation that also writes to an unknown table
-            cannot be read further.
-        tables: full names of the tables whose changes are wanted; all if None.
-        fields: fields of the changes to read, for the only table that is wanted; all if None.
-        on_unknown_table: at a write to a table without a schema, `fail`; or `skip` the rest of that mutation and
-            count it; or `count` it if that rest holds no write to a requested table, and else fail. A write names its
-            table by its id, so a rest without the id holds none.
-        torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
-            a node that crashed leaves such a tail.
-        on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it; or
-            `skip-mutation`: as `fail`, but leave out the unreadable part of a mutation that its frame holds completely.
+        schemas: the schemas of all tables that the segments may have writes to. A mutation cannot be read after its
+            write to an unknown table.
+        tables: the full names of the requested tables; None for all.
+        fields: the fields of the changes to read, if one table is requested; None for all.
+        on_unknown_table: the action at a write to a table without a schema. `fail`: raise. `skip`: leave out the rest
+            of that mutation, and count it. `count`: the same if the rest has no write to a requested table, else raise.
+            A write names its table by the id, so a rest without the id has none.
+        torn_tail: the action at a fault in the last section of a segment that may be incomplete. `fail`: raise. `stop`:
+            end there, because a node that crashed leaves such a tail.
+        on_corrupt: the action at any fault. `fail`: raise. `skip-file`: leave out the rest of the segment, and report
+            it. `skip-mutation`: like `fail`, but if the frame of a mutation is complete, leave out its unreadable part.
 
     Raises:
-        SchemaError: a table that is wanted has no schema, or a schema has no table id.
+        SchemaError: a requested table has no schema, or a schema has no table id.
     """
 
     def __init__(
@@ -147,12 +148,13 @@ class CommitLogReader:
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         """Read the changes of the mutations that end after offset `start` and not after `until`, by batch and table.
 
-        `until` defaults to the trusted offset in `_cdc.idx`, or to the whole segment without one; see `segment.trusted`
-        for the segments of a folder. At the end, `report.position` is the offset to continue from.
+        `until` defaults to the trusted offset in `_cdc.idx`, or to the whole segment if there is no such file. For the
+        segments of a folder, see `segment.trusted`. At the end, `report.position` is the offset to continue from.
 
         Raises:
-            Missing: the segment does not exist (any more).
-            CorruptFile, Unsupported: it cannot be read; nothing of the mutation at fault, or after it, is returned.
+            Missing: the segment does not exist, or no longer exists.
+            CorruptFile, Unsupported: the segment cannot be read. No change of the faulty mutation, or after it, is
+                returned.
             SchemaError: see `on_unknown_table`.
         """
         for window in self.windows(segment, start=start, until=until, report=report or SegmentReport(), node=node):
@@ -167,8 +169,8 @@ class CommitLogReader:
         until: int | None = None,
         node: str | None = None,
     ) -> Iterator[Window]:
-        """Read as `read` does, by windows. Each window has all changes of some mutations, or none; or a part of the
-        changes of a mutation that takes too much memory, which the report does not cover before its last part.
+        """Read like `read`, by windows. A window has all changes of some mutations, which may be none. If a mutation
+        needs too much memory, each window has a part of its changes, and only the last part moves the report.
 
         `report` covers everything up to the end of the last window. If it has the `place` of an earlier report, reading
         begins there.
@@ -197,7 +199,7 @@ class CommitLogReader:
                 raise
             report.torn_at = e.offset
             return
-        # For a replayed segment it is the size of the file.
+        # For a replayed segment the offset is the size of the file.
         if until == END and index is not None and index.completed and index.offset != segment.size():
             until = index.offset
         if report.position < until < END:
@@ -234,7 +236,7 @@ class CommitLogReader:
         while first < len(mutations):
             last = int(np.searchsorted(mutations[:, 1], mutations[first, 0] + self._buffers.capacity, "right"))
             if last == first:
-                # Without those from before, which would take memory beside these.
+                # Earlier batches are released first, because they would use memory at the same time.
                 self._buffers = self._allocate(0)
                 self._buffers = self._allocate(max(WINDOW, int(mutations[first, 1] - mutations[first, 0])))
                 continue
@@ -244,7 +246,7 @@ class CommitLogReader:
     def _window(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
     ) -> Iterator[Window]:
-        """Return the changes of some mutations; halve them if they take too much memory, or one cannot be read."""
+        """Return the changes of some mutations. If these need too much memory, or one is unreadable, try each half."""
         changes: list[Iterator[_Change]] | None = None
         unread = _Unread()
         too_large = False
@@ -298,7 +300,7 @@ class CommitLogReader:
         """Return the changes of a table in the buffers.
 
         Raises:
-            CorruptFile: now, and not later, if one has an invalid value.
+            CorruptFile: a change has an invalid value. It is raised before the first change is returned.
         """
         schema = self._plans[table].schema
         batches = self._makers[table].batches(self._buffers, table, origin)
@@ -345,9 +347,7 @@ class CommitLogReader:
 
 @dataclass
 class _Unread:
-    """The number of truncated mutations by the unknown table at fault, and of those that may hold more; as in the
-    report.
-    """
+    """The numbers of truncated mutations by unknown table, and of those that may hide writes, as in the report."""
 
     tables: Counter[UUID] = field(default_factory=Counter)
     hiding: Counter[UUID] = field(default_factory=Counter)
@@ -359,10 +359,10 @@ def _id_of(schema: TableSchema) -> bytes:
 
 
 def count_mutations(segment: Segment, until: int) -> int:
-    """Count the mutations that end at or before an offset, by their frames alone.
+    """Count the mutations that end at or before an offset, by their frames alone. Stop at an unfinished tail.
 
     Raises:
-        Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but an unfinished tail only ends it.
+        Missing, CorruptFile, Unsupported: as in `CommitLogReader.read`.
     """
     mutations = rooms([(2 * _MUTATIONS, np.int64)])[0].reshape(_MUTATIONS, 2)
     total = 0

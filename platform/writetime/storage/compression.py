@@ -1,4 +1,4 @@
-"""Data files by chunk: read, checked against their checksums, decompressed. Bytes are never returned unchecked."""
+"""Reads the chunks of data files, checks their checksums and decompresses them. No byte is returned unchecked."""
 
 import struct
 import zlib
@@ -12,7 +12,7 @@ from writetime.storage.digest import Digest
 from writetime.storage.file_errors import CorruptFile, Missing
 from writetime.storage.locations import Location, open_file
 
-# For an uncompressed file without a chunk length; and the number of chunks that are read at once.
+# The chunk length of an uncompressed file that has none, and the number of chunks per read.
 _CHUNK_LENGTH = 1 << 16
 _BLOCK = 16 * _CHUNK_LENGTH
 
@@ -24,14 +24,14 @@ class DataFile(Protocol):
     length: int
     chunk_length: int
     digest: Digest
-    # False: only the file as a whole has a checksum, so the first read reads all of it.
+    # False: only the whole file has a checksum, so the first read must read all of it.
     has_chunk_checksums: bool
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read `count` chunks from `first` on into `out`; return the number of bytes.
 
         Raises:
-            CorruptFile: a chunk, or the file as a whole, does not have its checksum, or cannot be decompressed.
+            CorruptFile: a chunk or the whole file does not match its checksum, or a chunk cannot be decompressed.
         """
         ...
 
@@ -84,9 +84,9 @@ class CompressedFile:
         self.length = info.take("q")
         count = info.take("i")
         needed = -(-self.length // chunk_length) if chunk_length > 0 else -1
-        # A compacted file ends with an additional empty chunk: `SSTableWriter.openFinalEarly` flushes the last one, and
-        # `SequentialWriter` flushes again when it ends. It is read with the last chunk, so that a wrong length is
-        # detected. Deflate and Noop make no bytes of nothing, so it is then only its CRC32.
+        # A compacted file ends with an additional empty chunk: `SSTableWriter.openFinalEarly` flushes the last chunk,
+        # and `SequentialWriter` flushes again at its end. The empty chunk is read with the last one, so that a wrong
+        # length is detected. Deflate and Noop compress it to no bytes, so it has only its CRC32 then.
         if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
@@ -131,8 +131,8 @@ class CompressedFile:
                 if not body:
                     done = 0
                 elif len(body) >= self._stored_from:
-                    # A chunk that compression does not make small enough is stored uncompressed; the last one is
-                    # padded.
+                    # A chunk that compression does not make small enough is stored uncompressed. The last chunk of a
+                    # file is then padded.
                     done = len(body) if any(body[size:]) else fill(target, body[:size])
                 else:
                     done = self._decompress(body, target)
@@ -148,7 +148,7 @@ class PlainFile:
     """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`).
 
     Without CRC.db, the whole file is compared with Digest.crc32 before the first read. That pass records the CRC32 of
-    each chunk, so that later reads return the bytes that were compared.
+    each chunk, so later reads detect bytes that have changed since.
     """
 
     def __init__(self, location: Location) -> None:
@@ -173,11 +173,11 @@ class PlainFile:
         crc = _Cursor(self._location.read("CRC.db"), self._location.path("CRC.db"))
         chunk_length = crc.take("i")
         count = -(-self.length // chunk_length) if chunk_length > 0 else -1
-        # Compaction may add an empty chunk, as in a compressed file: CRC32 of nothing is 0.
+        # Compaction may add an empty chunk, as in a compressed file. The CRC32 of no bytes is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {chunk_length} bytes expected")
-        # Memory is allocated for existing data, however long a chunk may be.
+        # No more memory is allocated than the file has data, even if a chunk may be longer.
         self.chunk_length = min(chunk_length, max(1, self.length))
         return np.frombuffer(crc.data, ">u4", count, 4)
 
@@ -222,7 +222,7 @@ def key_at(data: DataFile, position: int) -> bytes:
     """Return the serialised key of the partition that starts at a position.
 
     Raises:
-        CorruptFile: there is none, or its chunk is corrupt.
+        CorruptFile: no partition starts there, or its chunk is corrupt.
     """
     first = position // data.chunk_length
     last = (data.length - 1) // data.chunk_length
@@ -242,7 +242,6 @@ def open_data(location: Location) -> DataFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is missing, is corrupt, or names a compressor that is not
-            supported.
+        Missing, CorruptFile, Unsupported: a component is missing or corrupt, or names an unsupported compressor.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)

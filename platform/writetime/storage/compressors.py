@@ -1,4 +1,4 @@
-"""Decompresses blocks by the name of their compressor: those of Cassandra, and those of ScyllaDB with dictionaries."""
+"""Decompresses blocks by the name of their compressor: Cassandra's compressors, and ScyllaDB's with dictionaries."""
 
 import struct
 import zlib
@@ -55,13 +55,13 @@ def _lz4(dictionary: bytes) -> Decompress:
 
 
 def _zstd(dictionary: bytes) -> Decompress:
-    # Not shared, because one does not serve two threads at a time.
+    # Each thread needs its own, because a decompressor does not serve two threads at a time.
     decompressor = zstandard.ZstdDecompressor(
         dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     )
 
     def decompress(data: memoryview, out: memoryview) -> int:
-        # The check comes before the allocation; -1 if the frame does not have the length.
+        # The length is checked before memory is allocated. It is -1 if the frame does not have it.
         if zstandard.frame_content_size(data) not in (-1, len(out)):
             raise ValueError(f"the Zstandard frame is not one of {len(out)} bytes")
         return fill(out, decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False))
@@ -71,7 +71,7 @@ def _zstd(dictionary: bytes) -> Decompress:
 
 def _inflate(data: memoryview, out: memoryview) -> int:
     inflater = zlib.decompressobj()
-    # With one more byte of room, so that it continues to the end of the stream, and not beyond.
+    # The buffer has one more byte, so that the decompressor reads the end of the stream, and not beyond.
     plain = inflater.decompress(data, len(out) + 1)
     if len(plain) <= len(out) and (not inflater.eof or inflater.unused_data):
         raise ValueError("the Deflate stream does not end with the block")
@@ -123,8 +123,8 @@ def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, byte
 def _dictionary(options: Sequence[tuple[bytes, bytes]], file: str) -> bytes:
     """Join the parts of the dictionary (`dict_from_options` in sstables/compressor.cc of ScyllaDB).
 
-    They are options `.dictionary.00000000`, `.dictionary.00000001`, ..., because an option has at most 65,534 bytes
-    there. A file has at most one dictionary: none until one was trained for its table.
+    The parts are the options `.dictionary.00000000`, `.dictionary.00000001`, ..., because an option has at most 65,534
+    bytes. A file has at most one dictionary, and none if it is older than the first dictionary of its table.
     """
     parts: dict[int, bytes] = {}
     for key, value in options:

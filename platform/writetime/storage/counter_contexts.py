@@ -1,9 +1,14 @@
-"""Counters as they are in files: contexts of shards (`org.apache.cassandra.db.context.CounterContext`).
+"""Counters in files: contexts of shards (`org.apache.cassandra.db.context.CounterContext`).
 
-A context is the number of its header's elements (2 bytes), these elements (2 bytes each), and shards of an id (16
-bytes), a clock and a count (8 bytes each). An element is the index of a shard: minus 32768 for a global shard, plain
-for a local one; shards without an element are remote. Cassandra 2.1 and later, and ScyllaDB (`write_counter_value` in
-`sstables/writer.hh`), write only global ones.
+| part of a context | bytes |
+| --- | --- |
+| number of header elements | 2 |
+| header elements | 2 each |
+| shards | 32 each: id (16), clock (8), count (8) |
+
+A header element names a shard by its index. For a global shard the element is the index minus 32768, for a local shard
+the index itself. Shards without an element are remote. Cassandra 2.1 and later, and ScyllaDB (`write_counter_value` in
+`sstables/writer.hh`), write only global shards.
 """
 
 from dataclasses import dataclass
@@ -31,11 +36,11 @@ class Shards:
 
 
 def decode(offsets: np.ndarray, content: np.ndarray) -> Shards:
-    """Decode contexts, which the kernel has checked; one of no bytes has no shards.
+    """Decode contexts that the kernel has checked. A context without bytes has no shards.
 
     Args:
-        offsets: the start of each, and the end of the last one.
-        content: their bytes.
+        offsets: the start of each context, and the end of the last one.
+        content: the bytes of all contexts.
     """
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     elements = np.zeros(len(starts), np.int64)
@@ -50,7 +55,7 @@ def decode(offsets: np.ndarray, content: np.ndarray) -> Shards:
     of_kind = np.where(named < 0, SHARD_KINDS.index(GLOBAL), SHARD_KINDS.index(LOCAL))
     kinds[np.repeat(first, elements) + (named & 0x7FFF)] = of_kind
     counts = _numbers(content, at + 24, ">i8")
-    # The sum wraps around, as the database's does.
+    # The sum wraps around, as in the database.
     total = np.concatenate([[0], np.cumsum(counts)])
     return Shards(
         per_counter,

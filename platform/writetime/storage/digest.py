@@ -12,7 +12,7 @@ _DIGITS = 10
 
 
 class Digest:
-    """Compares a file with Digest.crc32 once all of its chunks were read in order, without reading any byte again."""
+    """Compares a file with Digest.crc32 after all its chunks were read in order, without reading any byte again."""
 
     def __init__(self, location: Location, chunks: int, *, required: bool = False) -> None:
         self._location = location
@@ -22,17 +22,17 @@ class Digest:
         self._crc = 0
 
     def add(self, chunk: int, crc: int, length: int) -> None:
-        """Record the CRC32 of a chunk's `length` bytes in the file; only that of the next chunk counts."""
+        """Record the CRC32 of a chunk's `length` bytes in the file. Ignore it if the chunk is not the next one."""
         if chunk == self._read:
             self._crc = int(_combine(self._crc, crc, length))
             self._read += 1
 
     def check(self) -> None:
-        """Compare, if every chunk was read and there is a Digest.crc32.
+        """Compare, if each chunk was read and there is a Digest.crc32.
 
         Raises:
-            CorruptFile: it has another CRC32, or none.
-            Missing: it does not exist, and is required.
+            CorruptFile: Digest.crc32 has another CRC32, or none.
+            Missing: Digest.crc32 does not exist, but is required.
         """
         if self._read < self._chunks or not (self._required or self._location.exists("Digest.crc32")):
             return
@@ -44,7 +44,7 @@ class Digest:
 
 @compiled
 def _multiply(a: int, b: int) -> int:
-    """Multiply two polynomials modulo that of CRC32, bits reversed as in the checksum."""
+    """Multiply two polynomials modulo the one of CRC32. Bits are reversed, as in the checksum."""
     product = 0
     for i in range(32):
         if a & (0x80000000 >> i) != 0:

@@ -1,4 +1,4 @@
-"""The faults of a file, always with its name."""
+"""The errors of files. Each names the file."""
 
 from writetime.core.errors import WritetimeError
 
@@ -8,7 +8,7 @@ class StorageError(WritetimeError):
 
 
 class CorruptFile(StorageError):
-    """A file with invalid bytes. `offset` is the place, in the file's uncompressed data if it has chunks."""
+    """A file with invalid bytes. `offset` is their place. In a file with chunks, it counts uncompressed bytes."""
 
     def __init__(self, file: str, offset: int | None, expected: str) -> None:
         where = "" if offset is None else f", offset {offset}"
@@ -22,8 +22,8 @@ class TornTail(CorruptFile):
 
 
 class Unsupported(StorageError):
-    """A sound file that uses an unsupported feature; the text names it."""
+    """A valid file that uses an unsupported feature. The text names the feature."""
 
 
 class Missing(StorageError):
-    """A file that does not exist (any more)."""
+    """A file that does not exist, or no longer exists."""

@@ -12,8 +12,8 @@ from writetime.storage.locations import read_file, resolve, without_secrets
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder. `path` is its path in the file system, `address` the user's name for it: a path or a URI, which may
-    have a password. Messages use `shown`, and `shown_path` for files in it.
+    """A folder. `path` is its path in the file system. `address` is the path or URI that the user gave, which may have
+    a password. Messages use `shown`, and `shown_path` for files in the folder.
     """
 
     address: str
@@ -39,7 +39,7 @@ class Folder:
         scheme, _, rest = self.address.partition("://")
         relative = posixpath.relpath(path, self.path)
         question = query = ""
-        # The paths of fsspec are no URIs: nothing in them is escaped.
+        # The paths of fsspec are not URIs: nothing in them is escaped.
         if not isinstance(self.filesystem, fs.PyFileSystem):
             rest, question, query = rest.partition("?")
             relative = quote(relative)
@@ -81,6 +81,6 @@ class Folder:
         """Read the file at a relative path.
 
         Raises:
-            Missing: there is none.
+            Missing: there is no such file.
         """
         return read_file(self.filesystem, posixpath.join(self.path, name))

@@ -1,5 +1,5 @@
-"""Columns that differ between an SSTable and its table: dropped ones, and those added again with another type or kind.
-Their cells are skipped.
+"""Columns of an SSTable that its table no longer has: those that were dropped, and those that were added again with
+another type or kind. Their cells are skipped.
 """
 
 from writetime.schema.compatible import is_readable
@@ -17,9 +17,9 @@ _COMPATIBLE = {("text", "ascii"), ("uuid", "timeuuid"), ("timestamp", "bigint"),
 def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[DroppedColumn, ...]:
     """Return the columns of a header whose cells do not belong to a live column, with the types of the header.
 
-    All cells of a dropped column are void. ScyllaDB lets a column be added again with another type, and a static one as
-    a regular one: then the cells up to the drop are void, and there should not be newer ones. Whether a dropped column
-    was static is not compared, because ScyllaDB does not record it.
+    All cells of a dropped column are void. In ScyllaDB, a column can be added again with another type, and a static
+    column as a regular one. Then the cells up to the drop are void, and newer cells with the old type are not expected.
+    ScyllaDB does not record whether a dropped column was static, so this is not compared.
 
     Args:
         file: the name of the file with the header, for errors.
@@ -27,7 +27,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
         schema: the table.
 
     Raises:
-        SchemaError: the schema lacks a column, or has it with another type and never dropped it.
+        SchemaError: the schema lacks a column, or has it with another type but without a drop.
     """
     live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
     dropped_at: dict[str, int] = {}

@@ -1,10 +1,24 @@
-"""The starts of an SSTable's partitions, from its index: used to split large files and to find tokens in them.
+"""The starts of an SSTable's partitions, from its index. They are used to split large files and to find tokens.
 
-Index.db (`RowIndexEntry`): for each partition its key after 2 bytes of length, its position in Data.db as a vint, and
-an index of its rows after its size as a vint. Partitions.db of `da`, `ms` and `mt` (`PartitionIndex`, and
-sstables/trie/bti_partition_index_writer.cc of ScyllaDB): a trie of 4096-byte pages; a leaf has a byte of a hash of the
-key, and the position in Data.db inverted, or a position in Rows.db, where the key (after 2 bytes of length) is followed
-by the position in Data.db as a vint.
+Index.db has one entry per partition (`RowIndexEntry`):
+
+| part | encoding |
+| --- | --- |
+| key | 2 bytes of length, then the key |
+| position in Data.db | vint |
+| size of the row index | vint, 0 if there is none |
+| row index | see `row_index` |
+
+The versions `da`, `ms` and `mt` have Partitions.db instead (`PartitionIndex`, and
+sstables/trie/bti_partition_index_writer.cc of ScyllaDB). It is a trie of 4096-byte pages with one leaf per partition.
+The payload of a leaf is one byte of the key's hash, if flagged, and a signed number:
+
+- A negative number is the position in Data.db with all bits inverted.
+- Another number is a position in Rows.db. There is the key (2 bytes of length, then the key), the position in Data.db
+  (vint), and the row index.
+
+A footer of 24 bytes ends the file: the position of the first and last key, the number of keys, and the position of the
+root (8 bytes each).
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
@@ -20,7 +34,7 @@ from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_leaf, trie_payloads
 from writetime.storage.locations import Location
 
-# The flag in a leaf's payload for a byte of the key's hash before the position.
+# The flag of a leaf whose payload has a byte of the key's hash before the position.
 _HASHED = 8
 
 
@@ -30,8 +44,8 @@ class PartitionIndex:
 
     Attributes:
         path: the file's name.
-        file: its bytes.
-        root: the offset of the trie's root in it; -1 for an Index.db.
+        file: the bytes of the file.
+        root: the offset of the trie's root in the file; -1 for an Index.db.
         positions: offsets in the data.
         row_indexes: offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 if a partition has none.
     """
@@ -43,23 +57,23 @@ class PartitionIndex:
     row_indexes: np.ndarray
     rows: np.ndarray
     rows_path: str
-    # The number and the offset of an entry of Index.db, from which later ones are found.
+    # The number and the offset of an entry of Index.db. A search for a later entry begins there.
     _place: list[int] = field(default_factory=lambda: [0, 0])
 
     def leads(self, partition: int, key: bytes) -> bool:
-        """Return whether the index has this key for a partition, by its number.
+        """Return whether the index has this key for the partition with this number.
 
-        An Index.db has the whole key. A trie has a part of the token, and one byte of another hash.
+        An Index.db has the whole key. A trie has only a part of the token, and one byte of another hash.
 
         Raises:
-            CorruptFile: an invalid node of the trie.
+            CorruptFile: a node of the trie is invalid.
         """
         if self.root < 0:
             number, at = self._place if partition >= self._place[0] else (0, 0)
             at = int(_entry(self.file.ctypes.data, len(self.file), at, partition - number))
             self._place[:] = partition, at
             return self.file[at : at + 2 + len(key)].tobytes() == len(key).to_bytes(2, "big") + key
-        # The byte-comparable token. Only keys that have the same token differ after it.
+        # The byte-comparable token. Only keys with the same token differ in the bytes after it.
         comparable = b"\x40" + (token(key) + (1 << 63)).to_bytes(8, "big")
         leaf = trie_leaf(self.file, self.root, comparable, self.path)
         if leaf is None or leaf[0] == 0:
@@ -73,10 +87,10 @@ class PartitionIndex:
 
 
 def read_index(location: Location) -> PartitionIndex:
-    """Read the index of an SSTable; it has no partitions if there is no index to read.
+    """Read the index of an SSTable. If the SSTable has no index, return one without partitions.
 
     Raises:
-        CorruptFile: the index cannot be read, or its positions do not grow.
+        CorruptFile: the index cannot be read, or its positions do not increase.
     """
     component = location.features.index
     path = location.path(component)
@@ -112,7 +126,7 @@ def read_index(location: Location) -> PartitionIndex:
 
 @compiled
 def _walk_index(address: int, length: int, entries: np.ndarray) -> int:
-    """Return the number of entries, or minus the offset of a bad one, minus 1."""
+    """Return the number of entries. At an invalid entry, return minus its offset, minus 1."""
     p = address
     end = address + length
     count = 0
@@ -135,7 +149,9 @@ def _walk_index(address: int, length: int, entries: np.ndarray) -> int:
 
 @compiled
 def _entry(address: int, length: int, start: int, number: int) -> int:
-    """Return the offset of the entry of Index.db that is so many behind another one; `_walk_index` found both."""
+    """Return the offset of the entry of Index.db that is `number` entries after the one at `start`. `_walk_index` must
+    have checked both.
+    """
     p = address + start
     end = address + length
     for _ in range(number):
@@ -158,8 +174,7 @@ def signed(p: int, size: int) -> int:
 
 @compiled
 def _leaves(address: int, length: int, payloads: np.ndarray, rows: int, rows_length: int, entries: np.ndarray) -> int:
-    """Read the position of each leaf: a byte of the key's hash if flagged, then the number; return -1, or the offset
-    of an invalid leaf."""
+    """Read the position in the payload of each leaf. Return -1, or the offset of an invalid leaf."""
     before = -1
     for i in range(payloads.shape[1]):
         size = payloads[0, i]
@@ -174,7 +189,7 @@ def _leaves(address: int, length: int, payloads: np.ndarray, rows: int, rows_len
             entries[0, i] = ~value
             entries[1, i] = -1
             continue
-        # A partition of several blocks: its entry in Rows.db starts with the key. Entries are in the order of the keys.
+        # The partition has several blocks. Its entry in Rows.db starts with the key. Entries are in the keys' order.
         if value > rows_length - 2 or value <= before:
             return payloads[1, i]
         before = value

@@ -1,4 +1,4 @@
-"""The schema of SSTables without one: from the `schema.cql` of their snapshot, else from their headers."""
+"""Infers the schema of SSTables, from the `schema.cql` of their snapshot or else from their headers."""
 
 import posixpath
 import re
@@ -20,14 +20,18 @@ _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")
 def infer_schema(locations: Sequence[Location]) -> TableSchema:
     """Return the schema of the SSTables of one table.
 
-    A snapshot's `schema.cql` has it, but not always completely. Cassandra (5.0.9) leaves out the user-defined types
-    that are only used inside other types, and ScyllaDB (2026.1) all of them; the headers have them. ScyllaDB leaves out
-    dropped columns, too: a column that only a header has was dropped. Only the database records when, and whether a
-    column was dropped and added again. Without `schema.cql` key columns are called `key1`, `key2`, ... and
-    `clustering1`, ..., because headers do not have their names.
+    A snapshot's `schema.cql` has the schema, but not always all of it:
+
+    - Cassandra (5.0.9) leaves out user-defined types that are used only inside other types. ScyllaDB (2026.1) leaves
+      out all user-defined types. The headers have them.
+    - ScyllaDB leaves out dropped columns, too. So a column that only a header has was dropped. Only the database
+      records when this was, and whether a column was dropped and added again.
+
+    Without `schema.cql`, key columns are called `key1`, `key2`, ... and `clustering1`, ..., because headers do not have
+    their names.
 
     Raises:
-        SchemaError: there is no SSTable, or they are of different tables.
+        SchemaError: there is no SSTable, or the SSTables are of different tables.
         CqlTypeError: `schema.cql` uses a type that neither it nor a header has.
     """
     if not locations:
@@ -70,7 +74,7 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
     """Return the schema from the headers of a table's SSTables together.
 
     Raises:
-        SchemaError: they are of different tables.
+        SchemaError: the SSTables are of different tables.
     """
     location, first = headers[0]
     static: dict[str, CqlType] = {}
@@ -82,7 +86,7 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
         if grown is None or reverse != [k.reversed for k in header.clustering]:
             raise SchemaError(f"{other.path('Data.db')} and {location.path('Data.db')} have different primary keys")
         key = grown
-        # A later file has a type with more fields.
+        # A later file may have a type with more fields.
         static |= dict(header.static)
         regular |= dict(header.regular)
     if both := sorted(set(static) & set(regular)):
@@ -107,7 +111,9 @@ def _key(header: Header) -> list[CqlType]:
 
 
 def _grown(known: list[CqlType], other: list[CqlType]) -> list[CqlType] | None:
-    """Return for each pair of types the one that reads both (the second one if both do); None if none does."""
+    """Return for each pair of types the one that can read values of both; the second one if both can. Return None if
+    neither can.
+    """
     if len(known) != len(other):
         return None
     found = [b if is_readable(a, b) else a if is_readable(b, a) else None for a, b in zip(known, other, strict=True)]

@@ -1,4 +1,4 @@
-"""Finds SSTables: file names, versions, snapshot directories, on local disks and any storage of pyarrow or fsspec."""
+"""Finds SSTables by their file names and versions, on local disks and in any storage of pyarrow or fsspec."""
 
 import posixpath
 import re
@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|
 
 @dataclass(frozen=True)
 class Features:
-    """The differences between versions of the format that matter to a reader."""
+    """The properties of a version of the format that a reader must know."""
 
     max_compressed_length: bool = False
     metadata_checksum: bool = False
@@ -114,7 +114,7 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
 
 
 def without_secrets(address: str) -> str:
-    """Return an address without a password and without options, which may have one: as text to be kept or shown."""
+    """Return an address without a password, and without options, which may have one. It is safe to store or show."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address
@@ -136,11 +136,11 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     try:
         return fs.FileSystem.from_uri(path)
     except OSError as e:
-        # For S3 it requests the region at once.
+        # For S3, this call requests the region at once.
         raise StorageError(f"{without_secrets(path)} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
-        # pyarrow raises these for a scheme that it does not know, or was built without. Their text has the whole URI,
-        # so no later error may have them as its context.
+        # pyarrow raises these errors for an unknown scheme, or one that it was built without. Their text has the whole
+        # URI, so no later error may have them as its context.
         pass
     import fsspec
 
@@ -167,14 +167,13 @@ def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | N
 
 
 def find_sstables(path: str) -> Iterator[Location]:
-    """Find the SSTables at a path: one component's file, or every one in a folder (as snapshots and backups are).
+    """Find the SSTables at a path: that of one component's file, or all in a folder, such as a snapshot or a backup.
 
-    An SSTable counts only if its TOC lists no missing component, because a node may still be writing it. Those without
-    a `TOC.txt` yet are left out, as by the database.
+    An SSTable without a `TOC.txt` is left out, as by the database, because a node may still be writing it.
 
     Raises:
-        Missing: there is nothing at the path.
-        Unsupported: a version of the format that is not supported.
+        Missing: there is nothing at the path, or a component that a TOC lists is missing.
+        Unsupported: the version of the format is not supported.
         CorruptFile: a TOC is not a text.
     """
     filesystem, path = resolve(path)

@@ -1,4 +1,4 @@
-"""The kernel's lines of numbers for a table's columns, and the buffers that they write to."""
+"""The kernel's lines of numbers for a table's columns, and the buffers that the kernel writes to."""
 
 from collections.abc import Collection as Names
 from collections.abc import Sequence
@@ -74,23 +74,23 @@ class Line:
 
     @property
     def form(self) -> int:
-        """How values are written out; `BYTES` if Python decodes them."""
+        """The form of the output values; `BYTES` if Python decodes them."""
         return _FORMS.get(self.type.name, L.BYTES) if isinstance(self.type, Native) else L.BYTES
 
     @cached_property
     def no_value(self) -> Constant:
-        """Nulls of the Arrow type of a value."""
+        """A null of the Arrow type of a value, repeated."""
         return Constant(None, stored_type(self.type))
 
     @cached_property
     def no_cell(self) -> Constant:
-        """Nulls of the Arrow type of a cell."""
+        """A null of the Arrow type of a cell, repeated."""
         is_counter = self.form == L.COUNTER
         return Constant(None, column_type(self.type) if is_counter else cell_type(stored_type(self.type)))
 
     @cached_property
     def no_column(self) -> Constant:
-        """Nulls of the Arrow type of the column."""
+        """A null of the Arrow type of the column, repeated."""
         return Constant(None, column_type(self.type))
 
     def numbers(self) -> list[int]:
@@ -118,7 +118,7 @@ class Line:
 class Plan:
     """The lines of one table: its key, then columns with one value per row, then the elements of its collections.
 
-    `fields` are the requested fields of the change (all if None). `former` are columns to skip, see
+    `fields` are the requested fields of the change; None for all. `former` are the columns to skip, see
     `former.former_columns`; by default those that were dropped and not added again.
     """
 
@@ -163,7 +163,7 @@ class Plan:
 
     @property
     def encodes_position(self) -> bool:
-        """Whether the kernel writes positions; otherwise a clustering column has a type that Python handles."""
+        """Whether the kernel writes positions. It does not if a clustering column has a type that Python encodes."""
         return all(line.compare != P.COMPARE_OTHER for line in self.clustering)
 
     def wants(self, name: str) -> bool:
@@ -269,20 +269,20 @@ class Buffers:
         self.tables[:] = self._tables_at_start
 
     def key_bytes(self, table: int) -> int:
-        """Return the bytes of the keys of a table's changes, where each change has its partition's."""
+        """Return the bytes of the keys of a table's changes, if each change repeats the key of its partition."""
         arrays, partitions = self.table_arrays[table], int(self.tables[table, L.PARTITIONS])
         counts = np.diff(arrays[L.FIRST_ROW][:partitions], append=np.int32(self.tables[table, L.ROWS]))
         return int(np.dot(np.diff(arrays[L.KEY_OFFSETS][: partitions + 1]).astype(np.int64), counts))
 
     def cut(self, table: int, rows: int) -> None:
-        """Keep only the first changes of a table."""
+        """Keep only the first `rows` changes of a table."""
         numbers = self.tables[table]
         starts = self.table_arrays[table][L.FIRST_ROW][: int(numbers[L.PARTITIONS])]
         numbers[L.PARTITIONS], numbers[L.ROWS] = int(np.searchsorted(starts, rows)), rows
         self.recount()
 
     def recount(self) -> None:
-        """Count the values and cells of the changes again, after one that could only be read in part."""
+        """Count the values and cells of the changes again, after a change was read only in part."""
         for plan, table in zip(self._plans, self.tables, strict=True):
             rows = int(table[L.ROWS])
             for line in plan.key:
@@ -302,7 +302,7 @@ class Buffers:
             self.columns[line.index, number] = np.count_nonzero(state & bit)
 
     def set_name(self, index: int, name: np.ndarray) -> None:
-        """Give the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""
+        """Set the name by which commit logs refer to a column. The caller must keep the array."""
         for columns in (self.columns, self._columns_at_start):
             columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 

@@ -1,12 +1,34 @@
 """The starts of the row blocks of a large partition, at which it can be cut.
 
-In Index.db (`RowIndexEntry`, `IndexInfo`) the size of a partition's entry is followed by the length of the partition's
-header, its deletion, and the number of blocks; of each block the first and the last clustering, the offset in the
-partition, the width, and the deletion that is open at the end, if there is one. In Rows.db (`TrieIndexEntry`,
-`RowIndexReader`, and sstables/trie/bti_row_index_writer.cc of ScyllaDB) the position is followed by the distance to the
-root of a trie, the number of blocks, and the partition's deletion; of each block, and of the end of the partition, the
-trie has the offset, and the deletion that is open there. The trie of a partition comes before its entry, and after the
-entry of the partition before. ScyllaDB's deletion times in it are signed, and at most 2^31 - 2.
+In Index.db (`RowIndexEntry`, `IndexInfo`), the row index follows its size:
+
+| part | encoding |
+| --- | --- |
+| length of the partition's header | vint |
+| the partition's deletion | 12 bytes; in newer versions 1 byte if there is none |
+| number of blocks | vint |
+| each block | see below |
+
+| part of a block | encoding |
+| --- | --- |
+| first and last clustering key | two clustering prefixes |
+| offset in the partition | vint |
+| width | vint |
+| a range tombstone is open at the end | 1 byte, 0 or 1 |
+| its deletion | 12 bytes if the byte before is 1 |
+
+In Rows.db (`TrieIndexEntry`, `RowIndexReader`, and sstables/trie/bti_row_index_writer.cc of ScyllaDB), the row index
+follows the position:
+
+| part | encoding |
+| --- | --- |
+| distance to the root of the trie | signed vint |
+| number of blocks | vint |
+| the partition's deletion | as above |
+
+The trie has a payload for each block and for the end of the partition: the offset, and the deletion that is open there,
+if there is one. The nodes of the trie are before this entry, and after the previous partition's entry. ScyllaDB's
+deletion times in the trie are signed, and at most 2^31 - 2.
 """
 
 from dataclasses import dataclass
@@ -28,7 +50,7 @@ _OPEN = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """Offsets of a partition's blocks from its start, ascending, and the range tombstone that is open there, if any."""
+    """The ascending offsets of a partition's blocks from its start, and the range tombstone that is open at each."""
 
     offsets: np.ndarray
     is_open: np.ndarray
@@ -43,10 +65,10 @@ class Blocks:
 def read_blocks(
     location: Location, clustering: tuple[MarshalKey, ...], index: PartitionIndex, partition: int
 ) -> Blocks | None:
-    """Read the blocks of a partition, by its number; None if it has no index of its rows.
+    """Read the blocks of the partition with this number. Return None if it has no row index.
 
     Raises:
-        CorruptFile: the row index cannot be read, or its offsets do not grow.
+        CorruptFile: the row index cannot be read, or its offsets do not increase.
     """
     at = int(index.row_indexes[partition])
     if at < 0:
@@ -54,19 +76,19 @@ def read_blocks(
     features = location.features
     rows, path = index.rows, index.rows_path
     address, length = rows.ctypes.data, len(rows)
-    # The number of blocks, and the start and end of the blocks, or the root of their trie.
+    # The number of blocks, and the start and end of the blocks or the root of their trie.
     head = room(3, np.int64)
     if features.index == "Index.db":
         _big_head(address, length, at, features.compact_partition_deletion, head)
-        # A block has at least twice the kind and the values of a clustering key, an offset, a width, and a flag.
+        # A block has at least 5 bytes: two clustering keys, an offset, a width, and a flag.
         blocks = min(max(int(head[0]), 0), length // 5)
         found = room(4 * blocks, np.int64).reshape(4, blocks)
         lengths = np.array([-1 if (n := k.components[0].fixed_length) is None else n for k in clustering], np.int64)
         sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
     else:
         _bti_head(address, length, at, head)
-        # The trie also has the end of the partition. Its nodes are between this entry and the one before, so that all
-        # tries together take no longer than the bytes of the file.
+        # The trie also has the end of the partition. Its nodes are between the previous entry and this one, so reading
+        # all tries takes no longer than reading the file.
         bounds = _entry_before(index.row_indexes, partition), at
         payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path, bounds)
         found = room(4 * payloads.shape[1], np.int64).reshape(4, payloads.shape[1])

@@ -1,13 +1,29 @@
-"""One commit log segment as bytes: its header, and its sections, checked and decompressed, up to a trusted offset.
+"""Reads a commit log segment as bytes: its header, and its sections up to a trusted offset, checked and decompressed.
 
-`CommitLogDescriptor`: version, id, JSON parameters, CRC32. `CommitLogSegmentReader`: each section follows a marker with
-the position of the next one and a CRC32 of the segment's id and its own position; of compressed segments each section
-holds its uncompressed length and one compressed block. Offsets are logical, as in Cassandra's own positions: those of
-the uncompressed data with its markers.
+The header (`CommitLogDescriptor`), with big-endian numbers:
 
-`CommitLogSegment.writeCDCIndexFile`: `_cdc.idx` has the logical offset up to which a segment is synced. For a segment
-that a restarted node replayed it has the size of the file instead, which for a compressed one is not an offset, but is
-always COMPLETED.
+| part | bytes |
+| --- | --- |
+| version | 4 |
+| id of the segment | 8 |
+| length of the parameters | 2 |
+| parameters, as JSON | length |
+| CRC32 of the parts above | 4 |
+
+Sections follow the header (`CommitLogSegmentReader`), each after a sync marker:
+
+| part | bytes |
+| --- | --- |
+| marker: position of the next marker in the file | 4 |
+| marker: CRC32 of the segment's id and of the marker's own position | 4 |
+| only if compressed: uncompressed length of the section | 4 |
+| the frames of the section, or one compressed block | up to the next marker |
+
+Offsets are logical, as in Cassandra: they count the uncompressed data and its markers.
+
+`_cdc.idx` (`CommitLogSegment.writeCDCIndexFile`) has the logical offset up to which a segment is synced. For a segment
+that a restarted node replayed, it has the size of the file instead. If the segment is compressed, this is not a logical
+offset, but then `_cdc.idx` always has COMPLETED.
 """
 
 import json
@@ -33,13 +49,13 @@ END = 1 << 62
 _MARKER = 8
 # The most digits of an offset.
 _DIGITS = 18
-# Reads join at least this many bytes, because the sections of a log that is synced with every write are tiny.
+# Each read takes at least this many bytes, because a log that is synced with each write has tiny sections.
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a sync marker: the offset in the file, and the logical one. Reading may begin there."""
+    """The place of a sync marker: its position in the file, and its logical offset. Reading may begin there."""
 
     position: int
     offset: int
@@ -47,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Section:
-    """The bytes between two sync markers; `offset` is the logical one of the first byte, `next` the marker after."""
+    """The bytes between two sync markers. `offset` is the logical offset of the first byte, `next` the marker after."""
 
     data: np.ndarray
     offset: int
@@ -57,10 +73,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it,
-    an array of two columns.
+    """Adjacent sections as one array, with gaps for their markers. `sections` is an array of two columns: the starts
+    and ends of the sections in that array.
 
-    `offset` is the logical one of the first byte; `is_last`: the segment's last section is among them; `next` is the
+    `offset` is the logical offset of the first byte. `is_last`: the segment's last section is among them. `next` is the
     marker after them.
     """
 
@@ -80,7 +96,7 @@ class CdcIndex:
 
 
 class _Blocks:
-    """A file that is read forwards, by blocks, of which the newest is kept."""
+    """A file that is read forwards in blocks. Only the newest block is kept."""
 
     def __init__(self, file: NativeFile) -> None:
         self.size = file.size()
@@ -116,10 +132,10 @@ class Segment:
         return self.filesystem.get_file_info(self.path).size
 
     def cdc_index(self) -> CdcIndex | None:
-        """Return the `_cdc.idx` beside the segment; None if there is none, as outside `cdc_raw`.
+        """Return the `_cdc.idx` beside the segment. Return None if there is none, as outside `cdc_raw`.
 
         Raises:
-            CorruptFile: it is invalid.
+            CorruptFile: the file is invalid.
         """
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
@@ -134,24 +150,24 @@ class Segment:
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
     def sections(self, start: int = 0, until: int = END, place: Place | None = None) -> Iterator[Section]:
-        """Read the sections that end after `start` and begin before `until`, in order; both are logical.
+        """Read the sections that end after `start` and begin before `until`, in order. Both offsets are logical.
 
-        With a `place`, only those after it are read, without a pass over the earlier ones.
+        With a `place`, read only the sections after it, and do not walk over the earlier ones.
 
-        A section is completely in memory, but never two of a mebibyte or more.
+        A section is completely in memory, but never two sections of a mebibyte or more.
 
         Raises:
-            Missing: the segment does not exist (any more).
-            TornTail: its end is unfinished.
+            Missing: the segment does not exist, or no longer exists.
+            TornTail: the end of the segment is unfinished.
             CorruptFile: a marker or block is invalid.
-            Unsupported: the segment is encrypted, or compressed in an unknown way.
+            Unsupported: the segment is encrypted, or its compressor is not supported.
         """
         try:
             opened = open_file(self.filesystem, self.path)
         except Missing:
             raise Missing(
-                f"{self.path} does not exist (any more), and its changes with it: put it back, or read the tables' "
-                "SSTables instead"
+                f"{self.path} does not exist, or no longer exists, so its changes are missing: put it back, or read "
+                "the tables' SSTables instead"
             ) from None
         with opened:
             file = _Blocks(opened)
@@ -181,7 +197,7 @@ class Segment:
                 position = end
 
     def _next(self, file: _Blocks, position: int, logical: int) -> int | None:
-        """Return where the section after the marker at `position` ends; None if nothing was written there."""
+        """Return the end of the section after the marker at `position`. Return None if no marker was written there."""
         marker = file.read(position, _MARKER)
         if not any(marker):
             return None
@@ -191,7 +207,7 @@ class Segment:
         marked = struct.pack(">IIi", self.id & 0xFFFFFFFF, self.id >> 32 & 0xFFFFFFFF, position)
         if zlib.crc32(marked) != crc:
             # The node writes a marker's position first, and then its CRC32.
-            raise (CorruptFile if crc else TornTail)(self.path, logical, "a sync marker without its CRC32")
+            raise (CorruptFile if crc else TornTail)(self.path, logical, "a sync marker does not match its CRC32")
         if end > file.size:
             raise TornTail(self.path, logical, f"a sync marker that points to {end}, beyond the file's end")
         if end < position + _MARKER:
@@ -248,7 +264,7 @@ def find_segments(path: str) -> list[Segment]:
 
     Raises:
         Missing: there is nothing at the path.
-        Unsupported: a log file there has another name, or is a segment of a version that is not supported.
+        Unsupported: a log file there is not named like a segment, or has an unsupported version.
     """
     segments, refused = list_segments(path)
     for error in refused.values():
@@ -257,8 +273,8 @@ def find_segments(path: str) -> list[Segment]:
 
 
 def list_segments(path: str) -> tuple[list[Segment], dict[str, Unsupported]]:
-    """Return the segments at a path as `find_segments` does, and why each other log file there is refused, by its path.
-    So a program that works through a folder does not stop at one file.
+    """Return the segments at a path like `find_segments`, and the reason why each other log file there is refused, by
+    its path. So a program that reads a whole folder does not stop at one file.
 
     Raises:
         Missing: there is nothing at the path.
@@ -285,11 +301,11 @@ def list_segments(path: str) -> tuple[list[Segment], dict[str, Unsupported]]:
 
 
 def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
-    """Return with each segment of a node the offset up to which it may be read; None if it has no `_cdc.idx`.
+    """Return each segment of a node with the offset up to which it may be read; None if it has no `_cdc.idx`.
 
-    The offset is `END` if the segment is complete. It also is if a later one has changes: nothing is added to it any
-    more, and after a crash it may have more data than its `_cdc.idx` records, which the node itself reads when it
-    starts.
+    The offset is `END` if the segment is complete, or if a later segment has changes. In the second case, the node no
+    longer adds to the segment. After a crash, the segment may have more data than its `_cdc.idx` records, and the node
+    itself reads these data when it starts.
     """
     found = [(segment, segment.cdc_index()) for segment in segments]
     newest = max((segment.id for segment, index in found if index is not None), default=0)
@@ -299,7 +315,7 @@ def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
 
 
 def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
-    """Join adjacent sections into stretches of about a mebibyte, including the rest before an error."""
+    """Join adjacent sections into stretches of about a mebibyte. Before an error, yield the stretch so far."""
     waiting: list[Section] = []
     try:
         for section in sections:
@@ -319,7 +335,7 @@ def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
 
 
 def _block(section: Section) -> bytes | None:
-    """Return the block of the file with a section's bytes; None if they are decompressed."""
+    """Return the block of the file that has a section's bytes; None if the section was decompressed."""
     base = section.data.base
     return base.obj if isinstance(base, memoryview) else None
 

@@ -1,10 +1,15 @@
-"""Where an SSTable's data can be cut into pieces that are read separately: between partitions, and inside large ones at
-the start of a block of rows.
+"""Finds the places at which an SSTable's data can be cut into pieces that are read separately: between partitions, and
+in large partitions at the start of a block of rows.
 
-Beside its bytes, a piece needs the key of the partition that it starts in, which it reads itself, and the range
-tombstone that is open where it starts. The index has that tombstone, but not its start. So the piece in which a range
-tombstone opens makes the change of it, and reads on to where it is closed; the pieces after it make none. Because only
-one is open at a time, reading on costs at most one more pass over all pieces together, and that only past rows.
+A piece that starts inside a partition needs more than its own bytes:
+
+- The key of the partition. The reader of the piece reads it from the data.
+- The range tombstone that is open at the start of the piece. The index has its times, but not its start position. So
+  the piece in which a range tombstone opens creates the change for it, and reads beyond its own end to the bound that
+  closes the range. Later pieces create no change for it.
+
+Only one range tombstone is open at a time. So reading beyond the ends costs at most one more pass over all data, and
+that pass only skips rows.
 """
 
 from collections.abc import Iterator
@@ -23,9 +28,9 @@ class Cut:
     """A place between partitions, or between the rows of one.
 
     Attributes:
-        offset: in the uncompressed data.
-        partition: the offset of the partition that the place is inside, if it is.
-        open: write time and deletion time of the range tombstone that is open there, if one is.
+        offset: the offset in the uncompressed data.
+        partition: the offset of the partition, if the place is between its rows.
+        open: write time and deletion time of the range tombstone that is open there, if there is one.
     """
 
     offset: int
@@ -48,10 +53,10 @@ def cuts(
     bounds: tuple[int, int],
     target_bytes: int,
 ) -> Iterator[Cut]:
-    """Yield places between two offsets, each the first that is at least `target_bytes` after the one before.
+    """Yield places between two offsets. Each is the first at least `target_bytes` after the previous one.
 
     Raises:
-        CorruptFile: the index of a large partition's rows cannot be read.
+        CorruptFile: the row index of a large partition cannot be read.
     """
     positions = index.positions
     start, end = bounds

@@ -32,7 +32,7 @@ OnCorrupt = Literal["fail", "skip-partition", "skip-file"]
 
 @dataclass
 class Report:
-    """The parts that a scan could not read and left out: one text per place, and the bytes of data skipped."""
+    """The parts that a scan could not read: one text per place, and the number of skipped bytes."""
 
     skipped: list[str] = field(default_factory=list)
     skipped_bytes: int = 0
@@ -68,8 +68,9 @@ class SSTable:
 
     @cached_property
     def _features(self) -> Features:
-        """The features of the file. ScyllaDB, which adds Scylla.db, writes the expiry of cells in 64 bits (`write_cell`
-        in sstables/mx/writer.cc), which may be after 2038; Cassandra, before `oa`, in 32.
+        """The features of the file. ScyllaDB writes the expiry of cells with 64 bits (`write_cell` in
+        sstables/mx/writer.cc), so it may be after 2038. Cassandra before `oa` writes 32 bits. Only ScyllaDB's SSTables
+        have a Scylla.db.
         """
         features = self.location.features
         return replace(features, unsigned_deletion_time=True) if self.location.exists("Scylla.db") else features
@@ -81,7 +82,7 @@ class SSTable:
 
     @cached_property
     def index(self) -> PartitionIndex:
-        """The index of the partitions; it is empty if there is no index to read."""
+        """The index of the partitions. It is empty if the SSTable has no index."""
         index = read_index(self.location)
         if len(index.positions) and index.positions[-1] >= self.data.length:
             raise CorruptFile(self.location.path(self.location.features.index), None, "positions beyond the data's end")
@@ -118,14 +119,14 @@ class SSTable:
         return [Split(a, b) for a, b in pairwise([Cut(start), *places, Cut(end)])]
 
     def _is_next(self, partition: int, tokens: tuple[int, int]) -> bool:
-        """Return whether the data show that no partition of these tokens is between this one and the one before it.
+        """Return whether the data prove that no partition with these tokens is between this one and the previous one.
 
-        Indexes have no checksums: one that lacks a partition, or has a wrong position, must not hide a partition. This
-        reads at most the last block of rows of the previous partition. After the last partition there may always be
-        others, because a truncated Index.db looks like one of fewer partitions.
+        Indexes have no checksums. An index that lacks a partition, or has a wrong position, must not hide a partition.
+        This reads at most the last block of rows of the previous partition. After the last partition of the index there
+        may always be others, because a truncated Index.db looks like an index of fewer partitions.
 
         Raises:
-            CorruptFile: the previous partition is not where the index has it.
+            CorruptFile: the previous partition is not at its position in the index.
         """
         before = int(self.index.positions[partition - 1])
         if not self.index.leads(partition - 1, key_at(self.data, before)):
@@ -153,7 +154,9 @@ class SSTable:
         return low
 
     def _token(self, partition: int) -> int:
-        """Return the token of a partition, by its number. All searches begin with the same ones."""
+        """Return the token of the partition with this number. It is cached, because all searches begin with the same
+        partitions.
+        """
         if partition not in self._tokens:
             self._tokens[partition] = token(key_at(self.data, int(self.index.positions[partition])))
         return self._tokens[partition]
@@ -172,14 +175,14 @@ class SSTable:
         """Read the changes, in the order of the file: by token, partition, and position.
 
         Args:
-            fields: fields of `changes.change_schema(self.schema)` to read; all if None.
-            split: a piece from `splits`; all of the data if None.
+            fields: the fields of `changes.change_schema(self.schema)` to read; None for all.
+            split: a piece from `splits`; None for all data.
             tokens: the first and the last token to read.
-            on_corrupt: at a fault, `fail`; or continue with the next partition in the index, or give up the rest of the
-                file. The changes before the fault stay; `report` counts the parts that are left out.
+            on_corrupt: the action at a fault: fail, continue with the next partition in the index, or leave out the
+                rest of the file. The changes before the fault are returned in each case.
             report: records the parts that are left out.
-            window: bytes of uncompressed data to process at a time; grows to hold the largest row.
-            origin: the value of the field `origin`; the file's path by default.
+            window: the number of uncompressed bytes to process at a time. It grows to hold the largest row.
+            origin: the value of the field `origin`; by default the file's path.
 
         Raises:
             CorruptFile, Missing: see `on_corrupt`; a missing file always raises. If all of the file was read in order,
@@ -207,7 +210,7 @@ class SSTable:
                     raise
                 at = max(split.start.offset, fault.offset or 0)
                 resume = end
-                # A fault without a position may be anywhere, so later data may be there already.
+                # A fault without a position may be anywhere, so data after it may have been returned already.
                 if on_corrupt == "skip-partition" and fault.offset is not None:
                     positions = self.index.positions
                     later = positions[positions > max(at, walker.sound_until - 1)]

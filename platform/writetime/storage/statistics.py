@@ -1,8 +1,23 @@
-"""The header of an SSTable, from Statistics.db: the minimums that its deltas are added to, and the types of its
-columns.
+"""Reads the header of an SSTable from Statistics.db: the minimums of its times, and the types of its columns. Times in
+the data are deltas to these minimums.
 
-`MetadataSerializer`: a table of contents (4-byte kind, 4-byte offset), then the components; from version `na` on each
-part is followed by its CRC32. `SerializationHeader.Component`: three vints, then types by their marshal class names.
+The file (`MetadataSerializer`), with a CRC32 of 4 bytes where it is named, from version `na` on:
+
+| part | bytes |
+| --- | --- |
+| number of components | 4, and the CRC32 |
+| kind and offset of each component | 4 and 4; after the last one the CRC32 of number, kinds and offsets |
+| each component | up to the next one, and the CRC32 |
+
+The header is one component (`SerializationHeader.Component`). Each text has its length before it, as a vint, and each
+type is the name of its marshal class:
+
+| part | encoding |
+| --- | --- |
+| minimums of write time, deletion time and TTL | 3 vints; the times count from 2015-09-22 |
+| type of the partition key | text |
+| types of the clustering columns | number as a vint, then the texts |
+| static columns, then regular columns | for both: number as a vint, then name and type of each as texts |
 """
 
 import struct
@@ -16,7 +31,7 @@ from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 
 _VALIDATION, _HEADER = 0, 3
-# EncodingStats: the three minimums count from the middle of 2015 (in UTC).
+# EncodingStats: the minimums of the times count from 2015-09-22 (UTC).
 TIMESTAMP_EPOCH = 1_442_880_000_000_000
 DELETION_TIME_EPOCH = 1_442_880_000
 
@@ -26,7 +41,7 @@ Columns = tuple[tuple[str, CqlType], ...]
 
 @dataclass(frozen=True)
 class Header:
-    """Types and minimums. `static` and `regular` are in the order in which rows have them."""
+    """The minimums and types. `static` and `regular` have the order of the columns in rows."""
 
     min_write_time: int
     min_deletion_time: int
@@ -47,8 +62,8 @@ def read_header(location: Location) -> Header:
 
     Raises:
         Missing, CorruptFile: Statistics.db is missing or corrupt.
-        Unsupported: tokens are not Murmur3's, a column has a type without a CQL name, or columns are in an order that
-            neither Cassandra nor ScyllaDB writes.
+        Unsupported: the partitioner is not Murmur3, a column has a type without a CQL name, or the order of columns is
+            one that neither Cassandra nor ScyllaDB writes.
     """
     path = location.path("Statistics.db")
     components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
@@ -69,10 +84,10 @@ def read_header(location: Location) -> Header:
 
 
 def _as_in_rows(path: str, columns: Columns) -> Columns:
-    """Return a header's columns in the order in which rows have them: simple ones, then complex ones.
+    """Return a header's columns in the order of rows: simple columns, then complex ones.
 
-    Cassandra lists them so (`db.Columns`). ScyllaDB lists all by the bytes of their names (`make_sstable_schema` in
-    sstables/mx/writer.cc).
+    Cassandra's headers have this order (`db.Columns`). ScyllaDB's headers have all columns in the order of the bytes of
+    their names (`make_sstable_schema` in sstables/mx/writer.cc).
     """
     names = [name for name, _ in columns]
     if len(set(names)) < len(names):
@@ -99,20 +114,20 @@ def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
         count = struct.unpack_from(">i", data)[0]
         crc = check(0, 4)
         start = 4 + crc_length
-        # A flipped bit in the count of a file without checksums must not become a huge table.
+        # In a file without checksums, a flipped bit in the count must not allocate a huge table.
         if not 0 < count <= 16:
             raise CorruptFile(path, 0, f"a few components were expected, not {count}")
         contents = [struct.unpack_from(">ii", data, start + 8 * i) for i in range(count)]
     except struct.error:
         raise CorruptFile(path, 0, "the file ends in its table of contents") from None
     check(start, start + 8 * count, crc)
-    # ScyllaDB may list the components in another order than it writes them.
+    # ScyllaDB may list the components in another order than that in the file.
     ordered = sorted(contents, key=lambda entry: entry[1])
     ends = [offset for _, offset in ordered[1:]] + [len(data)]
     components = {}
     for (kind, offset), end in zip(ordered, ends, strict=True):
         if not start + 8 * count <= offset <= end - crc_length:
-            raise CorruptFile(path, offset, "a component that lies outside of the file")
+            raise CorruptFile(path, offset, "a component that is outside the file")
         check(offset, end - crc_length)
         components[kind] = data[offset : end - crc_length]
     return components

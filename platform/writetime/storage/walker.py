@@ -1,4 +1,6 @@
-"""The window over a data file: filled chunk by chunk, processed by the kernel, emptied into batches."""
+"""Moves a window over a data file. The window is filled by chunk, the kernel processes it, and its changes become
+batches.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +24,7 @@ MIN_TOKEN, MAX_TOKEN = -(1 << 63), (1 << 63) - 1
 
 
 class Walker:
-    """The window over the data that the kernel processes."""
+    """The window over a data file."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Walker:
                     offset, filled, at = offset + at, filled - at, 0
                 if len(self._window) - filled < chunk_length:
                     rest = self._window[:filled]
-                    # Those from before would take memory beside the new ones.
+                    # Earlier buffers would use memory at the same time as the new ones.
                     self._buffers = Buffers([self._plan], 0)
                     self._allocate(2 * len(self._window))
                     self._window[:filled] = rest
@@ -145,14 +147,14 @@ class Walker:
                 raise fault
 
     def _read(self, chunk: int, count: int, filled: int) -> tuple[int, int, CorruptFile | None]:
-        """Read chunks into the window; the sound chunks before a corrupt one count, and the fault is returned with
+        """Read chunks into the window. If one is corrupt, keep the sound chunks before it, and return the fault with
         them.
         """
         try:
             return count, self._data.read(chunk, count, self._window[filled:]), None
         except CorruptFile as fault:
             if fault.offset is None:
-                # The file as a whole.
+                # The fault is one of the whole file.
                 self.sound_until = self._data.length
                 return 0, 0, fault
             sound = fault.offset // self._data.chunk_length - chunk

@@ -1,6 +1,6 @@
-"""Cells and the columns of many cells, as `Cell.Serializer` and `UnfilteredSerializer` of Cassandra write them.
+"""Reads cells, and columns of several cells, as `Cell.Serializer` and `UnfilteredSerializer` of Cassandra write them.
 
-ScyllaDB writes the same. `layout` names the numbers that control the reading; numba compiles all of it.
+ScyllaDB writes the same format. `layout` defines the numbers that control the reading. numba compiles this module.
 """
 
 # ruff: noqa: F403, F405, PLR0917, SIM102, SIM110 (the layout is a list of names, all of them used here; numba
@@ -33,7 +33,7 @@ _CELL_DELETED, _CELL_EXPIRING, _CELL_EMPTY, _CELL_ROW_TIMESTAMP, _CELL_ROW_TTL =
 
 @inlined
 def deletion_time_of(W: np.ndarray, delta: int) -> int:
-    """Versions with unsigned deletion times reach the year 2106; older ones are signed."""
+    """Return a deletion time. Newer versions write it unsigned, up to the year 2106; older versions write it signed."""
     value = (W[MIN_DELETION_TIME] + delta) & 0xFFFFFFFF
     if W[UNSIGNED_DELETION_TIME] == 0 and value >= 0x80000000:
         value -= 0x100000000
@@ -89,7 +89,7 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
 
 @compiled
 def _is_counter(p: int, length: int) -> bool:
-    """Check that a counter consists of whole shards, and that its header names no other (see `counters`)."""
+    """Return whether a counter has only complete shards, and its header names only these (see `counter_contexts`)."""
     if length < 2:
         return False
     header = 2 + 2 * abs(load_int16(p))
@@ -115,9 +115,10 @@ def read_cell(
     row_ttl: int,
     row_expiry: int,
 ) -> tuple:
-    """Read one cell of column `c`: into entry `i`, or that of the field that the path names, or as the next element.
+    """Read one cell of column `c` into entry `i`. A cell of a UDT goes to the entry of the field that its path names,
+    and a cell of a collection becomes the next element.
 
-    Return the address after it, whether it was kept, and 0 or an error.
+    Return the address after the cell, whether it was kept, and 0 or an error.
     """
     if p >= end:
         return end + 1, 0, TRUNCATED
@@ -185,7 +186,7 @@ def read_cell(
             return at, 0, error
         C[c, CHILDREN] = i + 1
     if length > 0 or (C[c, EMPTY_IS_VALUE] != 0 and flags & _CELL_DELETED == 0):
-        # A tombstone has no value; a counter's may have one, which is not added up.
+        # A tombstone has no value. A counter's tombstone may have one, which does not count.
         if flags & _CELL_DELETED == 0:
             error = store_value(C, c, i, value, length)
             if error != 0:
@@ -236,7 +237,7 @@ def read_complex(
     row_ttl: int,
     row_expiry: int,
 ) -> tuple:
-    """Read a collection or UDT: its column tombstone, and its cells."""
+    """Read the column tombstone and the cells of a collection or UDT."""
     kept = 0
     state = 0
     wanted = C[c, WANTED] != 0
@@ -244,7 +245,7 @@ def read_complex(
         delta, p = read_vint(p, end)
         write_time = W[MIN_WRITE_TIME] + delta
         delta, p = read_vint(p, end)
-        # A column without a tombstone has a "never deleted" entry if another column of the row has one.
+        # If another column of the row has a tombstone, a column without one has the entry "never deleted".
         if write_time != NO_TIME and write_time > C[c, DROPPED_AT]:
             if C[c, FORMER] != 0:
                 return p, 0, FORMER_CELL

@@ -1,23 +1,30 @@
-"""The frames of a commit log's sections: size, CRC32 of the size, mutation, CRC32 of both; all checked, compiled by
-numba."""
+"""Finds and checks the frames of a commit log's sections. numba compiles this module.
+
+| part of a frame | bytes |
+| --- | --- |
+| size of the mutation | 4 |
+| CRC32 of the size | 4 |
+| mutation | size |
+| CRC32 of size and mutation | 4 |
+"""
 
 import numpy as np
 
 from writetime.storage.kernel.memory import compiled, load8, load32, load_int32
 
-# Why reading stopped: the section's end, or a fault.
+# The reasons why reading stopped: the end of the section, or a fault.
 END, ZERO, TORN, BAD_SIZE, BAD_SIZE_CHECKSUM, BAD_CHECKSUM = range(6)
 MESSAGES = {
     ZERO: "zeros instead of a mutation",
     TORN: "a mutation that ends beyond its section",
     BAD_SIZE: "a mutation of less than 10 bytes",
-    BAD_SIZE_CHECKSUM: "the size of a mutation without its CRC32",
-    BAD_CHECKSUM: "a mutation without its CRC32",
+    BAD_SIZE_CHECKSUM: "the size of a mutation does not match its CRC32",
+    BAD_CHECKSUM: "a mutation does not match its CRC32",
 }
 
 
 def _tables() -> np.ndarray:
-    """Tables for CRC32, eight bytes at a time (slicing by eight)."""
+    """Return the tables for computing CRC32 by eight bytes at a time (slicing by eight)."""
     tables = np.zeros((8, 256), np.int64)
     for i in range(256):
         crc = i
@@ -36,7 +43,7 @@ _CRC = _tables()
 
 @compiled
 def _crc32(crc: int, p: int, length: int) -> int:
-    """Continue an inverted CRC32 over some bytes."""
+    """Continue an inverted CRC32 with `length` bytes."""
     end = p + length
     while end - p >= 8:
         one, two = load32(p), load32(p + 4)
@@ -56,10 +63,10 @@ def _crc32(crc: int, p: int, length: int) -> int:
 def read_frames(
     address: int, sections: np.ndarray, section: int, start: int, mutations: np.ndarray
 ) -> tuple[int, int, int, int]:
-    """Find the mutations of sections, from an offset in one of them on; fill in their starts and ends.
+    """Find the mutations of sections, from an offset in one of them on. Write their starts and ends to `mutations`.
 
-    Return their number; the section where reading stopped (the number of sections at the end of the last) and the
-    offset; and why (END also if `mutations` is full).
+    Return the number of mutations, the section and the offset at which reading stopped, and the reason. At the end of
+    the last section, the section is the number of sections. The reason is also END if `mutations` is full.
     """
     p = start
     count = 0

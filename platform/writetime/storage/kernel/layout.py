@@ -1,29 +1,32 @@
-"""The tables of numbers with which Python controls the reads and writes of the kernel.
+"""The tables of numbers by which Python controls the reads and writes of the kernel.
 
-Every output buffer is sized by the number of input bytes that may be read before it is emptied, so the kernel never
-runs out of space and never has to check: a row or a cell takes at least two bytes of input, and no input byte is copied
-more than once (a UUID's 16 bytes become 36 characters; a byte of a clustering key becomes at most two of a position).
+The size of each output buffer follows from the number of input bytes that are read before it is emptied. So the kernel
+never runs out of space, and need not check for it:
+
+- A row or a cell has at least two bytes of input.
+- No input byte is copied more than once. A UUID's 16 bytes become 36 characters, and a byte of a clustering key becomes
+  at most two bytes of a position.
 """
 
 # --- COLUMNS: one line per column of the kernel, one number per field ------------------------------------------------
-LENGTH = 0  # bytes of a value on disk, or -1 if its length precedes it
-FORM = 1  # how a value is written out, see below
+LENGTH = 0  # bytes of a value on disk, or -1 if the length is before the value
+FORM = 1  # the form of the output values, see below
 SHAPE = 2  # SIMPLE, COLLECTION or UDT
 DROPPED_AT = 3  # cells written at or before this time are void
-CHILD = 4  # COLLECTION: the line of the elements' cells (the next line holds their paths); UDT: of the first field
-CHILDREN = 5  # UDT: number of fields; for a collection's elements: the number written
+CHILD = 4  # COLLECTION: the line of the elements' cells (the next line has their paths); UDT: of the first field
+CHILDREN = 5  # UDT: number of fields; a collection's elements: the number written so far
 WANTED = 6  # 0: skipped
-EMPTY_IS_VALUE = 7  # text and blob: no bytes are a value, not null
+EMPTY_IS_VALUE = 7  # text and blob: an empty value is a value, and not null
 COMPARE = 8  # clustering column: method of `primitives.encode_comparable`
 REVERSE = 9  # clustering column: DESC
 STATE = 10  # addresses: one byte per cell, the bits below
-VALUES = 11  # fixed-width values; or the bytes of variable ones
+VALUES = 11  # values of fixed width, or the bytes of values of variable width
 OFFSETS = 12  # int32 offsets into those bytes; COLLECTION: into the elements
 WRITE_TIME = 13  # int64 (COLLECTION, UDT: of the column tombstone, as below)
 TTL = 14  # int32
 DELETION_TIME = 15  # int64
 USED = 16  # bytes used of VALUES
-WITH_VALUE = 17  # the numbers of cells with a value, a TTL, a deletion time, a tombstone; the number of cells
+WITH_VALUE = 17  # the numbers of cells with a value, a TTL, a deletion time and a tombstone, and the number of cells
 WITH_TTL = 18
 WITH_DELETION_TIME = 19
 WITH_TOMBSTONE = 20
@@ -32,7 +35,7 @@ NAME_ADDRESS = 22  # the name's bytes, to find a column by name
 NAME_LENGTH = 23
 IS_STATIC = 24
 FORMER = 25  # 1: a dropped column; a cell written after the drop is an error
-NAMED = 26  # the last update of a commit log that named the column, by its number
+NAMED = 26  # the number of the last update of a commit log that named the column
 COLUMN_FIELDS = 27
 
 SIMPLE, COLLECTION, UDT = range(3)
@@ -49,8 +52,8 @@ COUNTS = (
     (WITH_TOMBSTONE, IS_TOMBSTONE),
 )
 
-# Values of FORM: unchanged with variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: unchanged, for
-# `counters` to decode
+# Values of FORM: BYTES are unchanged and have variable length; FIXED are integers and floats of 1 to 8 bytes; COUNTER
+# is unchanged, and `counter_contexts` decodes it.
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, UUID_TEXT, COUNTER = range(9)
 WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4}
 
@@ -108,7 +111,7 @@ IS_SSTABLE = 11
 STATICS = 12  # columns in the header
 REGULARS = 13
 TABLE = 14  # the line in TABLES
-OPEN = 15  # 1: a range tombstone is open, since the position kept at OPEN_BYTES; 2: since an earlier split
+OPEN = 15  # 1: a range tombstone is open since the position at OPEN_BYTES; 2: it is open since an earlier split
 OPEN_WRITE_TIME = 16
 OPEN_DELETION_TIME = 17
 OPEN_BYTES = 18
@@ -116,18 +119,18 @@ OPEN_LENGTH = 19
 CURRENT_KEY = 20  # address of a copy of the partition key
 CURRENT_KEY_LENGTH = 21
 CURRENT_TOKEN = 22
-FIRST_TOKEN = 23  # partitions outside these tokens, both included, are skipped
+FIRST_TOKEN = 23  # partitions outside these tokens (both included) are skipped
 LAST_TOKEN = 24
 PASS_OVER = 25
-PARTITION_OFFSET = 26  # where the current partition starts in the file
-STOP = 27  # address at which the split ends: between partitions, or between rows of one, ...
-STOP_PARTITION = 28  # ... which starts here in the file (-1: between partitions) ...
-STOP_OPEN = 29  # ... where a range tombstone is open (1) or not (0), with these times
+PARTITION_OFFSET = 26  # offset of the current partition in the file
+STOP = 27  # address at which the split ends, between partitions or between rows of one
+STOP_PARTITION = 28  # offset in the file of the partition with this address; -1: it is between partitions
+STOP_OPEN = 29  # 1: a range tombstone with these times is open at this address; 0: none is open
 STOP_OPEN_WRITE_TIME = 30
 STOP_OPEN_DELETION_TIME = 31
-READ_ON = 32  # 1: beyond the split's end, to find the end of the range tombstone that was opened in it
+READ_ON = 32  # 1: read beyond the split's end, to find the end of the range tombstone that was opened in it
 TABLES = 33  # the number of lines in TABLES
-UPDATE = 34  # updates of a commit log that were begun
+UPDATE = 34  # the number of updates of a commit log so far
 HEADER_ROOM = 35  # the largest number of columns of a header
 WALK_FIELDS = 36
 
@@ -137,10 +140,10 @@ HAS_ALL_COLUMNS, HAS_COMPLEX_DELETION, EXTENDED, EXTENDED_STATIC = 0x20, 0x40, 0
 
 NO_TIME = -0x8000000000000000
 
-# The most bytes of a partition key: its length has two.
+# The most bytes of a partition key, because its length has two bytes.
 KEY_ROOM = 65535
 
-# Results of the walk: it needs the next window, is done, or met an error.
+# Results of the walk: it needs the next window, it is done, or an error.
 MORE, DONE = 0, 1
 TRUNCATED = 10
 BAD_FLAGS = 11
@@ -162,22 +165,22 @@ FORMER_CELL = 27
 REPEATED_COLUMN = 28
 
 MESSAGES = {
-    TRUNCATED: "the data ends inside of a partition",
+    TRUNCATED: "the data ends inside a partition",
     BAD_FLAGS: "invalid flags of a row, bound or cell",
     BAD_LENGTH: "a value whose length is not that of its type",
-    BAD_ROW_SIZE: "a row whose cells do not end where its size says",
+    BAD_ROW_SIZE: "a row whose cells do not end at its size",
     BAD_COLUMNS: "a set of columns that the header does not have",
     BAD_BOUND: "range tombstone bounds that do not open and close in turn",
-    BAD_TOKEN_ORDER: "a partition whose token is smaller than that of the one before",
-    BAD_COUNTER: "a counter that is not made of whole shards",
-    BAD_KEY: "a partition key that is not of its type",
+    BAD_TOKEN_ORDER: "a partition whose token is smaller than that of the previous one",
+    BAD_COUNTER: "a counter with an incomplete shard",
+    BAD_KEY: "a partition key that is invalid for its type",
     SHADOWABLE: "a shadowable deletion: materialised views are not supported",
     BAD_DELETION: "an invalid partition deletion",
-    BAD_TTL: "a TTL that is negative",
+    BAD_TTL: "a negative TTL",
     UNKNOWN_TABLE: "a write to a table whose schema is not known",
     UNKNOWN_COLUMN: "a column that the table's schema does not have",
     BAD_PATH: "a cell path that its column cannot have",
     BAD_CUT: "an end of the split that differs from the index",
-    FORMER_CELL: "a cell of a column's older type, written after the column was dropped: the schema has another type",
+    FORMER_CELL: "a cell of a column's former type, written after the column was dropped: the schema has another type",
     REPEATED_COLUMN: "an update that names a column twice",
 }

@@ -1,6 +1,7 @@
-"""Reads and writes raw memory inside numba code: the base of the kernel.
+"""Reads and writes raw memory in code that numba compiles. The kernel is built on this module.
 
-An address is an int64. Nothing here checks bounds: the caller does, before every read, as `length > end - address`.
+An address is an int64. Nothing here checks bounds. The caller checks them before each read, as `length > end -
+address`.
 """
 
 import hashlib
@@ -24,9 +25,9 @@ _KERNEL = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.gl
 def compiled(function: Any, **options: Any) -> Any:
     """Compile a function, once for all processes.
 
-    It uses no reference counts: nothing here makes objects, and counting took longer than reading. numba considers a
-    cached function current while that function's file is unchanged; here the other files of the kernel, which it may
-    call, count as well.
+    The code uses no reference counts, because it creates no objects, and counting took longer than reading. By default,
+    numba considers a cached function current while its file is unchanged. Here, all files of the kernel must be
+    unchanged, because the function may call them.
     """
     dispatcher = cached(function, _nrt=False, **options)
     if not isinstance(dispatcher._cache, NullCache):
@@ -121,8 +122,8 @@ copy = _copier()
 class Numbers(types.Type):
     """A table of int64 numbers with lines of `width`, or a plain sequence of them if that is 0.
 
-    It is indexed (and annotated) like an array, but is only an address: an array is nine words that every call copies,
-    and checks for negative indices at every access.
+    It is indexed and annotated like an array, but is only an address. An array has nine words that each call copies,
+    and it checks for negative indices at each access.
     """
 
     def __init__(self, width: int) -> None:
@@ -181,7 +182,7 @@ def _set(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 def _viewer(width: int) -> Any:
     @intrinsic
     def view(typing_context: Any, array: Any) -> Any:
-        """Return the numbers of an int64 array, which the caller keeps."""
+        """Return the numbers of an int64 array. The caller must keep the array."""
         del typing_context
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The parts of the kernel's walk: variable-length integers, tokens, and byte-comparable clustering values.
+"""The basic reads and writes of the kernel: variable-length integers, tokens, and byte-comparable clustering values.
 
-numba compiles all of it. Reading functions take an address and the end of the readable data, and return the address
-after the value. Once a value does not fit they return `end + 1`, which every later read passes on, so that one check
+numba compiles this module. A function that reads takes an address and the end of the readable data, and returns the
+address after the value. If the value does not fit, it returns `end + 1`. Later reads return this again, so one check
 after several reads is enough.
 """
 
@@ -20,7 +20,7 @@ from writetime.storage.kernel.memory import (
     store64,
 )
 
-# Extra bytes of an unsigned vint, by its first byte: the number of its leading ones (utils.vint.VIntCoding).
+# The number of extra bytes of an unsigned vint, by its first byte: its leading one bits (utils.vint.VIntCoding).
 _EXTRA_BYTES = np.array([8 - (255 - i).bit_length() for i in range(256)], np.int64)
 
 
@@ -76,7 +76,7 @@ def _little64(p: int) -> np.uint64:
 
 @compiled
 def _signed_tail(p: int, length: int) -> np.uint64:
-    """The bytes of a tail are sign-extended before they are combined: a quirk that every token depends on."""
+    """Return the number in a tail of `length` bytes. Each byte is sign-extended first: all tokens depend on it."""
     value = np.uint64(0)
     for i in range(length):
         byte = load8(p + i)
@@ -155,13 +155,13 @@ def token(key: bytes) -> int:
 
 
 def filter_byte(key: bytes) -> int:
-    """Return the byte of a serialised partition key's hash that Partitions.db has (`filterHashLowerBits`)."""
+    """Return the byte of a serialised partition key's hash that is in Partitions.db (`filterHashLowerBits`)."""
     buffer = np.frombuffer(key, np.uint8) if key else np.zeros(1, np.uint8)
     return int(_filter_byte(buffer.ctypes.data, len(key)))
 
 
-# How a clustering value becomes byte-comparable; `writetime.changes.model` states the encoding. COMPARE_OTHER is
-# encoded there.
+# The methods that make a clustering value byte-comparable. `writetime.changes.model` describes the encoding, and
+# encodes values of COMPARE_OTHER.
 COMPARE_OTHER, COMPARE_SIGNED, COMPARE_PLAIN, COMPARE_BIGINT, COMPARE_FLOAT = range(5)
 COMPARE_BOOLEAN, COMPARE_UUID, COMPARE_TIMEUUID, COMPARE_BYTES = range(5, 9)
 
@@ -217,8 +217,9 @@ def _encode_bytes(p: int, length: int, out: int) -> int:
 
 @compiled
 def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int) -> int:
-    """Write a clustering value with the byte before it; return the address after them, at most 2 * length + 3 bytes
-    on."""
+    """Write a clustering value, with the byte before it. Return the address after it. At most 2 * length + 3 bytes are
+    written.
+    """
     if length == 0 and method != COMPARE_BYTES:
         store8(out, 0x41 if reverse else 0x3F)
         return out + 1
@@ -261,7 +262,7 @@ def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int)
     return out
 
 
-# The two hexadecimal digits of each byte, as the 16-bit number that stores them in this machine's byte order.
+# The two hexadecimal digits of each byte, as a 16-bit number that has them in this machine's byte order.
 _HEX_PAIRS = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint16).astype(np.int64)
 
 

@@ -15,15 +15,15 @@ _ALIGNMENT = 64
 def room(count: int, dtype: type[np.generic]) -> np.ndarray:
     """Return an array of zeros whose pages take memory only once they are written to, and are released with the array.
 
-    Its size is the worst case, of which little is used. The heap would return memory of other buffers, and keep all
-    pages that any of them ever wrote to.
+    Its size is that of the worst case, and only a small part is used. The heap would return memory of other buffers,
+    and keep all pages that any of them ever wrote to.
     """
     return rooms([(count, dtype)])[0]
 
 
 def rooms(wanted: Sequence[tuple[int, type[np.generic]]], mapping: int = _MAPPING) -> list[np.ndarray]:
-    """Return arrays as `room` does, by their counts and types, in few mappings, which are released together.
-    A mapping is full at this size (bytes).
+    """Return several arrays like those of `room`, by their counts and types. They share a few mappings, which are
+    released together. `mapping` is the size of a full mapping (bytes).
     """
     arrays: list[np.ndarray] = []
     starts: list[int] = []

@@ -1,4 +1,4 @@
-"""Rows with their clustering keys and positions, and how a change is counted.
+"""Reads rows with their clustering keys, and writes them as changes with their positions.
 
 Source: `UnfilteredSerializer`, `ClusteringPrefix`, `Columns`.
 """
@@ -26,7 +26,7 @@ from writetime.storage.kernel.primitives import encode_comparable, read_vint, sk
 
 @inlined
 def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
-    """Mark every column of a new change as absent."""
+    """Mark each column of a new change as missing."""
     for c in range(T[t, FIRST], T[t, LAST]):
         if C[c, WANTED] != 0:
             store8(C[c, STATE] + row, 0)
@@ -38,9 +38,10 @@ def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 @inlined
 def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
-    """Read `count` clustering values, into their columns if `row` >= 0, and as a position at `out` if that is not 0.
+    """Read `count` clustering values. Write them to their columns if `row` >= 0, and as a position to `out` if that is
+    not 0.
 
-    Return the address after them (in the input), the end of the position, and 0 or an error.
+    Return the address after the values in the input, the end of the position, and 0 or an error.
     """
     start = p
     encode = T[t, ENCODE_POSITION]
@@ -96,7 +97,7 @@ def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 @inlined
 def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
-    """Write the terminator and the number of values before a clustering key that Python encodes."""
+    """Write the terminator and the number of values. A clustering key that Python encodes follows them."""
     if T[t, ENCODE_POSITION] == 0:
         store8(out, terminator)
         store8(out + 1, count >> 8)
@@ -107,7 +108,7 @@ def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) 
 
 @inlined
 def position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
-    """End a position that the kernel encodes itself."""
+    """Write the end of a position that the kernel encodes itself."""
     if T[t, ENCODE_POSITION] != 0:
         store8(out, terminator)
         return out + 1
@@ -116,8 +117,9 @@ def position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
 
 @compiled
 def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
-    """Read which of the header's columns a row has (`Columns.deserializeSubset`); return the address after it, or
-    -1."""
+    """Read the set of the header's columns that a row has (`Columns.deserializeSubset`). Return the address after it,
+    or -1.
+    """
     encoded, p = read_vint(p, end)
     if encoded == 0:
         present[:count] = 1
@@ -127,8 +129,8 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
         for i in range(count):
             present[i] = 1 - ((encoded >> i) & 1)
     else:
-        # From 64 columns on: the number of missing columns, then the numbers of the present or missing ones, whichever
-        # are fewer.
+        # With 64 columns or more: the number of missing columns, then the numbers of the present columns or of the
+        # missing ones, whichever are fewer.
         if encoded < 0 or encoded > count:
             return -1
         there = count - encoded
@@ -154,7 +156,7 @@ def _body(
     flags: int,
     static: bool,
 ) -> tuple:
-    """Read a row after its clustering key and size; return the address after it, whether it has any effect, 0 or an
+    """Read a row after its clustering key and size. Return the address after it, whether it has any effect, and 0 or an
     error.
     """
     t = W[TABLE]
@@ -243,7 +245,7 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
         c = T[t, KEY] + j
         part = length
         if T[t, KEYS] > 1:
-            # CompositeType: each component after its length (2 bytes) and followed by a zero.
+            # CompositeType: each component has its length (2 bytes) before it, and a zero after it.
             if end - p < 3:
                 return BAD_KEY
             part = load16(p)
@@ -264,14 +266,14 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
         p += part + (1 if T[t, KEYS] > 1 else 0)
     if p != end:
         return BAD_KEY
-    # Only now: the values of a key that cannot be read are not all there.
+    # Counted only now, because a key that cannot be read does not have all values.
     T[t, PARTITIONS] = i + 1
     return 0
 
 
 @compiled
 def deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
-    """Write the fields of a range or partition tombstone beside its position."""
+    """Write the fields of a range or partition tombstone, except its position."""
     t = W[TABLE]
     row = T[t, ROWS]
     _clear(T, C, t, row)
@@ -303,7 +305,7 @@ def read_static_row(
     end: int,
     flags: int,
 ) -> tuple:
-    """Read a static row's body; one without effect leaves no change."""
+    """Read a static row's body. A row without effect becomes no change."""
     t = W[TABLE]
     _clear(T, C, t, T[t, ROWS])
     p, says, error = _body(W, T, C, header, present, p, end, flags, True)
@@ -326,8 +328,8 @@ def read_row(
     end: int,
     flags: int,
 ) -> tuple:
-    """Read a row from its clustering key on; `end` is the end of the data. Return the address after it, and 0 or an
-    error.
+    """Read a row, beginning with its clustering key. `end` is the end of the data. Return the address after the row,
+    and 0 or an error.
     """
     t = W[TABLE]
     row = T[t, ROWS]

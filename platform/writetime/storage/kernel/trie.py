@@ -1,4 +1,4 @@
-"""Tries on disk, which the indexes of `da`, `ms` and `mt` consist of: nodes of a few kinds, some with a payload.
+"""Reads the tries of the indexes of `da`, `ms` and `mt`. A trie has nodes of a few kinds, some with a payload.
 
 Sources: `io.tries.TrieNode` of Cassandra, sstables/trie/bti_node_type.hh and bti_node_reader.cc of ScyllaDB.
 """
@@ -11,7 +11,7 @@ from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.memory import compiled, inlined, load8, load16
 from writetime.storage.kernel.room import room
 
-# No key is that long: the longest are clustering keys of many columns of 64 KiB each.
+# No key is longer. The longest are clustering keys of many columns of 64 KiB each.
 _LONGEST_PATH = 1 << 20
 
 
@@ -20,17 +20,17 @@ def trie_payloads(
 ) -> np.ndarray:
     """Return the 4 bits (first row) and the offset (second row) of each payload below a root, in the order of the keys.
 
-    Its time and memory are at most proportional to the number of bytes within the bounds.
+    Time and memory are at most proportional to the number of bytes within the bounds.
 
     Args:
         data: the file.
-        root: where the root node starts.
+        root: the offset of the root node.
         count: the number of payloads.
         path: the file's name.
-        bounds: where the part of the file that holds the trie's nodes starts and ends; all of the file if None.
+        bounds: the start and end of the part of the file with the trie's nodes; None for the whole file.
 
     Raises:
-        CorruptFile: invalid nodes, nodes that are shared or outside of the bounds, or not `count` payloads.
+        CorruptFile: nodes are invalid, shared or outside the bounds, or there are not `count` payloads.
     """
     start, end = bounds or (0, len(data))
     if not start <= root < end or not 0 < count <= end - start:
@@ -47,12 +47,13 @@ def trie_payloads(
 
 
 def trie_leaf(data: np.ndarray, root: int, key: bytes, path: str) -> tuple[int, int] | None:
-    """Return the 4 bits and the offset of the payload that a key leads to; None if there is no way for it.
+    """Return the 4 bits and the offset of the payload that a key leads to; None if the trie has no path for the key.
 
-    A leaf is as deep as its key differs from others. The bits are 0 if the key ends before a leaf.
+    A leaf has only the bytes of its key that distinguish it from other keys. The bits are 0 if the key ends before a
+    leaf.
 
     Raises:
-        CorruptFile: an invalid node; `path` is the file's name.
+        CorruptFile: a node is invalid; `path` is the file's name.
     """
     wanted = np.frombuffer(key, np.uint8)
     node = int(_leaf(data.ctypes.data, len(data), root, wanted))
@@ -64,7 +65,7 @@ def trie_leaf(data: np.ndarray, root: int, key: bytes, path: str) -> tuple[int, 
     return (bits, node + 1) if bits < 16 else (0, node)
 
 
-# TrieNode: bits of a pointer to a child, by the 4 high bits of a node's first byte; 0: no child.
+# TrieNode: the number of bits of a pointer to a child, by the 4 high bits of a node's first byte; 0: no child.
 _POINTER_BITS = np.array([0, 4, 8, 12, 16, 8, 12, 16, 24, 40, 12, 16, 24, 32, 40, 64], np.int64)
 _SINGLE_WITHOUT_PAYLOAD_4, _SINGLE_8, _SINGLE_WITHOUT_PAYLOAD_12, _SINGLE_16 = 1, 2, 3, 4
 _SPARSE_FIRST, _DENSE_FIRST = 5, 10
@@ -73,7 +74,7 @@ _NO_WAY = -(1 << 62)
 
 @compiled
 def _bits(base: int, number: int, bits: int) -> int:
-    """Read entry `number` of an array of big-endian numbers of 8 to 64 bits, or of 12 that follow each other packed."""
+    """Read entry `number` of an array of big-endian numbers of 8 to 64 bits, or of packed numbers of 12 bits."""
     if bits == 12:
         word = load16(base + (3 * number) // 2)
         return word & 0xFFF if number & 1 else word >> 4
@@ -85,8 +86,8 @@ def _bits(base: int, number: int, bits: int) -> int:
 
 @inlined
 def _measure(p: int, room: int) -> tuple[int, int, int]:
-    """Return the number of the node's pointers, where they start, and its size without the payload; -1 for the size if
-    it does not fit.
+    """Return the number of the node's pointers, the address of the first, and the node's size without the payload. The
+    size is -1 if the node does not fit.
     """
     if room < 2:
         return 0, p, -1
@@ -122,7 +123,7 @@ def _measure(p: int, room: int) -> tuple[int, int, int]:
 
 @inlined
 def _distance(p: int, base: int, number: int) -> int:
-    """Return the distance back from the node to this child; 0: there is none, which is a gap in a dense node."""
+    """Return the distance back from the node to a child. It is 0 at a gap in a dense node, where there is no child."""
     kind = load8(p) >> 4
     if kind == _SINGLE_WITHOUT_PAYLOAD_4:
         return load8(p) & 0x0F
@@ -133,14 +134,14 @@ def _distance(p: int, base: int, number: int) -> int:
 
 @compiled
 def _walk(address: int, first: int, length: int, root: int, payloads: np.ndarray, path: np.ndarray) -> int:
-    """Walk the trie in order; return the number of payloads, or minus the offset of a bad node, minus 1.
+    """Walk the trie in order. Return the number of payloads. At an invalid node, return minus its offset, minus 1.
 
-    The 4 bits and the offset of each payload are written to `payloads`; `path` has two numbers per node of the longest
+    The 4 bits and the offset of each payload are written to `payloads`. `path` has two numbers per node of the longest
     path.
     """
-    # A node below another is written before it, so positions fall along a path, and no path is endless. Each node has
-    # one parent, and none overlaps another, so together they are no longer than this part of the file: that bounds the
-    # walk if nodes are shared.
+    # A child is written before its parent, so positions decrease along a path, and each path ends. Each node has one
+    # parent, and nodes do not overlap, so together they are no longer than this part of the file. This bounds the walk
+    # if nodes are shared.
     unused = length - first
     nodes = path[0]
     children = path[1]
@@ -184,7 +185,7 @@ def _walk(address: int, first: int, length: int, root: int, payloads: np.ndarray
 
 @compiled
 def _child(p: int, pointers: int, byte: int) -> int:
-    """Return the number of the pointer for a byte of the key; -1 if there is none."""
+    """Return the number of the pointer for a byte of the key, or -1 if there is none."""
     kind = load8(p) >> 4
     if kind < _SPARSE_FIRST:
         return 0 if load8(p + 2 if kind == _SINGLE_WITHOUT_PAYLOAD_12 else p + 1) == byte else -1
@@ -199,8 +200,9 @@ def _child(p: int, pointers: int, byte: int) -> int:
 
 @compiled
 def _leaf(address: int, length: int, node: int, key: np.ndarray) -> int:
-    """Return the leaf that a key leads to, or the node where it ends before one; `_NO_WAY`, or minus the offset of a
-    bad node, minus 1."""
+    """Return the leaf that a key leads to, or the node at which the key ends before a leaf. Return `_NO_WAY` if there
+    is no path. At an invalid node, return minus its offset, minus 1.
+    """
     for i in range(len(key) + 1):
         p = address + node
         pointers, base, size = _measure(p, length - node)

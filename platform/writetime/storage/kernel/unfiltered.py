@@ -1,4 +1,4 @@
-"""The elements of a partition, in order: rows, and bounds of range tombstones (`UnfilteredSerializer`)."""
+"""Reads the elements of a partition in order: rows, and bounds of range tombstones (`UnfilteredSerializer`)."""
 
 # ruff: noqa: F403, F405, PLR0917, PLR1714 (the layout is a list of names, all of them used here; numba
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
@@ -21,7 +21,7 @@ from writetime.storage.kernel.rows import (
 
 @compiled
 def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: int) -> tuple:
-    """Read a range tombstone's bound or boundary; the range that it closes becomes a change."""
+    """Read a range tombstone's bound or boundary. The range that it closes becomes a change."""
     t = W[TABLE]
     if end - p < 3:
         return end + 1, TRUNCATED
@@ -91,7 +91,7 @@ def read_unfiltered(
     if flags & EXTENDED != 0:
         if p >= end:
             return end + 1, TRUNCATED
-        # A static row may only come first; other flags here are those of shadowable deletions.
+        # A static row can only be the first row. Other flags here are those of shadowable deletions.
         return at, BAD_FLAGS if load8(p) & EXTENDED_STATIC != 0 else SHADOWABLE
     if flags & IS_MARKER != 0:
         return _bound(W, T, C, at, p, end)

@@ -30,16 +30,16 @@ def _same_bytes(p: int, q: int, length: int) -> bool:
 def _names(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
 ) -> tuple:
-    """Read an update's column names; return the address after them, their number, and 0 or an error.
+    """Read an update's column names. Return the address after them, their number, and 0 or an error.
 
-    The names of static and regular columns share the header, the latter from `base` on.
+    The static and regular columns share the header. The regular ones begin at `base`.
     """
     count, p = read_vint(p, end)
     if count < 0 or count > W[HEADER_ROOM] - base:
         return p, 0, BAD_COLUMNS
     first = T[t, FIRST] + T[t, CLUSTERINGS]
     lines = T[t, LAST] - first
-    # Names come in the order of the lines, so the search continues where the last one was found.
+    # Names have the order of the lines, so each search continues after the last one.
     c = first
     for i in range(count):
         length, p = read_vint(p, end)
@@ -49,7 +49,7 @@ def _names(
             return p, 0, TRUNCATED
         found = False
         for _ in range(lines):
-            # Fields of user-defined types have lines, and no names.
+            # Fields of user-defined types have lines, but no names.
             same = C[c, NAME_ADDRESS] != 0 and C[c, NAME_LENGTH] == length and (C[c, IS_STATIC] != 0) == static
             if same and _same_bytes(C[c, NAME_ADDRESS], name, length):
                 if C[c, NAMED] == W[UPDATE]:
@@ -163,10 +163,10 @@ def walk_mutations(
     mutations: np.ndarray,
     unread: np.ndarray,
 ) -> int:
-    """Walk mutations, given by their start and end as offsets from `address`; return DONE or an error.
+    """Walk mutations, given by their starts and ends as offsets from `address`. Return DONE or an error.
 
-    A mutation cannot be read past an update of an unknown table: its number goes to `unread` with the address of that
-    table's id, and the earlier updates are kept.
+    A mutation cannot be read after an update of an unknown table. Its number is written to `unread`, with the address
+    of that table's id, and its earlier updates are kept.
     """
     W = numbers(walk)
     T = tables(table_lines)

@@ -44,7 +44,7 @@ def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: in
     if not (flags & EXTENDED != 0 and flags & IS_MARKER == 0 and p <= end and load8(p - 1) & EXTENDED_STATIC != 0):
         p, _, error = read_clustering(T, C, W[TABLE], p, end, count, -1, 0)
         if error != 0:
-            # The reading reports an invalid row, if there is no more data to come.
+            # If no more data follows, the reading reports an invalid row.
             return end + 1 if error == TRUNCATED else p
     size, p = read_vint(p, end)
     return skip(p, size, end)
@@ -117,7 +117,7 @@ def _sstable_partition(
     if W[STATICS] > 0:
         p, error = read_static_row(W, T, C, header, present, static, p, static_end, flags)
         if error != 0:
-            # The end that the row's size gives is no end of the window.
+            # The end of the row, by its size, is not an end of the window.
             return p, BAD_ROW_SIZE if error == TRUNCATED else error
         if p != static_end:
             return p, BAD_ROW_SIZE
@@ -126,8 +126,8 @@ def _sstable_partition(
 
 @compiled
 def _at_stop(W: np.ndarray) -> int:
-    """Return the result at the end of the split: MORE if a range tombstone that was opened in it continues, DONE, or an
-    error if the place is not the expected one.
+    """Return the result at the end of the split: MORE if a range tombstone that was opened in the split continues, an
+    error if the place is not the expected one, else DONE.
     """
     if W[IN_PARTITION] == 0:
         return DONE if W[STOP_PARTITION] < 0 else BAD_CUT
@@ -150,7 +150,7 @@ def _at_stop(W: np.ndarray) -> int:
 def walk_sstable(
     walk: np.ndarray, table_lines: np.ndarray, column_lines: np.ndarray, columns_there: np.ndarray, present: np.ndarray
 ) -> int:
-    """Walk the window from POSITION on; return MORE, DONE or an error, with the place in POSITION."""
+    """Walk the window, beginning at POSITION. Return MORE, DONE or an error, with the place in POSITION."""
     W = numbers(walk)
     T = tables(table_lines)
     C = columns(column_lines)
@@ -183,7 +183,7 @@ def walk_sstable(
             if W[READ_ON] != 0 and load8(p) & (IS_MARKER | END_OF_PARTITION) == 0:
                 p = after
                 continue
-            # The cells must not pass the end that the row's size gives.
+            # The cells must not go beyond the end of the row, by its size.
             p, error = read_unfiltered(W, T, C, header, present, p, after)
             if error == 0 and p != after:
                 error = BAD_ROW_SIZE
