@@ -528,5 +528,5 @@ def test_a_snapshot_whose_progress_cannot_be_saved_is_published(
 
 def test_a_name_that_is_too_long_for_a_topic_is_refused_by_itself() -> None:
     schema = parse_table(f"CREATE TABLE ks.t{'x' * 240} (k int PRIMARY KEY)")
-    with pytest.raises(WritetimeError, match="characters, and Kafka takes 249"):
+    with pytest.raises(WritetimeError, match="characters, and Kafka allows 249"):
         check_publishable(schema)

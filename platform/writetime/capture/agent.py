@@ -1,18 +1,20 @@
-"""The agent of one node: reads its commit log segments as they grow, and publishes the changes of the tables with CDC.
+"""The agent of one node. It reads the node's commit log segments as they grow, and publishes the changes of the tables
+with CDC.
 
 Each round lists the segments and their readable offsets, reads the node's schema version, and publishes the new
 changes. Changes are decoded and encoded while earlier ones are in flight. Progress is saved after the broker has
-acknowledged the changes. So a crash at any point repeats some changes and loses none.
+acknowledged the changes. So a crash at any point repeats some changes, and loses none.
 
-A segment is done when it is read to its end and its accounting closes: the number of mutations read equals the number
-of its frames, and every decoded change was acknowledged. A segment with changes that cannot be decoded or published is
-set aside. It holds the watermarks of the tables that the missing changes may belong to, and stops nothing else. A
-table's watermark is the time up to which all writes of the node to the table are published. (It moves on if the table's
-snapshot was begun after the missing changes were written: the snapshot has them.) The watermarks carry the agent's
-status to Kafka.
+A segment is done when it is read to its end and its counts agree: the number of mutations read equals the number of its
+frames, and each decoded change was acknowledged. A segment with changes that cannot be decoded or published is set
+aside. It holds the watermarks of the tables that the missing changes may belong to, and stops nothing else.
 
-The agent waits for the database, the broker or the disk if one of them fails. An unknown fault is logged with its
-traceback and counted, and its round is repeated.
+A table's watermark is the time up to which all writes of the node to the table are published. It also advances over
+missing changes if the table's snapshot began after they were written, because the snapshot has them. The messages with
+the watermarks also have the agent's status.
+
+If the database, the broker or the disk fails, the agent waits for it. An unknown fault is logged with its traceback and
+counted, and the round is repeated.
 """
 
 import logging
@@ -58,7 +60,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class _Pause:
-    """A pause after faults, which grows with each until a success. Times are in seconds."""
+    """A pause after a fault. It grows with each fault, until a success. Times are in seconds."""
 
     def __init__(self, shortest: float) -> None:
         self._shortest = self._next = shortest
@@ -81,10 +83,10 @@ class Pace:
     """The seconds between two actions of an agent.
 
     Attributes:
-        schema: between two questions for the node's schema version while nothing is written.
+        schema: between two queries for the node's schema version while nothing is written.
         mark: between two watermarks.
-        pause: between a fault and the next attempt; of completed segments, the first such pause.
-        snapshot: the same, for the snapshot of a table.
+        pause: between a fault and the next attempt. For completed segments, this is the first pause.
+        snapshot: between a fault and the next attempt, for the snapshot of a table.
         status: between two writes of the status file.
     """
 
@@ -99,11 +101,11 @@ _USUAL = Pace()
 
 
 def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Counter[str]:
-    """Publish changes until `stop` is set; return how many of each table were acknowledged.
+    """Publish changes until `stop` is set; return the number of acknowledged changes per table.
 
     Raises:
-        WritetimeError: no database at the start; another agent has the state folder, or the folder belongs to another
-            node.
+        WritetimeError: the database does not answer at the start, another agent uses the state folder, or the folder
+            belongs to another node.
     """
     with (
         closing(Progress(settings.capture.state_dir)) as progress,
@@ -141,15 +143,15 @@ class Agent:
         self.snapshots = Snapshots(
             settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
         )
-        # Unacknowledged portions: how far each segment is with it, and the changes.
+        # Unacknowledged portions: the progress of the segment after each, and the changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
-        # Consumers learn of a dropped column even if no write follows.
+        # Consumers must see a dropped column even if no write follows.
         self._unannounced = True
         self._found: list[tuple[Segment, int]] = []
         self._unreadable: list[tuple[Segment, str]] = []
-        # Log files that are no segments of a known version, by path.
+        # Log files that are not segments of a known version, by path.
         self._refused: Mapping[str, Unsupported] = {}
         self._lag = Lag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
@@ -198,23 +200,23 @@ class Agent:
         """Publish the new changes, and release the segments that are done.
 
         Raises:
-            WritetimeError: the node or the broker fails: continue from the acknowledged changes.
+            WritetimeError: the node or the broker fails. Continue from the acknowledged changes.
         """
-        # Before the segments are listed, so that they have all writes until then.
+        # The time is read before the segments are listed, so that they have all writes until then.
         synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
         listed, self._refused = list_segments(str(self._folder.path))
         found, self._unreadable = readable(listed)
         faults = [*map(str, self._refused.values()), *(fault for _, fault in self._unreadable)]
         for segment, _ in found:
-            # So that no segment can vanish unnoticed.
+            # Otherwise a segment could vanish unnoticed.
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._found = found
         self._measure()
         heard = self._node.events.heard()
         if new or heard or synced_until is not None or time.monotonic() >= self._next_look:
-            # After the offsets are read: the node knows the schema of all writes below them. It may report a change
-            # before it reports its new version.
+            # After the offsets are read, because the node then knows the schema of all writes below them. It may report
+            # a change before it reports its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + self._pace.schema
             self._note_switched()
@@ -240,7 +242,7 @@ class Agent:
     def _announce_schemas(self) -> None:
         """Create the topics and schemas of captured tables; with `never`, only those of tables that have changes."""
         for refused in self._publisher.announce_all(self._decoder.captured):
-            # Its changes are set aside; those of other tables are not.
+            # Only the changes of this table are set aside.
             self._metrics.error("schema")
             log.error("%s", refused)
         for table, fault in self._decoder.faults.items():
@@ -248,14 +250,14 @@ class Agent:
             log.error("%s is not captured: %s", table, fault)
 
     def _note_switched(self) -> None:
-        """Record tables whose `cdc` was switched off or on, before a watermark passes that."""
+        """Record tables whose `cdc` was switched off or on, before a watermark passes that time."""
         while self._schemas.switched:
             table, captured = self._schemas.switched[0]
             self._folder.note_switched(table.id, f"{table.keyspace}.{table.name}", captured=captured)
             del self._schemas.switched[0]
 
     def _note_truncated(self) -> bool:
-        """Take note of truncations before a watermark passes them; return whether there are new ones."""
+        """Record truncations before a watermark passes them; return whether there are new ones."""
         before, faults = self._truncations, self._truncation_faults
         self._truncations, self._truncation_faults = read_truncations(self._node)
         for schema in self._decoder.captured:
@@ -268,7 +270,7 @@ class Agent:
         return self._truncations != before or self._truncation_faults != faults
 
     def _unread(self, segment: Segment, until: int) -> int:
-        """Return the number of bytes of a segment that may be read and were not."""
+        """Return the number of bytes of a segment that may be read and are not read yet."""
         progress = self._progress.segments[segment.id]
         return 0 if progress.broken and until != END else self._unpublished(segment, until)
 
@@ -278,12 +280,12 @@ class Agent:
         if progress.finished:
             return 0
         if until == END:
-            # At least once, even if nothing was added. A segment that was just deleted has no size.
+            # It is read at least once, even if nothing was added. A segment that was just deleted has no size.
             return max((segment.size() or 0) - progress.position, 1)
         return max(until - progress.position, 0)
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> str | None:
-        """Hand over the new changes of a segment; return why it cannot be read now, if it cannot."""
+        """Hand over the new changes of a segment. If it cannot be read now, return the reason."""
         progress = self._progress.segments[segment.id]
         try:
             for reached, handed in hand_over(self._decoder, self._publisher, segment, until, progress):
@@ -306,13 +308,13 @@ class Agent:
                 # Otherwise each attempt would publish again the changes before the fault.
                 self._settle(stop)
                 raise
-            # Such as a segment without the rights to read it. No other segment waits for it.
+            # For example, the agent may not be allowed to read this segment. No other segment waits for it.
             return f"{segment.name} cannot be read: {reason_of(e)}"
         return None
 
     def _settle(self, stop: threading.Event) -> bool:
-        """Wait until the portions that were handed over are acknowledged, and record that; return False if it stops
-        before.
+        """Wait until the portions that were handed over are acknowledged, and record this. Return False if the agent
+        stops first.
         """
         if not self._publisher.flush(stop):
             return False
@@ -330,7 +332,7 @@ class Agent:
     # --- the watermark ------------------------------------------------------------------------------------------------
 
     def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
-        """Return the part of the listed segments that is not published yet, if any."""
+        """Return which of the listed segments is not published yet, if there is one."""
         for fault in faults:
             return fault
         for segment, until in found:
@@ -339,7 +341,7 @@ class Agent:
         return None
 
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
-        """Return where changes are missing, in the listed segments and in earlier ones."""
+        """Return the gaps in the listed segments and in earlier ones."""
         looked_at = [self._progress.segments[segment.id] for segment, _ in found]
         here = [
             Gap(p.reason, p.gap_until(), p.set_aside_at, None if p.lacking is None else frozenset(p.lacking))
@@ -349,8 +351,8 @@ class Agent:
         return here + self._folder.gaps()
 
     def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
-        """Announce that all writes before a time are published, unless some are not; then repeat the last announcement.
-        A gap holds those of its tables whose snapshots were begun before its end.
+        """Announce that all writes before a time are published. If some are not published, repeat the last
+        announcement. A gap holds a table if the table's snapshot began before the end of the gap.
         """
         self._next_mark = time.monotonic() + self._pace.mark
         self._gaps_now, self._held = gaps, {}
@@ -374,7 +376,9 @@ class Agent:
         self._announce_marks(stop)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
-        """Publish each table's watermark and the status; return whether the broker has them, False only if it stops."""
+        """Publish each table's watermark and the status. Return whether the broker has them; False only if the agent
+        stops.
+        """
         self._next_announcement = time.monotonic() + self._pace.mark
         self._hand_over_marks()
         return self._publisher.flush(stop)
@@ -397,14 +401,14 @@ class Agent:
     # --- completed segments ----------------------------------------------------------------------------------
 
     def _let_go_of_finished(self, segments: list[Segment]) -> None:
-        """Release the segments that are finished, for about `_RELEASE_SECONDS`, as live changes wait meanwhile. A fault
-        ends this, and the next attempt is after a pause, which grows with each: an archive that does not answer makes
-        live changes wait once per pause. Segments that failed before have a pause of their own, and others are released
-        meanwhile. Only the release of one of them resets that pause.
+        """Release the segments that are finished, for at most about `_RELEASE_SECONDS`, because live changes wait
+        meanwhile. At a fault, stop, and try again after a pause, which grows with each fault. So an archive that does
+        not answer delays live changes once per pause. Segments that failed before have a pause of their own, and others
+        are released meanwhile. Only the release of one of them resets that pause.
         """
         began = time.monotonic()
         waiting = [s for s in segments if (p := self._progress.segments[s.id]).finished and not p.kept]
-        # Those with a fault last, the longest untried of them first, so that none holds up another.
+        # Segments with a fault come last, the longest untried first, so that none delays another.
         for segment in sorted(waiting, key=lambda s: self._stuck.get(s.id, ("", 0.0))[1]):
             pause = self._stuck_pause if segment.id in self._stuck else self._release_pause
             if not pause.is_over:
@@ -421,7 +425,7 @@ class Agent:
                 return
 
     def _try_to_let_go(self, segment: Segment) -> bool:
-        """Release a segment, or report why it stays where it is; return whether it was released."""
+        """Release a segment. If this fails, report why it stays in place. Return whether it was released."""
         try:
             self._let_go(segment, self._progress.segments[segment.id])
         except Exception as e:
@@ -436,7 +440,7 @@ class Agent:
         return True
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Release a segment whose accounting closes; set any other aside."""
+        """Release a segment if its counts agree; else set it aside."""
         fault = unbalanced(segment, progress)
         if fault is not None:
             progress = progress.without(fault, None)
@@ -458,7 +462,7 @@ class Agent:
         self._progress.save()
 
     def _note_gone(self, there: set[int]) -> None:
-        """Forget segments that no longer exist; report the unread part of one as lost."""
+        """Drop the records of segments that no longer exist. Report their unread parts as lost."""
         gone = [i for i in self._progress.segments if i not in there]
         for segment_id in gone:
             progress = self._progress.segments[segment_id]
@@ -477,9 +481,7 @@ class Agent:
             self._progress.save()
 
     def _tell(self, faults: list[str]) -> None:
-        """Report now and then the segments that cannot be read. They stay where they are until an operator repairs
-        them.
-        """
+        """Report from time to time the segments that cannot be read. They stay until an operator repairs them."""
         if faults and time.monotonic() >= self._next_fault:
             self._next_fault = time.monotonic() + _WARNING_SECONDS
             for fault in faults:
@@ -491,7 +493,7 @@ class Agent:
     def _measure(self) -> None:
         there = [(segment, until) for segment, until in self._found if segment.id in self._progress.segments]
         sizes = [(segment, self._unpublished(segment, until)) for segment, until in there]
-        # The contents of a segment with an invalid index are unknown: all of it counts as unpublished.
+        # The content of a segment with an invalid index is unknown, so all of it counts as unpublished.
         sizes += [(segment, segment.size() or 1) for segment, _ in self._unreadable]
         unread = [segment for segment, size in sizes if size]
         refused = [size for path in self._refused if (size := _size(path)) is not None]
@@ -557,7 +559,7 @@ def _kind_of(fault: Exception) -> str:
 
 
 def _size(path: str) -> int | None:
-    """Return the bytes of a file; None if it is gone."""
+    """Return the bytes of a file; None if it no longer exists."""
     try:
         return Path(path).stat().st_size
     except FileNotFoundError:
@@ -565,7 +567,7 @@ def _size(path: str) -> int | None:
 
 
 def _age(segment: Segment) -> float:
-    """Return how long ago a segment was last written, in seconds; 0 if it is gone."""
+    """Return the seconds since the last write to a segment; 0 if it no longer exists."""
     try:
         return max(time.time() - Path(segment.path).stat().st_mtime, 0.0)
     except FileNotFoundError:

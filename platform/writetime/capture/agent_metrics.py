@@ -1,5 +1,5 @@
-"""An agent's Prometheus metrics, and the same numbers as its *status*. The status is in `status.json` for `writetime
-status`, and goes to Kafka with the watermarks, for programs that observe all agents.
+"""An agent's Prometheus metrics, and the same numbers as its *status*. The agent writes the status to `status.json` for
+`writetime status`, and sends it to Kafka with the watermarks, for programs that observe all agents.
 """
 
 import logging
@@ -29,7 +29,7 @@ _FILE = "status.json"
 
 @dataclass
 class Lag:
-    """How far an agent is behind its node. The name of each field is the name of a metric."""
+    """The lag of an agent behind its node. The name of each field is the name of a metric."""
 
     lag_bytes: int = 0
     lag_segments: int = 0
@@ -60,7 +60,7 @@ _TOTALS = {
 
 
 class _TotalsCollector(Collector):
-    """Shows the counts that last across restarts."""
+    """Shows the counts that continue after a restart."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
@@ -135,7 +135,7 @@ class AgentMetrics:
         self._faults[what] = self._faults.get(what, 0) + 1
 
     def refused(self, table: str, count: int) -> None:
-        """Count changes that can never be published."""
+        """Count changes that Kafka or the registry always rejects."""
         self._refused.labels(table).inc(count)
         self.error("refused")
 
@@ -145,11 +145,11 @@ class AgentMetrics:
             self._gauges[name].set(value)
 
     def log_lag(self, table: str, seconds: float) -> None:
-        """Set how far a ScyllaDB table's log is behind."""
+        """Set the lag of a ScyllaDB table's log."""
         self._log_lag.labels(table).set(seconds)
 
     def found(self, table: str, counts: Mapping[str, int]) -> None:
-        """Count findings in a ScyllaDB table's log beside changes."""
+        """Count findings in a ScyllaDB table's log that are not changes."""
         for kind, count in counts.items():
             if count:
                 self._findings.labels(table, kind).inc(count)
@@ -173,7 +173,7 @@ class AgentMetrics:
 
 
 def summary(statuses: Collection[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of several agents as one: sums of counts, and the worst of times and shares."""
+    """Return the numbers of several agents as one: sums of counts, and maximums of times and shares."""
     numbers: dict[str, float] = {
         "agents": len(statuses),
         "agents_held": sum(bool(s.get("held_by")) for s in statuses),
@@ -202,7 +202,7 @@ def counts_of(table: str, changes: pa.RecordBatch) -> dict[tuple[str, str], int]
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Save the numbers for `read_status`. A failure, such as a full disk, does not stop the agent."""
+    """Save the numbers for `read_status`. Log a failure, such as a full disk, because it must not stop the agent."""
     try:
         write_json(folder / _FILE, status)
     except OSError as e:

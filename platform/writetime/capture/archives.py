@@ -1,15 +1,18 @@
-"""Publishes the changes of folders of segments, such as archives of nodes' `cdc_raw`, with Spark's tasks.
+"""Publishes the changes in folders of segments, such as archives of nodes' `cdc_raw`, with Spark's tasks.
 
-It is the agent's work without the node: each round lists the segments and their readable offsets, then reads the
-database's schemas, and then lets tasks decode and publish the new changes, as an agent does. How far each segment is
-published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
-missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
-segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
-disk or a store cannot return is reported. Its checkpoint has the position up to which it was published, and the next
-round tries the rest again.
+This is the work of an agent without the node. Each round lists the segments and their readable offsets, and then reads
+the database's schemas. Then tasks decode and publish the new changes, as an agent does. Nothing is deleted or moved.
 
-Tasks read segments in parallel: changes of one key are in order within a segment, but not between two. The merge does
-not need that order. An archive gives no watermark, because nothing shows which segments it lacks.
+When a task ends, the checkpoint records the position up to which each of its segments is published. So after a crash,
+some changes are published again, and none is missing.
+
+A segment with a fault stops no other segment. The checkpoint has the fault until the segment was read without one.
+After an unknown error, a segment is first tried again three times. If a disk or a store cannot return a segment, this
+is reported. The checkpoint then has the position up to which the segment was published, and the next round tries the
+rest again.
+
+Tasks read segments in parallel. So changes of one key are in order within a segment, but not across segments. The merge
+does not need that order. An archive has no watermark, because nothing shows which segments it lacks.
 """
 
 import logging
@@ -47,15 +50,15 @@ SEGMENTS_PER_TASK = 8
 # How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
 FORGOTTEN_SECONDS = 86_400
-"""How long a published segment must be gone before its record is dropped. A folder is empty while its mount is away,
-and all of its segments would be published again.
+"""How long a published segment must be missing before its record is dropped. A folder is empty while it is not mounted,
+and without the records, all of its segments would be published again.
 """
 
 
 @dataclass(frozen=True)
 class Look:
-    """A segment that was found, by its address: how far it may be read, whether its `_cdc.idx` marks it as complete,
-    and the file's size and modification time (ns).
+    """A listed segment: its address, the offset up to which it may be read, whether its `_cdc.idx` marks it as
+    complete, and the file's size and modification time (ns).
     """
 
     key: str
@@ -67,8 +70,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Archived:
-    """The record of a segment: its progress, its `Look` before it was read, and since when it is gone (seconds since
-    1970, 0 if it is there).
+    """The record of a segment: its progress, its `Look` before it was read, and the time since which it is missing
+    (seconds since 1970, 0 if it exists).
     """
 
     progress: SegmentProgress
@@ -78,15 +81,15 @@ class Archived:
 
     @property
     def is_done(self) -> bool:
-        """Return whether it is published and never read again."""
+        """Return whether the segment is published and never read again."""
         return self.complete and self.progress.finished and self.progress.reason is None
 
 
 @dataclass(frozen=True)
 class Sight:
-    """The content of folders: segments of which more may be there than is published; the addresses of all; and, with
-    the reason, log files that are not known segments, and segments whose `_cdc.idx` cannot be read. `unlisted` are the
-    folders that cannot be listed.
+    """The content of folders: the segments that may have unpublished data, and the addresses of all segments. Log files
+    that are not known segments, and segments whose `_cdc.idx` cannot be read, are listed with the reason. `unlisted`
+    are the folders that cannot be listed.
     """
 
     looks: list[Look]
@@ -97,11 +100,11 @@ class Sight:
 
 @dataclass
 class Report:
-    """The result of a run: the segments that it read to their ends (addresses), the mutations it read, changes by
-    table.
+    """The result of a run: the addresses of the segments that it read to their ends, the number of mutations, and the
+    changes by table.
 
-    `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
-    that were published up to the offset in their `_cdc.idx`, which is not complete yet; both by addresses without
+    `faults` has the reason for each segment with missing changes, also from earlier runs. `growing` has the segments
+    that were published up to the offset in their `_cdc.idx`, but are not complete yet. Both have addresses without
     secrets. `errors` counts, by kind, the errors that `follow_segments` waited for.
     """
 
@@ -114,13 +117,13 @@ class Report:
 
     @property
     def segments(self) -> int:
-        """How many segments the run has read to their ends. One that was read again counts once."""
+        """The number of segments that the run has read to their ends. A segment that was read twice counts once."""
         return len(self.ended)
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The work of a task: segments, how far each may be read, and its progress."""
+    """The work of a task: segments, each with its progress and the offset up to which it may be read."""
 
     settings: Settings
     tables: Tables
@@ -129,8 +132,8 @@ class Portion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The segments that a task published, the reasons why segments are not read now, by their addresses, and the error
-    that ended the task early, if any.
+    """The segments that a task published, the reasons why other segments are not read now, by address, and the error
+    that ended the task early, if there was one.
     """
 
     reached: Sequence[tuple[Look, SegmentProgress]]
@@ -140,8 +143,8 @@ class Outcome:
 
 
 def publish_portion(portion: Portion) -> Outcome:
-    """Publish some segments, one after the other; the returned progress of each is acknowledged. No segment stops
-    another one.
+    """Publish some segments, one after the other. The returned progress of each is acknowledged. A fault of one segment
+    does not stop the others.
     """
     reached: list[tuple[Look, SegmentProgress]] = []
     changes: Counter[str] = Counter()
@@ -190,8 +193,8 @@ def publish_portion(portion: Portion) -> Outcome:
 def _publish_segment(
     decoder: Decoder, publisher: ChangePublisher, look: Look, before: SegmentProgress
 ) -> tuple[SegmentProgress, Counter[str], str | None]:
-    """Publish the new changes of a segment; return its progress, the number of changes per table, and why the rest
-    cannot be read now, if it cannot.
+    """Publish the new changes of a segment. Return its progress, the number of changes per table, and the reason if the
+    rest cannot be read now.
     """
     progress, counts, failed = before, Counter[str](), None
     try:
@@ -201,7 +204,7 @@ def _publish_segment(
     except Missing as e:
         progress = replace(progress, reason=str(e), lacking=None)
     except (OSError, MemoryError) as e:
-        # The changes before it count, or each round would publish them again.
+        # The changes before the fault count. Otherwise each round would publish them again.
         failed = reason_of(e)
     publisher.flush()
     if progress.finished:
@@ -225,7 +228,7 @@ class Checkpoint:
         self._lock = lock_folder(folder)
         self.folder = folder
         self.segments = _read_checkpoint(folder)
-        # Whether the file lacks some of it, as after a disk was full.
+        # Whether the file lacks a part of the progress, as after a disk was full.
         self.unsaved = False
 
     def save(self) -> None:
@@ -235,7 +238,7 @@ class Checkpoint:
         self.unsaved = False
 
     def forget(self, there: set[str], listed: set[str]) -> None:
-        """Drop the records of published segments that are gone for long from the folders that were listed."""
+        """Drop the records of published segments that have been missing for a long time from the listed folders."""
         now = time.time()
         for key, found in list(self.segments.items()):
             if posixpath.dirname(key) not in listed:
@@ -259,12 +262,12 @@ class Archive:
     """Publishes the segments of some folders, each with the segments of one node, on each call.
 
     Args:
-        settings: where Kafka is, and how changes are published.
-        paths: the folders, or single segments, local or on a storage that pyarrow or fsspec can read.
+        settings: the settings of Kafka and of capture.
+        paths: the folders or single segments, local or in a storage that pyarrow or fsspec can read.
         node: any node of the cluster, for its schemas.
         checkpoint: the progress of the segments.
         run: runs the tasks.
-        tasks: how many of them run at once.
+        tasks: the number of tasks that run at once.
     """
 
     def __init__(
@@ -277,22 +280,22 @@ class Archive:
         self._run = run
         self._tasks = tasks
         self._announced: Tables | None = None
-        # Each run reads segments with faults again once: the reason may be gone.
+        # Each run reads segments with faults again once, because the reason may be gone.
         self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
         self._index_faults: dict[str, str] = {}
-        # Why folders could not be listed when they were looked at last.
+        # The reasons why folders could not be listed at the last attempt.
         self.unlisted: dict[str, Exception] = {}
-        # Why segments could not be read when they were tried last.
+        # The reasons why segments could not be read at the last attempt.
         self._failed: dict[str, str] = {}
         self.report = Report()
 
     def drain(self, stop: threading.Event | None = None) -> None:
-        """Publish the present data, or as much of it as there is time for; `report` has the result.
+        """Publish the present data, or a part of it if `stop` is set; `report` has the result.
 
-        A folder that is missing or cannot be listed is in `unlisted` then; the others are published.
+        A folder that is missing or cannot be listed is in `unlisted`, and the others are published.
 
         Raises:
-            WritetimeError: the database or Kafka does not do its part: continue with another call.
+            WritetimeError: the database or Kafka fails. Continue with another call.
         """
         if self._checkpoint.unsaved:
             self._checkpoint.save()
@@ -318,8 +321,8 @@ class Archive:
         self._report_faults()
 
     def _look(self) -> Sight:
-        """Return the content of the folders; of each segment that vanished, record it, and forget those that are
-        done.
+        """Return the content of the folders. Record each segment that vanished, and drop the records of old segments
+        that are done.
         """
         sight = _look(self._paths, self._checkpoint.segments)
         listed = set(self._paths) - set(sight.unlisted)
@@ -338,7 +341,7 @@ class Archive:
         return _begin(look, self._checkpoint.segments.get(look.key))
 
     def _publish(self, work: Sequence[tuple[Look, SegmentProgress]]) -> None:
-        """Let tasks publish some segments, and save their progress."""
+        """Publish some segments in tasks, and save their progress."""
         tables = self._schemas.tables
         portions = [Portion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
         begun = {look.key: progress.mutations for look, progress in work}
@@ -364,7 +367,7 @@ class Archive:
             raise WritetimeError("; ".join(errors))
 
     def _note_vanished(self, there: set[str], listed: set[str]) -> None:
-        """Keep that segments of the folders that were listed are gone of which not all was published."""
+        """Record the segments that vanished from the listed folders before all of their data was published."""
         for key, found in self._checkpoint.segments.items():
             unread = not found.progress.finished and found.progress.reason is None
             if unread and key not in there and posixpath.dirname(key) in listed:
@@ -373,7 +376,7 @@ class Archive:
                     "put it back, or bring a snapshot of the tables into the lake with `writetime backfill`"
                 )
                 log.error("%s", reason)
-                # Put back, it is read again.
+                # If it is put back, it is read again.
                 progress = replace(found.progress, reason=reason, broken=True)
                 self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
 
@@ -391,12 +394,11 @@ def checkpoint_of(settings: Settings) -> Path:
 
 def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict[str, Exception]]:
     """Return the segments with data that a checkpoint does not have, and the folders that are missing or cannot be
-    listed, with the reasons. Segments are listed and not read, except for their `_cdc.idx`. A segment with a fault
-    counts once its file has changed.
+    listed, with the reasons. Only the `_cdc.idx` of a segment is read. A segment with a fault counts if its file has
+    changed since.
 
     Raises:
-        WritetimeError: the checkpoint cannot be read.
-        OSError: as above.
+        WritetimeError, OSError: the checkpoint cannot be read.
     """
     kept = _read_checkpoint(checkpoint)
     sight = _look(_addresses(paths), kept)
@@ -406,12 +408,12 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict
 def publish_segments(
     settings: Settings, paths: Sequence[str], checkpoint: Path, *, run: Runner = map, tasks: int = 1
 ) -> Report:
-    """Publish the data that folders of segments hold now and that a checkpoint does not have yet; see `Archive`.
+    """Publish the present data of folders of segments that a checkpoint does not have yet; see `Archive`.
 
     Raises:
-        WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka does not do its
-            part; the progress until then is in the checkpoint.
-        OSError: a folder cannot be listed; as above.
+        WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka fails. The
+            checkpoint has the progress until then.
+        OSError: a folder cannot be listed. The checkpoint has the progress until then.
     """
     with closing(Checkpoint(checkpoint)) as kept, _a_node(settings) as node:
         archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
@@ -430,8 +432,8 @@ def follow_segments(
     run: Runner = map,
     tasks: int = 1,
 ) -> Report:
-    """Publish the segments in folders, and new ones, until stopped. Each failure is logged, counted in the report, and
-    retried.
+    """Publish the segments in folders, and new ones, until `stop` is set. Each failure is logged, counted in the
+    report, and retried.
 
     Raises:
         WritetimeError: another run has the checkpoint.
@@ -456,14 +458,14 @@ def follow_segments(
 
 
 class _Waited:
-    """Counts the errors that a program waits for, and logs each once until it is over."""
+    """Counts the errors that a program waits for. It logs each error once, until a round succeeds."""
 
     def __init__(self, errors: Counter[str]) -> None:
         self._errors = errors
         self._logged: str | None = None
 
     def note(self, error: Exception | None) -> None:
-        """Take note of how a round ended: with an error, or without one."""
+        """Record the error with which a round ended, or None."""
         if error is None:
             self._logged = None
             return
@@ -560,6 +562,6 @@ def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
     if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
         return from_start if changed else None
     if known.progress.finished:
-        # Nothing showed that this was its end.
+        # Nothing showed that the segment ends there.
         return replace(known.progress, finished=False) if changed or look.complete else None
     return known.progress if look.until > known.progress.position else None

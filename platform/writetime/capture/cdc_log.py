@@ -66,7 +66,7 @@ has no more.
 """
 # Of such a step, in memory.
 _PORTION_BYTES = 64 << 20
-# The longest pause of a table with a fault that lasts.
+# The longest pause of a table with a lasting fault.
 _LONGEST_PAUSE_SECONDS = 60.0
 _WARNING_SECONDS = 60.0
 # Differences between images of a table that are logged in this time.
@@ -81,7 +81,7 @@ class LogPace:
 
     Attributes:
         mark: between two announcements of all watermarks.
-        pause: between a fault and the next attempt; of a fault that lasts, the first such pause.
+        pause: between a fault and the next attempt. For a lasting fault, this is the first pause.
         status: between two writes of the status file.
     """
 
@@ -96,16 +96,16 @@ _USUAL = LogPace()
 def run(
     settings: Settings, stop: threading.Event, snapshot_at: int | None = None, pace: LogPace = _USUAL
 ) -> Counter[str]:
-    """Publish changes until `stop` is set; return how many of each table were acknowledged.
+    """Publish changes until `stop` is set; return the number of acknowledged changes per table.
 
     Args:
-        settings: with `capture.tables`.
-        stop: ends it.
-        snapshot_at: start time of the snapshot that closes gaps, or that is published, in microseconds.
-        pace: how long it waits.
+        settings: the settings, with `capture.tables`.
+        stop: ends the agent.
+        snapshot_at: the start time of the snapshot that closes gaps, or that is published, in microseconds.
+        pace: the pauses of the agent.
 
     Raises:
-        WritetimeError: no database at the start, or another agent has the state folder.
+        WritetimeError: the database does not answer at the start, or another agent uses the state folder.
     """
     with (
         closing(LogProgress(settings.capture.state_dir)) as progress,
@@ -117,10 +117,11 @@ def run(
 
 
 class LogProgress:
-    """How far each table's log is published: `logs.json`, replaced in one step. Only one agent at a time may use it.
+    """The progress of each table's log, in `logs.json`, which is replaced in one step. Only one agent at a time may use
+    it.
 
     Raises:
-        WritetimeError: another agent has it.
+        WritetimeError: another agent uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -129,10 +130,11 @@ class LogProgress:
         self.offsets = {name: Offset.parse(found) for name, found in (read_json(folder / _FILE) or {}).items()}
 
     def save(self, table: str, offset: Offset) -> None:
-        """Keep the place of a table, which the broker has everything before."""
+        """Save the offset of a table. The broker has all changes before it."""
         offsets = self.offsets | {table: offset}
         write_json(self.folder / _FILE, {name: found.json() for name, found in sorted(offsets.items())})
-        # What is not on the disk does not count: after a crash, no gap would be found from a first offset on.
+        # An offset counts only once it is on the disk. Otherwise a gap after a first offset would be missed after a
+        # crash.
         self.offsets = offsets
 
     def close(self) -> None:
@@ -142,11 +144,12 @@ class LogProgress:
 
 @dataclass
 class _Table:
-    """When a table is read next, and why it cannot continue. `altered` if some schema was altered, maybe its own.
+    """The time of a table's next step, and the reason if the table cannot continue. `altered`: a schema was altered,
+    perhaps that of this table.
 
-    `attempts` counts successive failures that may pass and are not faults yet; `pause` follows the next fault that may
-    last. A step has `windows` at most. `aim` is the write time up to which the last step went (microseconds), and
-    `failed_until` the same of the last step that failed. Up to there, each window is checked before it is published.
+    `attempts` counts successive failures that may pass and are not faults yet. `pause` is the pause after the next
+    fault. A step has `windows` at most. `aim` is the end of the last step (a write time in microseconds), and
+    `failed_until` the end of the last step that failed. Up to that time, each window is checked before it is published.
     """
 
     name: str
@@ -189,7 +192,7 @@ class LogAgent:
         self._metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings, before_schema=self._mark_of, stop=stop)
         self._tables = [_Table(name, pace.pause) for name in settings.capture.tables]
-        # As they were last read.
+        # The schemas as they were last read.
         self._schemas: dict[str, TableSchema] = {}
         # The time from which the log of each of these has all writes (microseconds).
         self._since: dict[str, int] = {}
@@ -199,12 +202,12 @@ class LogAgent:
         # The nodes' records of TRUNCATE, as of a time (microseconds).
         self._truncations: Mapping[UUID, Truncation] = {}
         self._truncations_at = 0
-        # After a failure, a node that does not answer makes all tables wait once in a while.
+        # After a failure, a node that does not answer delays all tables only from time to time.
         self._next_truncations = 0.0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
-        """Let each table advance, again and again, until the stop is requested."""
+        """Advance each table in turn until the stop is requested."""
         while not stop.is_set():
             if self._events.heard():
                 for table in self._tables:
@@ -219,8 +222,8 @@ class LogAgent:
         self._events.close()
 
     def _report(self, stop: threading.Event) -> float:
-        """Announce and write how far the tables are, if it is time for that, and publish a portion of a snapshot;
-        return the pause after it.
+        """Announce the watermarks and write the status, if they are due. Publish a portion of a snapshot. Return the
+        pause after this.
         """
         try:
             if time.monotonic() >= self._next_mark:
@@ -248,13 +251,13 @@ class LogAgent:
         offset = self._progress.offsets.get(name)
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
-            # Before anything is read: rows that the log loses from now on are a gap.
+            # Saved before anything is read: rows that the log loses from now on are a gap.
             self._progress.save(name, offset)
         elif offset.table_id != str(schema.id):
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
             offset = replace(offset_of_new(source, offset), captured_since=now())
             self._progress.save(name, offset)
-        # Consumers learn of new columns even if no write follows.
+        # Consumers must see new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
             self._publisher.announce(schema)
         settled, window = source.settled(), round(source.settings.window_seconds * 1e6)
@@ -277,7 +280,7 @@ class LogAgent:
 
     def _publish(self, table: _Table, source: CdcSource, offset: Offset, end: Offset, stop: threading.Event) -> None:
         """Publish the changes of a step, and save its end once they are acknowledged. If several windows have too many
-        changes, publish none, and let the next step have one window.
+        changes, publish none of them. The next step then has one window.
         """
         name, schema = table.name, source.schema
         counts: Counter[tuple[str, str]] = Counter()
@@ -292,7 +295,7 @@ class LogAgent:
         if len(windows) > 1:
             few = _few(batches, stop)
             if few is None:
-                # Other tables do not wait for all of them.
+                # Other tables must not wait for all of these changes.
                 table.windows = 1
                 return
             batches = iter(few)
@@ -304,11 +307,11 @@ class LogAgent:
             if sent >= PORTION:
                 self._publisher.flush(stop)
                 sent = 0
-        # If it was altered, the changes that were sent are correct, but may lack columns. Nothing is saved, so they are
+        # If the table was altered, the sent changes are correct, but may lack columns. Nothing is saved, so they are
         # read again.
         source.check_schema(schema)
         if source.check_gap(offset.until, snapshot_at, offset.ttl) or found[IN_SNAPSHOT]:
-            # Later rows may also be in the snapshot alone, and an agent that starts without --snapshot-at must go on.
+            # Later rows may be only in the snapshot, but an agent that starts without --snapshot-at must continue.
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):
             self._progress.save(name, end)
@@ -326,10 +329,10 @@ class LogAgent:
     def _check(
         self, source: CdcSource, pieces: Sequence[Piece], snapshot_at: int | None, stop: threading.Event
     ) -> None:
-        """Read pieces to their end and publish nothing, so that a fault in them does not repeat the changes before it.
+        """Read pieces to their end without publishing. Otherwise a fault would publish the changes before it again.
 
         Raises:
-            Gap, LogError, WritetimeError: as `advance`.
+            Gap, LogError, WritetimeError: as in `advance`.
         """
         for changes in source.read(pieces, snapshot_at=snapshot_at):
             if stop.is_set():
@@ -339,7 +342,7 @@ class LogAgent:
 
     @staticmethod
     def _warn_of_images(table: _Table, texts: Sequence[str]) -> None:
-        """Log some differences between images, now and then. All of them are counted."""
+        """Log some differences between images from time to time. All of them are counted."""
         if texts and time.monotonic() >= table.next_image_warning:
             table.next_image_warning = time.monotonic() + _WARNING_SECONDS
             table.image_warnings = _IMAGE_WARNINGS
@@ -348,15 +351,15 @@ class LogAgent:
             log.warning("%s", text)
 
     def _known(self) -> list[tuple[TableSchema, bool]]:
-        """Return the tables whose log has a known start: it has the changes that a snapshot lacks."""
+        """Return the tables whose log has a known start, so that it has the changes that a snapshot lacks."""
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
     def _mark_of(self, schema: TableSchema) -> None:
-        """Announce how far the table with this schema is."""
+        """Announce the watermark of the table with this schema."""
         self._mark(next(table for table in self._tables if table.name == schema.full_name))
 
     def _mark(self, table: _Table) -> None:
-        """Announce how far a table is. A window that is read again counts only after that."""
+        """Announce the watermark of a table. A window that is read again counts only after that."""
         offset, mark = self._progress.offsets.get(table.name), TableMark(0)
         if offset is not None:
             table_id = UUID(offset.table_id)
@@ -376,8 +379,8 @@ class LogAgent:
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _look_for_truncations(self) -> None:
-        """Read the nodes' records of truncations, unless that failed just now. While one does not answer, no
-        watermark moves.
+        """Read the nodes' records of truncations, unless this failed recently. While a node does not answer, no
+        watermark advances.
         """
         if time.monotonic() < self._next_truncations:
             return
@@ -393,7 +396,7 @@ class LogAgent:
                 log.error("%s cannot be read, so watermarks do not advance: %s%s", where, driver_reason(e), remedy)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
-        """Announce how far each table is; return whether the broker has it, False only if it stops."""
+        """Announce the watermark of each table. Return whether the broker has them; False only if the agent stops."""
         self._next_mark = time.monotonic() + self._pace.mark
         self._look_for_truncations()
         for table in self._tables:
@@ -402,16 +405,16 @@ class LogAgent:
             except Exception as e:
                 if is_outage(e):
                     raise
-                # The next look tries it again, and the other tables do not wait for it.
+                # The next round tries it again, and the other tables do not wait for it.
                 self._metrics.error("unexpected")
                 log.error("the watermark of %s cannot be announced: %s", table.name, reason_of(e), exc_info=True)
         return self._publisher.flush(stop)
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
-        """Record why a table cannot continue, and log it now and then. The table is retried.
+        """Record why a table cannot continue, and log it from time to time. The table is retried.
 
-        A failure that may pass is retried at once, with growing pauses, before it counts as a fault. The pauses of a
+        A failure that may pass is retried first, with growing pauses, before it counts as a fault. The pauses of a
         fault that is not an outage grow, too.
         """
         table.altered = False
@@ -447,8 +450,8 @@ class LogAgent:
         table.next_look = time.monotonic() + pause
 
     def _is_due(self, table: _Table) -> bool:
-        """Return whether a settled window is not published, or a changed schema is not announced, or windows were
-        read before they were over, which is a fault.
+        """Return whether there is work: a settled window is not published, a changed schema is not announced, or
+        windows were read before their end, which is a fault.
         """
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
@@ -494,7 +497,7 @@ class LogAgent:
 
 
 def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.RecordBatch] | None:
-    """Return the changes of several windows; None if they are too many for one step, or it stops."""
+    """Return the changes of several windows; None if they are too many for one step, or the agent stops."""
     held, count, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         held.append(batch)

@@ -29,12 +29,12 @@ from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
 
-# A mutation is at most half of a segment, and its Avro form may take some more bytes.
+# A mutation has at most the size of half a segment, and its Avro form may need some more bytes.
 MAX_MESSAGE_BYTES = 64 << 20
 # Bytes of a message beside its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
 _ENVELOPE_BYTES = 1024
 _ASK_AGAIN_SECONDS = 60.0
-# How often Kafka may refuse a topic before its changes are set aside, and Kafka's limit for the length of a topic name.
+# The number of refusals of a topic before its changes are set aside, and Kafka's limit for the length of a topic name.
 _REFUSALS = 3
 _LONGEST_NAME = 249
 
@@ -45,16 +45,16 @@ class Unpublishable(WritetimeError):
 
 @dataclass(frozen=True)
 class Sent:
-    """The changes that were handed over, and why others were not, if there are others."""
+    """The changes that were handed over. If others were not, the reason."""
 
     changes: pa.RecordBatch
     refused: str | None = None
 
     def all(self) -> int:
-        """Return how many changes were handed over.
+        """Return the number of changes if all were handed over.
 
         Raises:
-            Unpublishable: there are others.
+            Unpublishable: some were not handed over.
         """
         if self.refused is not None:
             raise Unpublishable(self.refused)
@@ -63,14 +63,14 @@ class Sent:
 
 @dataclass
 class Refusals:
-    """Refusals of a topic by Kafka: how many in a row, why, and the time of the next attempt."""
+    """Refusals of a topic by Kafka: their number in a row, the reason, and the time of the next attempt."""
 
     count: int = 0
     reason: str = ""
     ask_again: float = 0.0
 
     def set_aside(self) -> str | None:
-        """Return why changes of the topic are not sent now, if they are not."""
+        """Return the reason if changes of the topic are not sent now; else None."""
         is_refused = self.count >= _REFUSALS and time.monotonic() < self.ask_again
         return self.reason if is_refused else None
 
@@ -79,8 +79,8 @@ _Announced = tuple[TableSchema, UUID | None, int]
 
 
 def _announced(schema: TableSchema) -> _Announced:
-    """Return the key of the announcement of a schema. Schemas are equal if their columns are, but the
-    lake also follows the id: a table that was dropped and created again with the same columns is another one.
+    """Return the key of the announcement of a schema. Schemas with equal columns are equal. But a table that was
+    dropped and created again with the same columns is another one for the lake, so the key also has the id.
     """
     return schema, schema.id, schema.gc_grace_seconds
 
@@ -105,7 +105,7 @@ def check_publishable(schema: TableSchema) -> None:
     name = changes_topic(schema.full_name)
     if len(name) > _LONGEST_NAME:
         raise WritetimeError(
-            f"the topic {name} would have a name of {len(name)} characters, and Kafka takes {_LONGEST_NAME}: its "
+            f"the topic {name} would have a name of {len(name)} characters, and Kafka allows {_LONGEST_NAME}: its "
             "changes cannot be published under the names of its keyspace and table"
         )
 
@@ -123,18 +123,18 @@ class ChangePublisher:
         """Publish changes.
 
         Args:
-            settings: where Kafka is.
-            refusals: those of an earlier publisher.
+            settings: the settings of Kafka.
+            refusals: the refusals that an earlier publisher met.
             before_schema: hands over the mark with the id of a schema's table. It is called before the schema is handed
-                over, so that both are there before a change with that schema: landing discards changes of a source
-                whose mark has the id of an earlier table.
-            stop: ends the wait for the acknowledgement of a schema, which else lasts as long as an outage of the
-                broker.
+                over, so both are in Kafka before a change with that schema. Landing discards changes of a source whose
+                mark has the id of an earlier table.
+            stop: ends the wait for the acknowledgement of a schema. Without it, the wait lasts as long as an outage of
+                the broker.
         """
         self._settings = settings
         self._stop = stop
         self._before_schema = before_schema
-        # By topic. After a refusal of one topic, a new publisher tries again; then the refusal stops no other topic.
+        # By topic. After a refusal of one topic, a new publisher tries again, so the refusal stops no other topic.
         self.refusals: dict[str, Refusals] = {} if refusals is None else refusals
         self._sent: set[str] = set()
         self._sender = Sender(
@@ -148,7 +148,7 @@ class ChangePublisher:
                 "message.timeout.ms": 0,
                 "queue.buffering.max.messages": 10_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,
-                # zstd takes more CPU than all the rest; the changes of one table are much alike.
+                # zstd takes more CPU than everything else, and the changes of one table are similar.
                 "compression.type": "lz4",
             },
         )
@@ -168,8 +168,8 @@ class ChangePublisher:
         self._topic(schema)
 
     def announce_all(self, schemas: Iterable[TableSchema]) -> list[str]:
-        """Announce captured tables; with `capture.snapshot = "never"` only those that have a topic, because others get
-        theirs with the first change. Return why some cannot be announced, if any.
+        """Announce captured tables. With `capture.snapshot = "never"`, announce only those that have a topic, because
+        others get theirs with the first change. Return the reasons why some cannot be announced.
 
         Raises:
             WritetimeError: Kafka or the registry does not answer, or refuses changes that were handed over earlier.
@@ -188,13 +188,13 @@ class ChangePublisher:
         return refused
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
-        """Hand over changes of a table, in order; return those that were handed over, without any that are too large,
-        cannot be encoded, or belong to a refused schema or topic.
+        """Hand over changes of a table, in order. Leave out those that are too large, cannot be encoded, or belong to a
+        refused schema or topic. Return the changes that were handed over.
 
         Raises:
-            Refused: Kafka or the registry refuses this topic, or Kafka refuses one whose changes were handed over
-                earlier; or this table has an unknown fault. Continue with `after`, which after some refusals hands over
-                no changes of that topic for a while.
+            Refused: Kafka or the registry refuses this topic, Kafka refuses a topic whose changes were handed over
+                earlier, or this table has an unknown fault. Continue with `after`. After several refusals, its
+                publisher hands over no changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
         with _of_table(schema):
@@ -204,11 +204,11 @@ class ChangePublisher:
             return sent
 
     def check(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
-        """Check whether all changes could be handed over, and hand over none.
+        """Check whether all changes could be handed over, without doing so.
 
         Raises:
-            Unpublishable: some could not.
-            Refused: as for `send`.
+            Unpublishable: some could not be handed over.
+            Refused: as in `send`.
             WritetimeError: Kafka or the registry does not answer.
         """
         with _of_table(schema):
@@ -216,8 +216,8 @@ class ChangePublisher:
         sent.all()
 
     def _prepared(self, schema: TableSchema, changes: pa.RecordBatch) -> tuple[_Topic | None, pa.Array, Sent]:
-        """Return the destination of changes, if they are taken at all, the messages of those that can be sent, and the
-        result of `send`.
+        """Return the destination of changes (None if their topic or schema is refused), the messages of those that can
+        be sent, and the result of `send`.
         """
         none = pa.array([], pa.binary())
         if (reason := self._refusals_of(schema).set_aside()) is not None:
@@ -249,10 +249,10 @@ class ChangePublisher:
         self._sent.add(topic.name)
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
-        """Announce how far a source is published, in the topic of the watermarks.
+        """Send the watermarks of a source to the topic of the watermarks.
 
         Raises:
-            WritetimeError: Kafka refuses it, or changes that were handed over earlier.
+            WritetimeError: Kafka refuses them, or changes that were handed over earlier.
         """
         if not self._marked:
             watermarks.ensure_watermarks_topic(self._settings)
@@ -260,7 +260,7 @@ class ChangePublisher:
         watermarks.send(self._sender, source, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until all changes are acknowledged; return whether they are, False only if it stops.
+        """Wait until all changes are acknowledged. Return whether they are; False only if the program stops.
 
         Raises:
             Refused: Kafka refuses a topic, see `send`.
@@ -274,7 +274,7 @@ class ChangePublisher:
         return done
 
     def after(self, fault: Exception) -> "ChangePublisher":
-        """Return a publisher to continue with after a fault; it has the topics that Kafka refused."""
+        """Return a publisher to continue with after a fault. It knows the topics that Kafka refused."""
         if isinstance(fault, Refused):
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1
@@ -318,8 +318,9 @@ class ChangePublisher:
 
 @contextmanager
 def _of_table(schema: TableSchema) -> Iterator[None]:
-    """Turn an unknown fault into a refusal of the table's topic. It is retried like a refusal of Kafka, and then the
-    changes are set aside: the fault may belong to this table alone."""
+    """Turn an unknown fault into a refusal of the table's topic. It is retried like a refusal by Kafka, and then the
+    changes are set aside, because the fault may belong to this table alone.
+    """
     try:
         yield
     except (WritetimeError, OSError, MemoryError):
@@ -335,7 +336,7 @@ def _of_topic(name: str) -> Iterator[None]:
     try:
         yield
     except (Transient, Refused, SchemaRefused):
-        # The refused message may also belong to another topic, and have been handed over earlier.
+        # The refused message may belong to another topic, if it was handed over earlier.
         raise
     except WritetimeError as e:
         raise Refused(str(e), name) from None
@@ -344,7 +345,7 @@ def _of_topic(name: str) -> Iterator[None]:
 def _encoded(
     encoder: ChangeEncoder, schema: TableSchema, changes: pa.RecordBatch
 ) -> tuple[pa.Array, pa.RecordBatch, str | None]:
-    """Encode changes; return the messages, their changes, and why other changes cannot be encoded, if there are any."""
+    """Encode changes. Return the messages, their changes, and the reason if other changes cannot be encoded."""
     try:
         return encoder.encode(changes), changes, None
     except MemoryError:

@@ -23,11 +23,11 @@ _ATTEMPTS = 3
 
 
 class _Fault(StorageError):
-    """Changes cannot be read with the known schemas, but maybe with the node's current ones."""
+    """Changes that cannot be read with the known schemas, but perhaps with the node's current ones."""
 
 
 class Decoder:
-    """Reads the segments of a node, by its id if that is known. Call `refresh` after their trusted offsets are read."""
+    """Reads the segments of a node, whose id may be unknown. Call `refresh` after reading their trusted offsets."""
 
     def __init__(self, node_id: str | None, schemas: Schemas) -> None:
         self._node_id = node_id
@@ -47,7 +47,7 @@ class Decoder:
 
     @property
     def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
-        """These schemas, each with whether the node has the table now."""
+        """The same schemas, each with whether the node has the table now."""
         tables = self._schemas.tables
         return [(schema, schema.id in tables.live) for schema in tables.captured]
 
@@ -58,7 +58,7 @@ class Decoder:
             known = self._schemas.tables.known
             self._captured = {schema.id for schema in self._schemas.tables.captured}
             names = {schema.full_name for schema in known if schema.id in self._captured}
-            # The old one's memory is free for the new one; and if that fails, the next call makes it.
+            # Release the old reader's memory for the new one. If building that fails, the next call builds it.
             self._reader = None
             self._reader = CommitLogReader(known, names, on_unknown_table="skip", on_corrupt="skip-mutation")
         return new
@@ -66,10 +66,10 @@ class Decoder:
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
         """Yield the changes up to an offset by windows, each with the segment's progress after it.
 
-        The last progress has the fault, if there is one; the changes before it are good.
+        If there is a fault, the last progress has it. The changes before it are valid.
 
         Raises:
-            Missing: the segment is gone.
+            Missing: the segment no longer exists.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             if progress.broken:
@@ -79,7 +79,7 @@ class Decoder:
                     yield progress, window
                 break
             except (Missing, Transient, OSError, MemoryError):
-                # A fault of the disk or the node: nothing is wrong with the segment.
+                # The disk or the node failed. The segment itself has no fault.
                 raise
             except Exception as e:
                 is_final = not isinstance(e, _Fault) and (
@@ -90,7 +90,7 @@ class Decoder:
                     progress = replace(progress.without(reason_of(e), None), broken=True)
                 else:
                     log.warning("%s; continuing with the current schemas", reason_of(e))
-            # Not while the error is handled, which keeps the old reader.
+            # Outside the handler, because the error keeps the old reader in memory.
             if not is_final:
                 self.refresh(always=True)
         yield replace(progress, finished=until == END), []
@@ -120,7 +120,7 @@ class Decoder:
         """Count the mutations of a window that could not be read to their ends, and remove them from the report.
 
         Raises:
-            _Fault: there are some, and the node's schemas were not read since.
+            _Fault: there are such mutations, and the node's schemas have not been read since.
         """
         tables = self._schemas.tables
         missing = [

@@ -21,11 +21,11 @@ def lock_folder(folder: Path) -> int:
 
 
 def lock_segments(folder: Path) -> int:
-    """Lock a node's folder of segments, without a file in it, because the node would count it; return the handle that
-    releases the lock when closed.
+    """Lock a node's folder of segments without a file in it, because the node would count such a file. Return the
+    handle that releases the lock when closed.
 
     Raises:
-        WritetimeError: another agent has it, with any state folder.
+        WritetimeError: another agent has locked it, with any state folder.
     """
     reason = f"another agent publishes and deletes the segments in {folder}: stop it first"
     return _lock(os.open(folder, os.O_RDONLY), reason)
@@ -41,7 +41,7 @@ def _lock(handle: int, reason: str) -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one step: after a crash it has either its old content or all of the new content."""
+    """Write a JSON file in one step. After a crash it has either the old content or all of the new content."""
     beside = path.with_name(path.name + ".new")
     with beside.open("w") as file:
         json.dump(content, file, indent=1)

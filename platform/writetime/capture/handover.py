@@ -1,4 +1,4 @@
-"""Hands the changes of a segment over to the broker, and closes the segment's accounting."""
+"""Hands the changes of a segment over to the broker, and compares the segment's counts at its end."""
 
 import logging
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
 
-# Decoded changes of a table, and those of them that were handed over.
+# The decoded changes of a table, and those of them that were handed over.
 Handed = list[tuple[TableSchema, pa.RecordBatch, Sent]]
 
 
 def hand_over(
     decoder: Decoder, publisher: ChangePublisher, segment: Segment, until: int, progress: SegmentProgress
 ) -> Iterator[tuple[SegmentProgress, Handed]]:
-    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it, which holds
-    once the broker has acknowledged all of them.
+    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it. That progress
+    is valid once the broker has acknowledged all changes before it.
 
     Raises:
-        Missing: the segment is gone.
+        Missing: the segment no longer exists.
         WritetimeError: Kafka refuses this change or an earlier one.
     """
     published = progress.published
@@ -46,14 +46,14 @@ def hand_over(
 
 
 def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
-    """Return the fault in the accounting of a segment that was read to its end, if there is one."""
+    """Return the mismatch of the counts of a segment that was read to its end, if there is one."""
     try:
         counted = count_mutations(segment, END)
     except StorageError as e:
         return str(e)
     if counted != progress.mutations:
         return f"it has {counted} mutations, but {progress.mutations} were read"
-    # A reason names the changes that are missing.
+    # If there is a reason, it names the missing changes already.
     if progress.reason is None and progress.decoded != progress.published:
         return f"{progress.decoded} changes were decoded, but {progress.published} published"
     return None

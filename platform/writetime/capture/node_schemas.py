@@ -1,10 +1,10 @@
-"""The schemas that a node has and had, by table id.
+"""The present and past schemas of a node, by table id.
 
 A commit log names tables by their ids and columns by their names, without types. `system_schema` is read again whenever
-the node's schema version has changed. The version is read after a segment's trusted offset and before the data below it
-is decoded, so no write is decoded with a schema older than its own. While nothing is written, the version is read now
-and then, and after a schema event of the node. Older schemas are kept in the state folder (`schemas/<table id>.json`),
-to read tables and columns that were dropped.
+the node's schema version has changed. The version is read after a segment's trusted offset, and before the data below
+that offset is decoded. So no write is decoded with a schema older than its own. While nothing is written, the version
+is read from time to time, and after a schema event of the node. Older schemas are kept in the state folder
+(`schemas/<table id>.json`), to read tables and columns that were dropped.
 """
 
 import logging
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 # The time that a node has to accept a listener.
 _ANSWER_SECONDS = 10.0
-# The names that settings have in 4.0, and the units of their numbers (`config.Config` of 4.0 and 4.1).
+# The names of settings in 4.0, and the units of their numbers (`config.Config` of 4.0 and 4.1).
 _BEFORE_4_1 = {
     "cdc_total_space": ("cdc_total_space_in_mb", "MiB"),
     "commitlog_sync_period": ("commitlog_sync_period_in_ms", "ms"),
@@ -48,8 +48,8 @@ class Unreachable(Transient):
 
 
 class SchemaEvents:
-    """Receives schema events from one of the nodes that `hosts` returns. Events are missed while there is no
-    connection, so users must also poll. It tries to connect at most every `again_seconds`.
+    """Receives schema events from one of the nodes that `hosts` returns. Events are lost while there is no connection,
+    so callers must also poll. It tries to connect at most every `again_seconds`.
     """
 
     def __init__(self, cluster: Cluster, hosts: Callable[[], Sequence[Host]], again_seconds: float = 10.0) -> None:
@@ -126,7 +126,7 @@ class Node:
         return str(self.rows("SELECT host_id FROM system.local")[0]["host_id"])
 
     def setting(self, name: str) -> str | None:
-        """Return a setting of `cassandra.yaml` that is in force, with its unit, by its name in version 4.1 or later."""
+        """Return the current value of a setting of `cassandra.yaml`, with its unit. `name` is that of 4.1 or later."""
         query = "SELECT value FROM system_views.settings WHERE name = '{}'"
         if rows := self.rows(query.format(name)):
             return rows[0]["value"]
@@ -139,12 +139,12 @@ class Node:
         return {row["name"]: row["value"] for row in self.rows(query)}
 
     def synced_until(self) -> int:
-        """Return a time (microseconds): all writes that the node acknowledged before it are in segments, below the
+        """Return a time (microseconds). All writes that the node acknowledged before it are in segments, below the
         offsets that their `_cdc.idx` has from now on.
 
-        With `commitlog_sync: periodic` a write is acknowledged first and synced later, by the sync that begins within a
-        period and takes less than one. A node with a slower disk warns of that in its log. The node answers only after
-        it has replayed the writes of a crash.
+        With `commitlog_sync: periodic`, a write is acknowledged first and synced later. The sync begins within a period
+        and takes less than one. If a node's disk is slower, the node warns of it in its log. After a crash, the node
+        answers only when it has replayed the writes.
 
         Raises:
             Unreachable: the node does not answer.
@@ -165,8 +165,8 @@ def _micros(text: str) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that the node has or had, first seen at a time (microseconds); `schema` is None if it cannot be read
-    because of a `fault`.
+    """A present or past table of the node, and the time at which it was first seen (microseconds). `schema` is None if
+    it cannot be read because of a `fault`.
     """
 
     id: UUID
@@ -180,7 +180,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that a node has or had, by id: `live` are its present tables, `views` its materialised views."""
+    """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views."""
 
     by_id: Mapping[UUID, Table]
     live: frozenset[UUID] = frozenset()
@@ -188,8 +188,8 @@ class Tables:
 
     @property
     def captured(self) -> list[TableSchema]:
-        """The schemas of the tables whose changes are published: also of dropped ones, unless another table has the
-        name.
+        """The schemas of the tables whose changes are published. This includes a dropped table, unless another table
+        has its name now.
         """
         names = {(t.keyspace, t.name) for t in self.by_id.values() if t.id in self.live}
         return [
@@ -210,8 +210,8 @@ class Tables:
         return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
 
     def since(self, table_id: UUID) -> int:
-        """Return a time (microseconds): changes that were captured under this name before it belong to an earlier
-        table; 0 if it is not known.
+        """Return a time (microseconds). Changes that were captured under this name before it belong to an earlier
+        table. It is 0 if it is not known.
         """
         table = self.by_id[table_id]
         names = (table.keyspace, table.name)
@@ -219,8 +219,8 @@ class Tables:
         return table.seen_at if any(others) else 0
 
     def captured_with(self, table_id: UUID | None) -> list[UUID] | None:
-        """Return the captured tables that a mutation may write to if it writes to this table: those of the same
-        keyspace; None if that is not known.
+        """Return the captured tables that a mutation may write to if it writes to this table. These are the tables of
+        the same keyspace. Return None if the keyspace is not known.
         """
         table = None if table_id is None else self.by_id.get(table_id)
         if table is None:
@@ -230,8 +230,7 @@ class Tables:
     def unreadable(self, table_id: UUID) -> str | None:
         """Return why a mutation that writes to a table without a schema may hide changes; None if it cannot.
 
-        All writes of a mutation are to one keyspace. So the later ones belong to no captured table if that keyspace has
-        none.
+        All writes of a mutation are to one keyspace. So if that keyspace has no captured table, nothing is hidden.
         """
         if table_id in self.views:
             return None
@@ -252,7 +251,7 @@ class Schemas(Protocol):
         ...
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Read newer schemas, `always` or if there may be any; return whether there are."""
+        """Read newer schemas, `always` or if there may be some; return whether there are."""
         ...
 
 
@@ -263,7 +262,7 @@ class FixedSchemas:
     tables: Tables
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Find nothing."""
+        """Return False: the schemas never change."""
         del always
         return False
 
@@ -279,16 +278,16 @@ class SchemaWatch:
         self._history = SchemaHistory()
         self._stored: dict[UUID, list[dict[str, Any]]] = {}
         self._tables: dict[UUID, Table] = {}
-        # The rows of tables that gave the present schemas. A schema change of one table rereads those of all.
+        # The rows that gave the present schemas. A schema change of one table reads the rows of all tables again.
         self._taken: dict[UUID, TableRows] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
                 self._restore(UUID(path.stem), read_json(path))
             except Exception as e:
-                # The schema of an existing table is read from the node; writes to any other are set aside.
+                # The schema of an existing table is read from the node. Writes to other tables are set aside.
                 log.error("%s cannot be read, so its schemas are not known: %s", path, reason_of(e))
         self.tables = Tables(dict(self._tables))
-        # Tables whose `cdc` was switched, with whether it is on now, until the agent records that.
+        # Tables whose `cdc` was switched, and whether it is on now, until the agent records this.
         self.switched: list[tuple[Table, bool]] = []
 
     def refresh(self, *, always: bool = False) -> bool:
@@ -310,7 +309,7 @@ class SchemaWatch:
         return (before.by_id, before.live) != (self.tables.by_id, live)
 
     def _take(self, rows: TableRows) -> None:
-        """Take note of a table, unless its rows are those that were read last and gave a schema."""
+        """Read the schema of a table, unless its rows are those that were read last and gave a schema."""
         row = rows[0]
         table_id, captured = row["id"], bool(row.get("cdc"))
         if self._taken.get(table_id) == rows:
@@ -333,16 +332,16 @@ class SchemaWatch:
         if table != old:
             self._note(table, old)
         if schema is None:
-            # The rows from before the fault may come again.
+            # The rows may become those from before the fault again.
             self._taken.pop(table_id, None)
         else:
             self._taken[table_id] = rows
 
     def _note(self, table: Table, old: Table | None) -> None:
         """Store a table that is new or has changed, and log the effect."""
-        # The database's own tables are never dropped, and so never needed from here.
+        # The database's own tables are never dropped, so they need not be kept here.
         if table.schema is not None and not table.keyspace.startswith("system"):
-            # Before the table is known: if the disk is full, the next call stores it.
+            # Stored before the table is known: if the disk is full, the next call stores it.
             self._store(table.id, to_json(table.schema), captured=table.captured)
         self._tables[table.id] = table
         if old is not None and old.captured != table.captured:
@@ -376,10 +375,11 @@ class SchemaWatch:
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:
-    """Build once the objects that reading and publishing changes needs, so that a failure becomes the table's fault.
+    """Build once the objects that are needed for reading and publishing changes, so that a failure becomes a fault of
+    the table.
 
     Raises:
-        Exception: of any kind; changes of the table cannot be read or published.
+        Exception: of any kind. Changes of the table cannot be read or published.
     """
     BatchMaker(Plan(schema))
     if captured:

@@ -1,7 +1,7 @@
-"""How far each segment was published, and the counts of its mutations, in one file, `progress.json`.
+"""The published position of each segment, and the counts of its mutations, in one file, `progress.json`.
 
-It is written in one step, positions and counts, after the broker has acknowledged the changes. So after a crash an
-agent continues where it was, repeats at most the unsaved part, and counts each mutation once.
+Positions and counts are written in one step, after the broker has acknowledged the changes. So after a crash, an agent
+continues at the saved position, repeats at most the unsaved part, and counts each mutation once.
 """
 
 import os
@@ -24,11 +24,11 @@ OPEN = 2**63 - 1
 class SegmentProgress:
     """The progress of one segment: the offset up to which it is published, and the marker to continue from.
 
-    `mutations` were read; those in `set_aside` (by the table at fault, the last one at `set_aside_at`, microseconds)
-    were not read to their ends. `decoded` changes came out of them, and `published` are acknowledged. `reason` is why
-    the segment must be set aside; a `broken` one cannot be read further. It is `finished` when nothing more must be
-    read of it, and `kept` if it stays. `lacking` are the ids of the tables with missing changes; None if any table may
-    have some.
+    `mutations` is the number of mutations that were read. `set_aside` counts those that were not read to their ends, by
+    the faulty table; the last one was written at `set_aside_at` (microseconds). `decoded` counts the changes in the
+    mutations, and `published` those that are acknowledged. `reason` is why the segment must be set aside. A `broken`
+    segment cannot be read further. It is `finished` when nothing more must be read from it, and `kept` if it stays.
+    `lacking` are the ids of the tables with missing changes; None if any table may have some.
     """
 
     name: str
@@ -46,14 +46,14 @@ class SegmentProgress:
     lacking: list[str] | None = field(default_factory=list)
 
     def without(self, reason: str, tables: Iterable[UUID | None] | None) -> "SegmentProgress":
-        """Return this progress with missing changes of some tables (None: of any table), and the reason."""
+        """Return this progress with the reason why changes of some tables are missing (None: of any table)."""
         if tables is None or self.lacking is None:
             return replace(self, reason=self.reason or reason, lacking=None)
         ids = {str(table) for table in tables}
         return replace(self, reason=self.reason or reason, lacking=sorted(ids | set(self.lacking)))
 
     def gap_until(self) -> int:
-        """Return a time (microseconds); all missing changes of this segment were written before it."""
+        """Return a time (microseconds). All missing changes of this segment were written before it."""
         only_set_aside = self.set_aside and not self.broken and self.decoded == self.published
         return self.set_aside_at if only_set_aside else OPEN
 
@@ -77,7 +77,7 @@ class Progress:
     at a time may use it.
 
     Raises:
-        WritetimeError: another agent has it.
+        WritetimeError: another agent uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class Progress:
         """Bind the folder to a node.
 
         Raises:
-            WritetimeError: it belongs to another node.
+            WritetimeError: the folder belongs to another node.
         """
         if self.node not in (None, node):
             raise WritetimeError(f"the state folder {self.folder} belongs to node {self.node}, not to {node}")
@@ -107,7 +107,7 @@ class Progress:
         write_json(self.folder / _FILE, told | {"totals": asdict(self.totals), "segments": segments})
 
     def forget(self, segment_id: int) -> None:
-        """Move the counts of a segment that is gone to the totals."""
+        """Move the counts of a segment that no longer exists to the totals."""
         gone = self.segments.pop(segment_id)
         self.totals.segments += 1
         self.totals.segments_set_aside += gone.reason is not None

@@ -27,8 +27,8 @@ _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 @dataclass(frozen=True)
 class Gap:
-    """Missing changes, and the reason: all were written before `until` and found to be missing at `since`
-    (microseconds); `tables` are the ids of their tables, or None if they may belong to any.
+    """Missing changes, and the reason. All were written before `until`, and found to be missing at `since`
+    (microseconds). `tables` are the ids of their tables; None if they may belong to any table.
     """
 
     reason: str
@@ -45,7 +45,7 @@ class SegmentFolder:
     """A node's `cdc_raw`, and the settings for completed segments. Only one agent at a time may use it.
 
     Raises:
-        WritetimeError: there is no such folder, another agent has it, or there is no folder to archive to.
+        WritetimeError: there is no such folder, another agent uses it, or no folder to archive to is set.
     """
 
     def __init__(self, settings: Settings, told_by_node: str | None) -> None:
@@ -84,15 +84,15 @@ class SegmentFolder:
         return total
 
     def gaps(self) -> list[Gap]:
-        """Return where changes are missing from segments that were set aside, or that vanished.
+        """Return the gaps: segments that were set aside, or that vanished.
 
-        A gap is gone when its segment was put back and published, or when an operator deletes the file with its reason.
-        A gap without a write time holds all tables.
+        A gap ends when its segment was put back and published, or when an operator deletes the file with its reason. A
+        gap without a write time holds all tables.
         """
         return [gap for path in self._reasons() if (gap := _gap_of(path)) is not None]
 
     def aside(self) -> int:
-        """Return how many segments are set aside, or vanished and were not put back."""
+        """Return the number of segments that are set aside, or that vanished and were not put back."""
         return len([path for path in self._reasons() if path.name.startswith("CommitLog-")])
 
     def aside_bytes(self) -> int:
@@ -104,7 +104,7 @@ class SegmentFolder:
         return sorted(self._aside.glob("*.reason.json"))
 
     def release(self, segment: Segment) -> bool:
-        """Delete or archive a segment whose changes are all published, or keep it; return whether it is gone."""
+        """Delete, archive or keep a segment whose changes are all published. Return whether it was removed."""
         self._reason(segment.name).unlink(missing_ok=True)
         if self._keep:
             return False
@@ -113,14 +113,14 @@ class SegmentFolder:
             for file in (log_file, index):
                 if file.exists():
                     self._archive(file)
-        # The index last: a segment without one is ignored, and would stay forever.
+        # The index is deleted last, because a segment without one is ignored and would stay forever.
         log_file.unlink(missing_ok=True)
         index.unlink(missing_ok=True)
         sync_folder(self.path)
         return True
 
     def set_aside(self, segment: Segment, progress: SegmentProgress, written_before: int) -> Path:
-        """Move a segment with a fault to the folder for these, with the reason beside it; return its new place."""
+        """Move a segment with a fault to the folder for these, with the reason beside it. Return its new path."""
         self.note_missing(progress, written_before)
         target = self._aside / segment.name
         log_file, index = _files(segment)
@@ -132,8 +132,8 @@ class SegmentFolder:
         return target
 
     def note_missing(self, progress: SegmentProgress, written_before: int) -> None:
-        """Record the reason why changes of a segment are missing, beside the segments that were set aside, and a time
-        (microseconds) before which they were written.
+        """Record why changes of a segment are missing, and a time (microseconds) before which they were written. The
+        record is beside the segments that were set aside.
         """
         self._aside.mkdir(parents=True, exist_ok=True)
         reason = {
@@ -150,7 +150,7 @@ class SegmentFolder:
         write_json(self._reason(progress.name), reason)
 
     def note_switched(self, table_id: UUID, name: str, *, captured: bool) -> None:
-        """Record that a table was written to without capture: since now, or until now if its `cdc` is on again."""
+        """Record that a table takes writes without capture from now on, or took them until now if its `cdc` is on."""
         path = switched_file(self._capture, str(table_id))
         began: dict[str, Any] | None = read_json(path)
         if captured and began is None:
@@ -171,7 +171,7 @@ class SegmentFolder:
         return (self._aside / name).with_suffix(".reason.json")
 
     def tidy(self, name: str) -> None:
-        """Delete the index of a segment that is gone."""
+        """Delete the index of a segment that no longer exists."""
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
 
 
@@ -199,7 +199,7 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
         except Exception as e:
             if is_outage(e):
                 raise
-            # Such as one without the rights to read it. No other segment waits for it.
+            # For example, the agent may not be allowed to read this index. No other segment waits for it.
             faults.append((segment, f"the index of {segment.name} cannot be read: {reason_of(e)}"))
             continue
         if index is not None:
@@ -236,7 +236,7 @@ def _files(segment: Segment) -> tuple[Path, Path]:
 
 
 def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
-    """Copy a file, so that it may be deleted after that."""
+    """Copy a file completely, so that the source may be deleted."""
     if isinstance(filesystem, fs.LocalFileSystem):
         copy_file(file, Path(target))
         return

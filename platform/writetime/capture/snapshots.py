@@ -1,12 +1,14 @@
-"""Snapshots of captured tables, published beside their live changes: the data that a table had before its capture
+"""Publishes snapshots of captured tables along with their live changes. A snapshot has the data from before the capture
 began.
 
-The node snapshots all tables that lack one in one call, because each call of its tool starts a program. This is after
-the node has reported that they are captured, so later writes are in the commit log. (An operator takes the snapshots of
-ScyllaDB's tables, see `taking`, and they stay.) Then the agent reads and publishes the SSTables of one table after the
-other, in small portions, one between two of its rounds. So live changes wait for at most one portion. The progress is
-saved in `snapshots.json` once the broker has acknowledged a portion. After a crash the agent continues with the same
-piece of an SSTable. Snapshots that were taken together are deleted together. Slow work runs in a thread.
+The node takes the snapshots of all tables that lack one in one call, because each call of its tool starts a program. It
+takes them after it has reported that the tables are captured, so later writes are in the commit log. (An operator takes
+the snapshots of ScyllaDB's tables, see `taking`, and the agent does not delete them.)
+
+Then the agent reads and publishes the SSTables of one table after the other, in small portions, with one portion
+between two of its rounds. So live changes wait for at most one portion. The progress is saved in `snapshots.json` once
+the broker has acknowledged a portion. After a crash, the agent continues with the same piece of an SSTable. Snapshots
+that were taken together are deleted together. Slow work runs in a thread.
 """
 
 import logging
@@ -54,11 +56,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """The progress of one table's snapshot: `wanted` with this tag (from `begun_at` on, microseconds), `taken` (at a
+    """The progress of one table's snapshot: `wanted` with this tag (since `begun_at`, microseconds), `taken` (at a
     time), `published`, and `done` when it is deleted.
 
-    `read` of its `sstables` are read completely, and `pieces` of the next one. `changes` came out of them, and
-    `published` of these are acknowledged.
+    `read` is the number of its `sstables` that are read completely, and `pieces` that of the next SSTable's pieces.
+    `changes` counts their changes, and `published` those that are acknowledged.
     """
 
     table: str
@@ -75,11 +77,13 @@ class SnapshotProgress:
 
 
 class Snapshots:
-    """The snapshots of an agent's tables, by `capture.snapshot`. `announce` publishes the agent's progress, and waits
-    until the broker has it: a snapshot must be announced before its changes. `node` is the id of the
-    node whose changes they have; None for ScyllaDB's tables. Then their origin has the name of the table's log, and
-    counts as captured when the snapshot was begun: a snapshot that an operator took may be published after a TRUNCATE,
-    and be older. A failed snapshot is tried again after `again_seconds`.
+    """The snapshots of an agent's tables, by `capture.snapshot`.
+
+    `announce` publishes the agent's progress, and waits until the broker has it, because a snapshot must be announced
+    before its changes. `node` is the id of the node of the snapshots. It is None for ScyllaDB's tables. Then the origin
+    of the changes has the name of the table's log, and the start of the snapshot as its time of capture, because an
+    operator's snapshot may be older than a TRUNCATE and published after it. A failed snapshot is tried again after
+    `again_seconds`.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Snapshots:
         stored: dict[str, dict[str, Any]] = read_json(self._path) or {}
         self._tables = {UUID(key): SnapshotProgress(**value) for key, value in stored.items()}
         if self._mode == "always":
-            # A published snapshot may not be deleted yet. It keeps its tag, so that this is done.
+            # A published snapshot may not be deleted yet. It keeps its tag, so that it can be deleted.
             self._tables = {
                 i: SnapshotProgress(p.table, p.tag) if p.status == "published" else p
                 for i, p in self._tables.items()
@@ -111,7 +115,7 @@ class Snapshots:
         self._faults: dict[UUID, str] = {}
         self._unknown: Counter[UUID] = Counter()
         self._not_before: dict[UUID, float] = {}
-        # Tables of a failed call for several; each gets its own call.
+        # The tables of a failed call for several tables. Each gets its own call.
         self._alone: set[UUID] = set()
         self._worker = ThreadPoolExecutor(1, "snapshots")
         self._work = self._all()
@@ -123,11 +127,11 @@ class Snapshots:
     def step(
         self, tables: Iterable[tuple[TableSchema, bool]], publisher: ChangePublisher, stop: threading.Event
     ) -> bool:
-        """Publish a portion, if there is one, of tables that are captured (existing or dropped); return whether there
-        may be another at once.
+        """Publish a portion of the snapshots of captured tables (existing or dropped), if there is one. Return whether
+        there may be another one at once.
 
         Raises:
-            WritetimeError: the broker fails: continue from the acknowledged changes.
+            WritetimeError: the broker fails. Continue from the acknowledged changes.
         """
         if self._mode not in ("initial", "always"):
             return False
@@ -145,23 +149,24 @@ class Snapshots:
         return self._mode in ("initial", "always") and (found is None or found.status in ("wanted", "taken"))
 
     def taken_at(self, table_id: UUID) -> int:
-        """Return when the snapshot of a table was taken (microseconds); 0 if there is none."""
+        """Return the time at which the snapshot of a table was taken (microseconds); 0 if there is none."""
         found = self._tables.get(table_id)
         return found.taken_at if found else 0
 
     def covers_until(self, table_id: UUID) -> int:
-        """Return a time (microseconds): the snapshot of a table has all writes before it; 0 if there is none."""
+        """Return a time (microseconds), or 0. The snapshot of a table has all writes before that time."""
         found = self._tables.get(table_id)
         return found.begun_at if found else 0
 
     def take_again(self, table_id: UUID, truncated_at: int) -> None:
-        """Take a snapshot again that is not published yet and was begun before the table was truncated
-        (microseconds)."""
+        """Take the snapshot of a table again if it is not published yet and began before the table was truncated
+        (microseconds).
+        """
         found = self._tables.get(table_id)
         if found is not None and found.status in ("wanted", "taken") and 0 < found.begun_at < truncated_at:
             log.info("%s was truncated, so its snapshot %s is taken again", found.table, found.tag)
             self._keep({table_id: SnapshotProgress(found.table, found.tag)})
-            # It may be the one that is being read.
+            # This snapshot may be the one that is being read.
             self._work = self._all()
 
     def status(self) -> dict[str, Any]:
@@ -177,7 +182,7 @@ class Snapshots:
         }
 
     def close(self) -> None:
-        """Wait until the node has done its work."""
+        """Wait until the node has finished its work."""
         self._worker.shutdown(cancel_futures=True)
 
     def _all(self) -> Iterator[bool]:
@@ -214,7 +219,7 @@ class Snapshots:
         group = alone[:1] or wanted[:_TOGETHER]
         ids = {schema.full_name: id_of(schema) for schema in group}
         tag = new_tag()
-        # They may have been taken before the agent was killed and could record it, or some of their files are gone.
+        # The agent may have been killed after it took them and before it recorded this, or some files are missing.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:
             yield from self._forget(stale, list(ids))
@@ -224,7 +229,7 @@ class Snapshots:
             taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except Exception as e:
             if len(ids) > 1:
-                # A fault of one of them must not hold back another.
+                # A fault of one table must not delay the others.
                 self._alone.update(ids.values())
                 log.warning(
                     "snapshots of %d tables cannot be taken in one call, so each gets its own: %s",
@@ -284,7 +289,7 @@ class Snapshots:
         except (WritetimeError, MemoryError):
             raise
         except Exception as e:
-            # A fault of the disk, or an unknown one: no other table waits for it.
+            # The disk failed, or the fault is unknown. No other table waits for it.
             self._unknown[table_id] += not isinstance(e, OSError)
             log.debug("%s", progress.table, exc_info=True)
             if self._unknown[table_id] >= _ATTEMPTS:
@@ -314,7 +319,7 @@ class Snapshots:
         return replace(progress, changes=progress.changes + changes.num_rows, published=progress.published + sent)
 
     def _delete(self, tag: str) -> Iterator[bool]:
-        """Delete the snapshots of a tag. All of them are published."""
+        """Delete the snapshots of a tag, which are all published."""
         tables = {i: progress for i, progress in self._tables.items() if progress.tag == tag}
         fault = yield from self._forget(tag, [progress.table for progress in tables.values()])
         published = {i: progress for i, progress in tables.items() if progress.status == "published"}
@@ -324,7 +329,7 @@ class Snapshots:
             self._keep({i: replace(progress, status="done") for i, progress in published.items()})
 
     def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
-        """Let the node delete the snapshots of a tag; return why it cannot, if it cannot."""
+        """Let the node delete the snapshots of a tag. If it cannot, return the reason."""
         try:
             yield from self._in_thread(partial(self._taker.delete, tables, tag))
         except Exception as e:
@@ -349,7 +354,7 @@ class Snapshots:
         self._not_before |= dict.fromkeys(table_ids, time.monotonic() + self._again_seconds)
 
     def _fail(self, table_id: UUID, progress: SnapshotProgress, fault: str) -> None:
-        """Give a snapshot up until the agent is started again, which takes a new one."""
+        """Give a snapshot up. The agent takes a new one when it is started again."""
         self._metrics.error("snapshot")
         log.error(
             "%s: its snapshot %s is given up: %s; repair the table (nodetool scrub) and start the agent again, or "

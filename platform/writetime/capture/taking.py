@@ -16,8 +16,8 @@ from writetime.storage.locations import without_secrets
 
 @dataclass(frozen=True)
 class Taken:
-    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds). If it
-    was taken earlier, by an operator: `begun_at` is when the first of its folders was.
+    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds). If an
+    operator took it earlier, `begun_at` is the time of the first of its folders.
     """
 
     folders: Sequence[str]
@@ -29,7 +29,7 @@ class Taker(Protocol):
     """Takes and deletes snapshots, in its own thread.
 
     Raises:
-        WritetimeError, OSError: it cannot.
+        WritetimeError, OSError: a snapshot cannot be taken or deleted.
     """
 
     def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
@@ -42,7 +42,7 @@ class Taker(Protocol):
 
 
 class NodeTaker:
-    """Lets a Cassandra node take them, with its own nodetool."""
+    """Takes snapshots of a Cassandra node, with its own nodetool."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -66,8 +66,8 @@ class NamedTaker:
     """Finds the snapshots that the settings name. ScyllaDB takes none over the network, so an operator took them with
     nodetool on each node.
 
-    `since` gives the time from which a table's log has all writes (microseconds), `begun_at` the time at which the
-    snapshots were begun, if their files do not have it.
+    `since` returns the time from which a table's log has all writes (microseconds). `begun_at` is the time at which the
+    snapshots began, if their files do not have it.
     """
 
     def __init__(self, folders: Mapping[str, Sequence[str]], since: Callable[[str], int], begun_at: int | None) -> None:
@@ -76,17 +76,17 @@ class NamedTaker:
         self._begun_at = begun_at
 
     def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
-        """Find them.
+        """Find the snapshots.
 
         Raises:
-            WritetimeError: one is missing, belongs to another table, maybe an earlier one of the name, or is older than
-                the start of the log.
+            WritetimeError: one is missing, is older than the start of the log, or belongs to another table, perhaps an
+                earlier one with the same name.
         """
         del tag
         return {table: self._find(table, table_id) for table, table_id in tables.items()}
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
-        """Do nothing: they belong to the operator."""
+        """Do nothing, because the snapshots belong to the operator."""
 
     def _find(self, table: str, table_id: UUID) -> Taken:
         folders = self._folders[table]

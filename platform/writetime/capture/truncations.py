@@ -17,7 +17,7 @@ _RECORD = struct.Struct(">qiq")
 def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUID, str]]:
     """Return the last truncation of each table that the node has truncated, by the table's id.
 
-    A record that cannot be read concerns its table only: the second value has the reasons, by the table's id.
+    A record that cannot be read affects only its table. The second value has the reasons, by the table's id.
 
     Raises:
         Unreachable: the node does not answer.
@@ -40,13 +40,13 @@ def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUI
 def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
     """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
 
-    Each node records only its own truncations, with its own time: the latest counts. TRUNCATE reaches all replicas of a
-    table, in each data center, or fails. So the nodes of the local one have a record of each table that has replicas
-    there, and other tables cannot be read at LOCAL_QUORUM. A node that is down is left out, because other nodes have
-    recorded the same truncations. A node that may be up has to answer.
+    Each node records only its own truncations, with its own time, and the latest time counts. TRUNCATE reaches all
+    replicas of a table, in each data center, or fails. So the nodes of the local data center have a record for each
+    table that has replicas there. Other tables cannot be read at LOCAL_QUORUM anyway. A node that is down is left out,
+    because other nodes have recorded the same truncations. A node that may be up must answer.
 
     Args:
-        session: of the cluster.
+        session: a session of the cluster.
         table: the table of these records, `system.truncated`.
 
     Raises:
