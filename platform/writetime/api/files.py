@@ -49,8 +49,8 @@ def read_commitlog(
         fields: the fields of the changes to read; all by default.
 
     Raises:
-        WritetimeError: the schema lacks the table, a segment is corrupt, a field does not exist, or a mutation writes
-            to this table behind one that the schema lacks, and so cannot be read.
+        WritetimeError: the schema lacks the table, a segment is corrupt, or a field does not exist. Or a mutation
+            writes to a table that the schema lacks before it writes to this table, so it cannot be read.
     """
     known = parse_schemas(schema)
     chosen = next((s for s in known if s.full_name == table), None) if table else _one_table(schema)

@@ -54,17 +54,19 @@ class Table:
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
 
     def lookup(self, keys: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Return the rows that have one of some keys. They are read at the cost of the rows if the keys have all
-        columns of the partition key, and of these alone if they have clustering columns, too; else all rows are read.
+        """Return the rows that have one of some keys.
+
+        If the keys have all columns of the partition key, only these partitions are read. If they also have clustering
+        columns, only the matching rows are read. Else all rows are read.
 
         Args:
             keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns. A value may have the
-                form that it has in `view().to_pylist()`. A UUID or an address may also be an object of Python or
-                another text, a decimal or varint a number, and a collection or tuple one of Python.
+                form that it has in `view().to_pylist()`. A UUID or an address may also be a Python object or a text, a
+                decimal or varint a number, and a collection or tuple a Python one.
 
         Raises:
-            WritetimeError: a key names a column that the table does not have, or not those of the first key; or a value
-                is none of its column.
+            WritetimeError: a key names a column that the table does not have, or other columns than the first key; or a
+                value is invalid for its column.
         """
         schema = self._reader.schema
         if not keys:

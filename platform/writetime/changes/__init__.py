@@ -1,1 +1,1 @@
-"""The change: the common form of all data that is read, and its place in its partition."""
+"""The definition of a change, which is the common form of all data that is read, and its position in its partition."""

@@ -1,6 +1,6 @@
 """The change: the common form of all data that is read.
 
-A change is one row's part of one source: the cells that it holds, with their write times, or one deletion. Its fields:
+A change is the part of one row that one source has: its cells with their write times, or one deletion. Its fields:
 
 - `kind`: `row`, `static`, `range_tombstone` or `partition_tombstone`
 - the partition key columns, `key` (the serialised key, which `token` hashes) and `token`
@@ -9,11 +9,10 @@ A change is one row's part of one source: the cells that it holds, with their wr
 - `tombstone`: the deletion of the row, range or partition
 - a cell, or a struct of cells, for every static and regular column; null where the source has none for the column
   (a counter's cell also has its `shards`, and `value` is the sum of those that count)
-- `origin`: where it was read
+- `origin`: the source that the change was read from
 
-Write times are in microseconds; `expiry`, `deletion_time` and `ttl` in seconds.
-
-`position` and `end` are as `changes.position` encodes them.
+Write times are in microseconds; `expiry`, `deletion_time` and `ttl` are in seconds. `changes.position` encodes
+`position` and `end`.
 """
 
 import functools
@@ -69,11 +68,10 @@ def cell_type(value: pa.DataType) -> pa.DataType:
     return pa.struct([("value", value), *_CELL_TIMES])
 
 
-# Kept, because each merge needs those of all columns.
+# The results are cached, because each merge needs those of all columns.
 @functools.lru_cache(1024)
 def column_type(cql_type: CqlType) -> pa.DataType:
-    """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its
-    parts."""
+    """Return the Arrow type of a static or regular column: a cell, or a column tombstone and the cells of its parts."""
     if cql_type == Native("counter"):
         return pa.struct([*cell_type(stored_type(cql_type)), ("shards", pa.list_(pa.field("element", SHARD)))])
     if not is_complex(cql_type):
@@ -93,8 +91,8 @@ def column_type(cql_type: CqlType) -> pa.DataType:
 
 
 def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
-    """Return the Arrow name and the type of the fields of a user-defined type (of a dropped one, known as a tuple:
-    `_1`, `_2`, ...).
+    """Return the Arrow name and the type of each field of a user-defined type. A dropped type is known as a tuple, and
+    its fields are `_1`, `_2`, ....
     """
     if isinstance(cql_type, Udt):
         return cql_type.distinct_fields
@@ -105,10 +103,10 @@ def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
 def field_name(column: Column) -> str:
     """Return the name of a column's field in a change.
 
-    A reserved name gets the prefix `column_`. In a table of the lake the column's label decides, in any case; the table
-    ensures that no two fields are alike. Elsewhere the column's name alone decides, exactly as it is, so that the field
-    never changes when other columns come and go: `key` is in `column_key`, and a column `column_key` in
-    `column_column_key`.
+    A reserved name gets the prefix `column_`. In a table of the lake, the name follows from the column's label, without
+    regard to case, and the table ensures that no two fields have the same name. Elsewhere it follows from the column's
+    name alone, exactly as it is. So the field's name does not change when other columns are added or dropped. The
+    column `key` has the field `column_key`, and a column `column_key` has the field `column_column_key`.
     """
     if column.label:
         return labelled_field(column.label)

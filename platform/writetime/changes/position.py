@@ -1,11 +1,27 @@
-"""The order of rows within a partition as plain bytes.
+"""Encodes the order of rows within a partition as bytes.
 
-A position orders everything within a partition when compared as unsigned bytes: a partition tombstone is
-empty, a static row is 0x18, a row or a bound is its clustering. A range tombstone covers the rows with
-`position <= row.position < end`. The encoding is Cassandra's own byte-comparable one, version OSS50
-(`ByteComparable.md`, `ClusteringComparator.asByteComparable`): before each component 0x40 (0x3E if null, 0x3F or 0x41
-if it is empty where the type has no empty values, ascending or descending), at the end 0x38 for a row, 0x20 for a bound
-that comes before its clustering, 0x60 for one that comes after. The bytes of a descending component are inverted.
+Positions, compared as unsigned bytes, order all elements of a partition:
+
+| element | position |
+| --- | --- |
+| partition tombstone | empty |
+| static row | 0x18 |
+| row, or bound of a range | its encoded clustering |
+
+A range tombstone covers the rows with `position <= row.position < end`.
+
+The encoding is Cassandra's own byte-comparable one, version OSS50 (`ByteComparable.md`,
+`ClusteringComparator.asByteComparable`). Each component has a byte before it, and the bytes of a descending component
+are inverted. A terminator ends the position.
+
+| byte | meaning |
+| --- | --- |
+| 0x40 | a component follows |
+| 0x3E | the component is null |
+| 0x3F, 0x41 | the component is empty, but its type has no empty values: ascending, descending |
+| 0x38 | end of a row |
+| 0x20 | end of a bound before its clustering |
+| 0x60 | end of a bound after its clustering |
 """
 
 import re
@@ -27,7 +43,9 @@ Encoder = Callable[[bytes], bytes | None]
 
 
 def position_encoder(clustering: Sequence[Column]) -> Callable[[Sequence[bytes | None], bytes], bytes]:
-    """Return a function from serialised clustering values (a prefix, None for null) and `BEFORE`, `AT` or `AFTER`."""
+    """Return a function that encodes a position. Its arguments are serialised clustering values (a prefix of them, with
+    None for null), and `BEFORE`, `AT` or `AFTER`.
+    """
     encoders = [_encoder(c.type) for c in clustering]
     reverse = [c.reversed for c in clustering]
 
@@ -68,7 +86,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
         try:
             return inner(data) if data else None
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is no {cql_type}: {e}") from None
+            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is not a {cql_type}: {e}") from None
 
     return encode
 
@@ -132,7 +150,7 @@ def _decimal(data: bytes) -> bytes:
         return b"\x80"
     negative = unscaled < 0
     digits = str(abs(unscaled))
-    # The value is 0.ddd... x 100^exponent: pairs of digits, the first one maybe with a leading zero.
+    # The value is 0.ddd... x 100^exponent: pairs of digits. The first pair may have a leading zero.
     shifted = (scale - len(digits)) & ~1
     exponent = -shifted >> 1
     places = scale - shifted

@@ -1,4 +1,4 @@
-"""Where the changes of a source begin to count, after TRUNCATE, or after DROP and CREATE of the same name."""
+"""The time from which the changes of a source count, after TRUNCATE, or after DROP and CREATE of the same name."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,8 @@ class Truncation:
 class Start:
     """The start from which the changes of one source count (times in microseconds).
 
-    Changes captured before `since` do not count. After a truncation, snapshots count that were taken later:
-    `snapshot_at` is the time of the source's newest one. `of_log`: the source is the CDC log of a ScyllaDB table.
+    Changes captured before `since` do not count. After a truncation, only later snapshots count: `snapshot_at` is the
+    time of the source's newest snapshot. `of_log`: the source is the CDC log of a ScyllaDB table.
     """
 
     since: int = 0

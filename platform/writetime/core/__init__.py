@@ -1,1 +1,1 @@
-"""Used by every room: settings, errors, times, logs, alerts."""
+"""The modules that all packages use: settings, errors, times, logs, alerts."""

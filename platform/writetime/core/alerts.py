@@ -15,7 +15,7 @@ _TIMEOUT_SECONDS = 10.0
 
 def send(settings: Settings, title: str, lines: Sequence[str]) -> bool:
     """Log an alert, and post it as JSON with `text`, `title` and `lines` to `alerts.webhook`, if that is set. Return
-    whether the webhook took it; true without one.
+    whether the webhook accepted it; True if there is none.
 
     A failed webhook is logged without its URL, which may hold a token.
     """

@@ -10,7 +10,7 @@ import pyarrow.compute
 pc: Any = pyarrow.compute
 
 Bytes = tuple[np.ndarray, np.ndarray]
-"""Offsets, and the data between them."""
+"""Offsets, and the data that they divide."""
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -78,7 +78,7 @@ def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
         return pa.nulls(len(indices), array.type)
     if not pa.types.is_struct(array.type):
         return array.take(indices)
-    # Most structs are largely null; taking them whole would copy that entry by entry.
+    # Most fields of most structs are null. Taking whole structs would copy the nulls one by one.
     taken = [_take(array.field(i), indices) for i in range(array.type.num_fields)]
     absent = None
     if array.null_count:

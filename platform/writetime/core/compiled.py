@@ -1,5 +1,5 @@
-"""Functions that numba compiles. It keeps the compiled code on disk until the function's own file changes, so compiled
-functions call none of another file, except for those of `storage.kernel.memory`.
+"""Functions that numba compiles. numba keeps the compiled code on disk until the function's own file changes. So a
+compiled function must not call one of another file, except for those of `storage.kernel.memory`.
 """
 
 import functools
@@ -14,7 +14,9 @@ _log = logging.getLogger(__name__)
 
 
 def cached(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a function with these options of numba, once for all processes; or in each, if no folder can keep it."""
+    """Compile a function with these options of numba. Compile it once for all processes, or in each process if no
+    folder can keep the code.
+    """
     compiler: Any = numba.njit
     try:
         return compiler(cache=True, **options)(function)

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 class Constant:
-    """A value to repeat. The array is made once, with a power of two as its length, and sliced: all slices share it."""
+    """A value to repeat. One array of it, with a power of two as its length, is built. All results are its slices."""
 
     def __init__(self, value: Any, arrow: pa.DataType) -> None:
         self.type = arrow

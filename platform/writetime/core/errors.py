@@ -1,8 +1,8 @@
-"""The exceptions that the shell shows as a single line instead of a traceback; no text of an error has a password."""
+"""The exceptions that the command line shows as one line without a traceback. No text of an error has a password."""
 
 import re
 
-# delta-rs makes its errors for a terminal: with colours, and each cause on a line of its own.
+# delta-rs formats its errors for a terminal, with colours and with each cause on a line of its own.
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Addresses of stores may have a password, and options that are secrets. Clients quote a whole address in their errors.
@@ -20,7 +20,7 @@ class WritetimeError(Exception):
 
 
 class MissingTable(WritetimeError):
-    """A table that is not where a command looks for it: its name may be misspelt, or nothing has brought it there."""
+    """A table that a command cannot find. Its name may be misspelt, or it was never written."""
 
     def __init__(self, text: str, table: str = "") -> None:
         super().__init__(text)
@@ -32,8 +32,8 @@ class Transient(WritetimeError):
 
 
 def reason_of(fault: BaseException) -> str:
-    """Return why something failed: the text of an error that is made for users, else the error's kind with its text.
-    The result can always be logged and stored: invalid Unicode is escaped.
+    """Return the reason of a failure: the text of an error for users, else the error's kind with its text. Invalid
+    Unicode is escaped, so the result can always be logged and stored.
     """
     text = plain_text(fault)
     text = text if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {text}"

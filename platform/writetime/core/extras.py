@@ -1,4 +1,4 @@
-"""The extras of the package: which of them installs a module, and the sentence where the module is missing."""
+"""The extras of the package: the extra that installs a module, and the message if the module is missing."""
 
 import importlib
 import importlib.util
@@ -30,12 +30,12 @@ _EXTRAS = {
 
 
 def needs(extra: str) -> str:
-    """Return the sentence that names a missing extra and the remedy."""
+    """Return the message that names a missing extra and the remedy."""
     return f'this needs writetime[{extra}]: pip install "writetime[{extra}]"'
 
 
 def remedy(error: ModuleNotFoundError) -> str | None:
-    """Return the sentence for a module of an extra that is not installed; None for any other module."""
+    """Return the message for a module of an extra that is not installed; None for any other module."""
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRAS or is_installed(module):
         return None
@@ -51,14 +51,14 @@ def require(module: str) -> None:
     """Return if a module of an extra is installed.
 
     Raises:
-        ModuleNotFoundError: it is not; the text is the sentence.
+        ModuleNotFoundError: the module is not installed. The text is the message.
     """
     if not is_installed(module):
         raise ModuleNotFoundError(needs(_EXTRAS[module]), name=module)
 
 
 class WhenUsed:
-    """A module of an extra, imported when one of its names is used."""
+    """A module of an extra that is imported when one of its names is used."""
 
     def __init__(self, module: str) -> None:
         self._module = module

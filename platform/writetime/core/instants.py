@@ -1,4 +1,4 @@
-"""Times: microseconds since 1970, as write times are; ISO 8601, as users write them; and the times of UUIDs."""
+"""Times as microseconds since 1970, like write times; as ISO 8601, as users write them; and in UUIDs."""
 
 from datetime import UTC, datetime, timedelta
 

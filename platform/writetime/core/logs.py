@@ -1,5 +1,5 @@
-"""Logs of commands as text, those of services as JSON lines, and those of the clients of other systems. No line has a
-password of an address.
+"""The logs of commands as text, of services as JSON lines, and of the clients of other systems. No line has a password
+of an address.
 """
 
 import json
@@ -43,8 +43,8 @@ ZOOKEEPER_CLIENT = "writetime.clients.zookeeper.client"
 
 
 def silence_clients() -> None:
-    """Leave out the logs of clients of the database, Kafka and ZooKeeper: they report each attempt to connect, and a
-    command shows the error that follows.
+    """Leave out the logs of clients of the database, Kafka and ZooKeeper. They report each attempt to connect, and a
+    command shows the resulting error itself.
     """
     for name in ("cassandra", KAFKA_CLIENT, ZOOKEEPER_CLIENT):
         logging.getLogger(name).setLevel(logging.CRITICAL)

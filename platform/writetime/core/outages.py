@@ -1,11 +1,11 @@
-"""Distinguishes an outage, which callers wait for, from a lasting error of a table or a message."""
+"""Distinguishes an outage, for whose end callers wait, from a lasting error of a table or a message."""
 
 import errno
 import re
 
 from writetime.core.errors import Transient, WritetimeError, plain_text
 
-# Errors of disks, networks and other processes. A missing file, or one without permission, is none of these.
+# Errors of disks, networks and other processes. A missing file, or one without permission, is not an outage.
 _OUTAGES = frozenset(
     {
         errno.ENOSPC,
@@ -29,15 +29,15 @@ _OUTAGES = frozenset(
         errno.EAGAIN,
     }
 )
-# The errors of delta-rs and obstore have no number; their text has it.
+# The errors of delta-rs and obstore have the error number only in their text.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
-# Their errors of a store that did not answer, or with a status that is about the request, the key or the rights.
+# Their errors of a store that did not answer, or whose status is about the request, the key or the rights.
 _STORE = re.compile(r"\bGeneric \w+ error\b")
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _UNANSWERED = re.compile(
     r"error sending request|timed out|dns error|request or response body error|error decoding response body"
 )
-# No certificate gets valid by itself.
+# No certificate becomes valid by itself.
 _LASTING = "invalid peer certificate"
 # HTTP: a request took too long, or there were too many; and errors of the server.
 _STATUSES = {408, 429, *range(500, 600)}
@@ -51,7 +51,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def kind_of(error: BaseException) -> type[WritetimeError]:
-    """Return the class of the exception that reports an error of a disk or an object store, for any class of it."""
+    """Return the class of the exception that reports an error of a disk or an object store, whatever its own class."""
     return Transient if is_outage(error) or _names_outage(plain_text(error)) else WritetimeError
 
 

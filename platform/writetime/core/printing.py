@@ -1,7 +1,6 @@
 """Untrusted values and text in a form that is safe for programs and terminals.
 
-Values cover the whole range of CQL: Python's own dates end at the year 9999, and JSON has no numbers that are not
-finite.
+Values have the whole range of CQL. Python's own dates end at the year 9999, and JSON has only finite numbers.
 """
 
 import math
@@ -29,8 +28,8 @@ def json_line(row: Mapping[str, pa.Scalar], *, nulls: bool = True) -> bytes:
 
 
 def json_lines(rows: pa.Table) -> Iterator[bytes]:
-    """Yield rows as JSON objects, as `json_line` does, some lines at a time with the ends of lines. Whole columns are
-    converted at once, as that takes a sixth of the time.
+    """Yield rows as JSON objects like `json_line`, several lines at a time with the ends of lines. Whole columns are
+    converted at once, because this takes a sixth of the time.
     """
     names = rows.column_names
     for batch in rows.to_batches(_ROWS):

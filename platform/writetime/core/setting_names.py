@@ -1,4 +1,4 @@
-"""Names in the settings that Dagster has to accept: one that it refuses would fail all of its assets."""
+"""Names in the settings that Dagster must accept. If it refused one, all assets would fail."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def require_distinct(queues: Sequence[str]) -> None:
     """Reject queues that Dagster cannot distinguish.
 
     Raises:
-        ValueError: two have the same name there.
+        ValueError: two have the same name in Dagster.
     """
     names = [re.sub("[.-]", "_", queue) for queue in queues]
     if same := [queue for queue, name in zip(queues, names, strict=True) if names.count(name) > 1]:

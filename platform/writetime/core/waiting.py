@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], object], seconds: float, pause: float = 0.1) -> bool:
-    """Wait until a condition is true, and return whether it became true in time. It is checked at least once, and then
-    after each pause, in seconds. A condition that takes long is checked less often, so that the check does not slow
-    down the work that it waits for; but once more at the end of the time.
+    """Wait until a condition is true; return whether it became true in time. The condition is checked at least once,
+    after each pause (in seconds), and at the end of the time. A slow condition is checked less often, so that the check
+    does not slow down the work that it waits for.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,1 +1,1 @@
-"""The runtime beside Python: pinned jars, Java, nodetool."""
+"""The runtime that is not Python: pinned jars, Java, nodetool."""

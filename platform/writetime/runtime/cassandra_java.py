@@ -1,4 +1,4 @@
-"""The options with which Java 17 runs classes of Cassandra: the server's, and those of its tools."""
+"""The options with which Java 17 runs the classes of Cassandra's server and tools."""
 
 # Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
 _EXPORTS = [

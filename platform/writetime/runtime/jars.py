@@ -1,10 +1,10 @@
 """Fetches the pinned jars of the embedded servers, of Spark's connectors and of the programs that benchmarks compare
 with, from Maven repositories.
 
-`jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`; the type is
-`jar` by default. They are fetched with pyspark's Ivy, each without its transitive dependencies, once, into a cache that
-all clones share (`WRITETIME_CACHE`, else the user's cache folder). A cached jar is compared with its digest again if
-its size or modification time has changed; `checked.json` has those of the last comparison. `WRITETIME_IVY_SETTINGS`
+`jars.lock` beside this module lists each jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`. The type is
+`jar` by default. pyspark's Ivy fetches each jar once, without its transitive dependencies, into a cache that all clones
+share (`WRITETIME_CACHE`, else the user's cache folder). `checked.json` has the size and modification time of each jar
+at its last comparison with its digest. If these have changed, a cached jar is compared again. `WRITETIME_IVY_SETTINGS`
 names an Ivy settings file for a mirror, whose resolvers should also have `usepoms="false"`.
 """
 
@@ -32,7 +32,7 @@ from writetime.runtime.java import java
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 JARS_PER_RUN = 25
 _CHECKED_FILE = "checked.json"
-# Without POMs: nothing in them is used, and Debezium's name a parent that was not published.
+# POMs are not read: nothing in them is used, and Debezium's POMs name a parent that was not published.
 _IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/>
 <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>"""
 
@@ -96,7 +96,7 @@ def fetch(*set_names: str) -> list[Path]:
 
 
 def _intact(jars: list[Jar], cache: Path) -> set[str]:
-    """Return the file names of the jars that are in the cache as pinned."""
+    """Return the file names of the cached jars that match their pinned digests."""
     record = cache / _CHECKED_FILE
     try:
         checked = json.loads(record.read_text())
@@ -134,7 +134,9 @@ def _sha256(path: Path) -> str:
 
 
 def _download(jars: list[Jar], cache: Path) -> None:
-    """Fetch into a scratch folder, check each digest, then move into the cache (atomic, so several runs do no harm)."""
+    """Fetch into a scratch folder, check each digest, then move into the cache. Moves are atomic, so several runs may
+    do this at once.
+    """
     with tempfile.TemporaryDirectory(dir=cache) as scratch_name:
         scratch = Path(scratch_name)
         ivy_file = scratch / "ivy.xml"
@@ -200,7 +202,7 @@ def _trust_options(scratch: Path) -> list[str]:
 
 
 def has_ivy() -> bool:
-    """Return whether jars can be fetched: whether pyspark, which carries Ivy, is installed."""
+    """Return whether jars can be fetched: whether pyspark, which has Ivy, is installed."""
     return is_installed("pyspark")
 
 

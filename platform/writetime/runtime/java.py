@@ -80,7 +80,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _look(launcher: Path) -> tuple[int | None, Path]:
-    """Return the major version of a Java, None if it is not one; and its folder, by its own account."""
+    """Return the major version of a Java (None if it is not a Java), and the folder that it reports."""
     command = [launcher, "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(

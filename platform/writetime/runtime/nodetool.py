@@ -1,8 +1,8 @@
 """Cassandra's own `nodetool`: the program on the `PATH`, or else that of the embedded server's jars, on any JDK 17.
 
-A node's agent runs on the machine of a Cassandra, which has a nodetool of the same version. That of another version may
-call operations that the node does not have: the `clearsnapshot` of 5.0 fails on 4.0 and 4.1. An agent is also installed
-without Spark, whose Ivy fetches the jars, and often without a JDK 17.
+A node's agent runs on the machine of the node, which has a nodetool of the same version. A nodetool of another version
+may call operations that the node does not have: the `clearsnapshot` of 5.0 fails on 4.0 and 4.1. Also, an agent is
+installed without Spark, whose Ivy fetches the jars, and often without a JDK 17.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def nodetool(port: int, *arguments: str, timeout_seconds: float = 600.0) -> None
     """Run a command of `nodetool` against the JMX port of a node on this machine.
 
     Raises:
-        WritetimeError: nodetool failed, with the text that it printed; or it did not end; or there is none.
+        WritetimeError: nodetool failed (the error has its output), did not end, or is missing.
     """
     with _program() as program:
         command = [*program, "-h", "127.0.0.1", "-p", str(port), *arguments]
@@ -45,7 +45,7 @@ def nodetool(port: int, *arguments: str, timeout_seconds: float = 600.0) -> None
 
 @contextmanager
 def _program() -> Iterator[Sequence[str]]:
-    """Yield the command that `nodetool` is on this machine."""
+    """Yield the command of `nodetool` on this machine."""
     if (own := shutil.which("nodetool")) is not None:
         yield [own]
         return
