@@ -1,5 +1,5 @@
 """The lake: captured changes, their merged state and its views, as Delta tables that any engine reads.
 
-What belongs here: files, commits, levels, retention. Not here: the meaning of a change (`writetime.changes.model`) and
-how changes are merged (`writetime.merge`).
+The package handles files, commits, levels and retention. `writetime.changes.model` defines a change, and
+`writetime.merge` merges changes.
 """

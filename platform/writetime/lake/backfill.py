@@ -1,10 +1,9 @@
-"""Backfill: SSTables of snapshots and backups, of one or many nodes, appended to the changes of a lake table, bucket by
-bucket.
+"""Backfill: it appends the SSTables of snapshots and backups, of one or many nodes, to the changes of a lake table.
 
-A bucket is a token range, so it is read from every SSTable at the position in the index. The positions of all buckets
-are found first, so that an index is read once, and not per bucket. Each bucket is its own transaction: only failed
-buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas need no special
-handling: the merge keeps one version of each cell.
+It works by bucket. A bucket is a token range, so it is read from each SSTable at its position in the index. The
+positions of all buckets are found first, so that each index is read once, and not once per bucket. Each bucket is its
+own transaction. So only failed buckets run again, and SSTables that a bucket has are not read again (`backfilled`).
+Replicas need no special handling: the merge keeps one version of each cell.
 """
 
 import posixpath
@@ -56,11 +55,11 @@ _LAYOUTS = (scylla_manager.find, medusa.find, snapshot_tree.find)
 class SnapshotFiles:
     """The SSTables of snapshots or backups of one table.
 
-    `taken_at` (microseconds) is when the last of them was taken, or earlier, and `complete_at` is not earlier;
-    `oldest_at` is when the first one was taken, of those whose time is known. A snapshot with incremental backups
-    counts as taken when the last of these was written, but not in `snapshot_at`, which is otherwise like `oldest_at`: a
-    truncation leaves these backups, and older data is in the snapshot. `lists_dropped` is whether the schema has the
-    dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster that have no backup.
+    All times are in microseconds. The last snapshot was taken between `taken_at` and `complete_at`. `oldest_at` is the
+    time of the first snapshot with a known time. A snapshot with incremental backups counts as taken when the last of
+    these was written. `snapshot_at` is like `oldest_at`, but ignores incremental backups, because a truncation leaves
+    them, and older data is in the snapshot. `lists_dropped`: the schema has the dropped columns and the times of their
+    drops. `missing_nodes` are nodes of the cluster without a backup.
     """
 
     files: tuple[BackupFile, ...]
@@ -89,8 +88,8 @@ class PlanTask:
 
 @dataclass(frozen=True)
 class BackfillTask:
-    """Read one bucket of some SSTables and write it. `ranges` has a row per SSTable: where the part of its data starts
-    and ends that can have tokens of the bucket, or -1 if that is not known.
+    """Read one bucket of some SSTables and write it. `ranges` has a row per SSTable: the start and end of the part of
+    its data that can have tokens of the bucket, or -1 if they are not known.
     """
 
     bucket: int
@@ -108,12 +107,12 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
 
     Args:
         paths: the places; local, or URIs that pyarrow or fsspec can read.
-        schema: the table's; defaults to that of the snapshots.
+        schema: the schema of the table; by default that of the snapshots.
         table: the table, as keyspace.table.
 
     Raises:
         WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables, or too far apart.
-        Transient: a snapshot is not there wholly.
+        Transient: a snapshot is not complete yet.
     """
     backups = [backup for path in paths for backup in _backups(path, table, with_schema=schema is None)]
     newest_first = sorted(backups, key=lambda backup: backup.until, reverse=True)
@@ -147,8 +146,8 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
 
 
 def backup_names(paths: Sequence[str], table: str) -> list[str]:
-    """Return the names of the newest backups of a table at places that may get more of them, without reading any. So
-    there is a new backup if they have changed.
+    """Return the names of the newest backups of a table at places that may get more, without reading them. If the names
+    have changed, there is a new backup.
 
     Raises:
         WritetimeError, OSError: a place cannot be listed.
@@ -171,7 +170,7 @@ def _backups(path: str, table: str | None, *, with_schema: bool) -> list[NodeBac
 
 
 def _is_snapshot(place: Folder) -> bool:
-    """Return whether a place is one folder of SSTables, or the path of a file of one."""
+    """Return whether a place is a folder of SSTables, or the path of a file of an SSTable."""
     info = place.filesystem.get_file_info(place.path)
     if info.type != FileType.Directory:
         return True
@@ -206,8 +205,8 @@ def _require_whole(backups: Sequence[NodeBackup]) -> None:
 
 
 def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> None:
-    """Refuse backups that are too far apart: the database may have dropped a deletion that the newer one lacks, too, of
-    data that the older one has.
+    """Refuse backups that are too far apart. The older one may have data whose deletion the database dropped before the
+    newer one was taken.
     """
     if not newest_first:
         return
@@ -222,8 +221,7 @@ def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> N
 
 
 def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFiles:
-    """Return snapshots with the dropped columns of their table. They come from the database if the files do not list
-    them.
+    """Return snapshots with the dropped columns of their table. If the files do not list these, query the database.
 
     Raises:
         WritetimeError: the database does not answer, has no such table, or has another one of that name.
@@ -269,16 +267,16 @@ def backfill(
     """Append snapshots to the changes; yield each completed bucket, and the number of changes that it added.
 
     Args:
-        table: the table to append to; its schema has followed `snapshot.schema`.
+        table: the table to append to, after it has followed `snapshot.schema`.
         snapshot: the result of `find_snapshots`.
         buckets: the buckets to read; all by default. A bucket reads only SSTables that it does not have.
         run: runs the tasks: one per SSTable, and then one per bucket.
-        staged: is called with the new files of all buckets before any is committed; if it raises, none is committed.
+        staged: is called with the new files of all buckets before any is committed. If it raises, none is committed.
 
     Raises:
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
-        Conflict: the table was truncated, or began again, meanwhile: run it again, with a later snapshot. Or another
-            backfill has brought other SSTables into a bucket: run it again.
+        Conflict: the table was truncated meanwhile, or began a generation: run this again with a later snapshot. Or
+            another backfill has added other SSTables to a bucket: run this again.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
@@ -335,7 +333,7 @@ def _ranges(paths: Mapping[int, Sequence[str]], writer: ChangeWriter, run: Runne
 
 def _plan(task: PlanTask) -> tuple[PlanTask, np.ndarray]:
     ranges = np.full((len(task.buckets), 2), -1, np.int64)
-    # A fault is that of the bucket whose task meets it again, and of no other one.
+    # A fault must fail only the bucket whose task meets it again.
     with suppress(WritetimeError, OSError):
         sstable = _open(task.path, task.writer.schema)
         for i, bucket in enumerate(task.buckets):
@@ -352,7 +350,7 @@ def _open(path: str, schema: TableSchema) -> SSTable:
 
 
 def _range(sstable: SSTable, tokens: tuple[int, int]) -> tuple[int, int]:
-    """Return where the part of the data starts and ends that can have these tokens; they are equal if none has."""
+    """Return the start and end of the part of the data that can have these tokens. They are equal if no part can."""
     splits = sstable.splits(1 << 62, tokens)
     return (splits[0].start.offset, splits[-1].end.offset) if splits else (0, 0)
 

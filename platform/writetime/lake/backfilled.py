@@ -1,7 +1,7 @@
 """The SSTables that backfills have taken, so that the cost of a later backup depends on its new SSTables.
 
-An SSTable is known by the table's id, its node, and the size and digest of its data file. Its name does not count, as
-generation numbers return, and neither does Statistics.db, which repair rewrites.
+An SSTable is identified by the table's id, its node, and the size and digest of its data file. Its name does not count,
+because generation numbers return. Statistics.db does not count, because repair rewrites it.
 
 A record lists all SSTables that a bucket has: `<table>/backfilled/<number>.json`. The commit of each bucket names its
 record as the number of its transaction, `backfill/<bucket>`. So there are as many transactions as buckets, and buckets
@@ -38,13 +38,13 @@ have.
 KEPT_SECONDS = 3600
 """How long a record that no bucket names stays: a process may be about to commit it."""
 
-# Of a record's number: the lower bits are from its content, the upper bits rise.
+# The bits of a record's number: the lower ones come from its content, the upper ones increase.
 _CONTENT_BITS = 32
 
 
 @dataclass(frozen=True, order=True)
 class Taken:
-    """An SSTable by its content: `digest` is the data file's. `mark` finds it without the digest."""
+    """An SSTable by its content: `digest` is that of the data file. `mark` finds the SSTable without the digest."""
 
     node: str
     size: int
@@ -57,7 +57,7 @@ class Backfilled:
 
     def __init__(self, table: LakeTable, changes: TableVersion) -> None:
         self._table = table
-        # A generation begins without changes of SSTables that are taken.
+        # A new generation has no changes of the recorded SSTables.
         self._of = f"{table.schema(changes).id} {changes.transaction(GENERATION) or 0}"
         self._numbers = _numbers(table, changes)
         self._lists = {number: self._read(number) for number in set(self._numbers.values())}
@@ -65,7 +65,7 @@ class Backfilled:
         self._made: dict[tuple[int, tuple[Taken, ...]], int] = {}
 
     def identify(self, files: Iterable[BackupFile]) -> dict[Taken, BackupFile]:
-        """Return files by their content, each content once. Digests are read of files whose marks are not known."""
+        """Return files by their content, each content once. Read the digests only of files with unknown marks."""
         found: dict[Taken, BackupFile] = {}
         for file in files:
             known = self._by_mark.get((file.node, file.size, file.mark)) if file.mark else None
@@ -73,7 +73,7 @@ class Backfilled:
         return found
 
     def new_in(self, bucket: int, files: Iterable[Taken]) -> tuple[Taken, ...]:
-        """Return those of some SSTables that a bucket does not have."""
+        """Return the SSTables among `files` that a bucket does not have."""
         taken = self._lists[self._numbers[bucket]]
         return tuple(sorted(file for file in files if file not in taken))
 
@@ -85,17 +85,17 @@ class Backfilled:
         written: Sequence[WrittenFile],
         given: Mapping[str, int],
     ) -> bool:
-        """Append the changes that a bucket has of new SSTables; return whether no other process has done so.
+        """Append the changes of new SSTables to a bucket; return whether no other process has done so.
 
         Args:
             bucket: the bucket.
-            new: the SSTables, of which it has none.
+            new: the SSTables that the bucket does not have.
             present: all SSTables of the backups that were read.
             written: the files of the changes.
             given: as for `BucketedTable.append`.
 
         Raises:
-            Conflict: the bucket has got other SSTables meanwhile, or as `BucketedTable.append` raises it.
+            Conflict: another backfill has added SSTables to the bucket meanwhile, or as in `BucketedTable.append`.
         """
         before = self._numbers[bucket]
         if (before, new) not in self._made:
@@ -129,7 +129,7 @@ class Backfilled:
         return number
 
     def _read(self, number: int) -> frozenset[Taken]:
-        """Return the SSTables of a record. It may be gone: then they are read again, which adds nothing."""
+        """Return the SSTables of a record. If the record is missing, they are read again, which adds nothing."""
         try:
             with self._table.storage.filesystem().open_input_stream(_path(number)) as stream:
                 data = stream.read()

@@ -1,4 +1,4 @@
-"""A backup as a source: the SSTables that one node had of one table, and how each SSTable is recognised again."""
+"""A backup: the SSTables of one node and one table, with the data that identify each SSTable in later backups."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from writetime.storage.locations import Location, without_secrets
 class BackupFile:
     """The data file of an SSTable: its address, its size in bytes, and the node that wrote it, if that is known.
 
-    `mark` is text from a listing or manifest. No other content of the same size that the node had under this name has
-    the same mark. So a file that was read before is recognised without opening it. It is empty if nothing is known.
+    `mark` is a text from a listing or manifest. It identifies the content among files of the same node, name and size.
+    So a file that was read before is recognised without opening it. It is empty if nothing is known.
     """
 
     address: str
@@ -47,12 +47,12 @@ class BackupFile:
 class NodeBackup:
     """The SSTables of a table in one backup of one node.
 
-    `taken_at` (microseconds) is not later than the time of the backup, and `complete_at` is not earlier. `dated` is
-    whether these times are the backup's, and not just that of the newest file. `flushed_at` is when the last of its
-    incremental backups was written, 0 if it has none. `lists_dropped` is whether the schema has the dropped columns and
-    the times of their drops. `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data files
-    that the manifest of a snapshot lists and its folder does not have: addresses by name, without secrets; None if
-    there is no such manifest.
+    The backup was taken between `taken_at` and `complete_at` (microseconds). `dated`: these times are those of the
+    backup, and not that of the newest file. `flushed_at` is the time at which the last of its incremental backups was
+    written, 0 if it has none. `lists_dropped`: the schema has the dropped columns and the times of their drops.
+    `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data files that the manifest of a
+    snapshot lists and its folder does not have, as addresses by name, without secrets. It is None if there is no
+    manifest.
     """
 
     node: str
@@ -81,8 +81,8 @@ class Found:
 
 
 def newest_table(table: str, ids: Iterable[str]) -> str:
-    """Return, of the ids (32 hexadecimal digits) that tables of one name had one after the other, that of the last one.
-    Databases derive ids from the time.
+    """Return the id of the last of several tables that had the same name one after the other (ids have 32 hexadecimal
+    digits). Databases derive ids from the time.
 
     Raises:
         WritetimeError: a user chose one of them.

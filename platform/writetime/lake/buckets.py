@@ -3,9 +3,9 @@
 The bucket of a token is its top bits, so a bucket is a token range, and SSTables, which are sorted by token, can be
 read by bucket without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
 
-Few rows are one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`. Large rows are by
-bucket all the same, as a task and an Arrow array hold only so much. Tasks read such files by parts: equal ranges of
-buckets, as few as hold little enough each.
+Few rows become one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`. Large rows are
+always written by bucket, because the memory of a task and the size of an Arrow array are limited. Tasks read files of
+all buckets by parts, which are equal ranges of buckets. There are as few parts as these limits allow.
 """
 
 from typing import TypeVar
@@ -56,8 +56,8 @@ def are_few(rows: int, buckets: int, size: int = 0) -> bool:
 
 
 def count_parts(buckets: int, size: int) -> int:
-    """Return into how many parts of the token range, each for one task, rows of a size in memory (bytes) are split: the
-    fewest that are small enough, and one per bucket at most.
+    """Return the number of parts of the token range, each for one task, into which rows of a size in memory (bytes) are
+    split. It is the least number for which parts are small enough, and at most one per bucket.
     """
     parts = 1
     while parts < buckets and size > parts * MOST_ROW_BYTES:

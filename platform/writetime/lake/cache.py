@@ -25,7 +25,7 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.places import Places
 from writetime.lake.versions import DataFile
 
-# Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
+# The most bytes of a decoded file per byte of Parquet. It bounds the space to free.
 _GROWTH = 3
 _SUFFIX = ".decoded"
 Found = TypeVar("Found")
@@ -81,10 +81,10 @@ open_files = OpenFiles()
 
 @dataclass(frozen=True)
 class Cache:
-    """Decoded files in a folder. A task may carry it along: each machine has its own folder.
+    """Decoded files in a folder. It can be sent to a task: each machine has its own folder.
 
-    `limit` bounds all of them together, in bytes. Files of the lake below `smallest` bytes are decoded into memory,
-    which costs less than to write them.
+    `limit` bounds the size of all files together, in bytes. Files of the lake below `smallest` bytes are decoded into
+    memory, which costs less than writing them.
     """
 
     folder: Path = Path()
@@ -109,7 +109,7 @@ class Cache:
         return self._read(storage, file, lambda decoded: decoded.numbers(places))
 
     def narrowed(self, storage: Storage, file: DataFile, places: Places, count: int) -> Places:
-        """Return whole partitions, narrowed as `Decoded.narrowed` does it."""
+        """Return whole partitions, narrowed like those of `Decoded.narrowed`."""
         return self._read(storage, file, lambda decoded: decoded.narrowed(places, count))
 
     def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
@@ -158,7 +158,7 @@ class Cache:
         return read(path, file.size)
 
     def size(self) -> int:
-        """Return the bytes of the files in the folder, those of other programs too; 0 if it cannot be read."""
+        """Return the bytes of all files in the folder, including those of other programs; 0 if it cannot be read."""
         try:
             return sum(size for _, size, _ in self._files())
         except OSError:
@@ -181,13 +181,13 @@ class Cache:
         for _, size, path in sorted(files):
             if total + needed <= self.limit:
                 return
-            # An open file would keep its place on the disk.
+            # A file that is open would still occupy the disk.
             open_files.close(str(path))
             path.unlink(missing_ok=True)
             total -= size
 
 
-# Kept, because a batch needs each file of the table.
+# The result is cached, because a batch needs each file of the table.
 @functools.lru_cache(1 << 16)
 def _path_of(folder: Path, address: str, path: str) -> str:
     name = hashlib.sha256(f"{address}/{path}".encode()).hexdigest()[:40]
@@ -199,7 +199,7 @@ def _kept(path: Path, size: int) -> Decoded | None:
         found = read(path, size)
     except (OSError, Damaged):
         return None
-    # The order of deletion. A folder that is only read has none.
+    # This time is the order of deletion. It cannot be set in a read-only folder.
     with suppress(OSError):
         path.touch()
     return found

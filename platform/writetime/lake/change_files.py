@@ -1,4 +1,4 @@
-"""Reads files of changes, and of levels of the state: the same rows as Parquet's reader returns, at a lower cost."""
+"""Reads files of changes, and of levels of the state. The rows are those of Parquet's reader, at a lower cost."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +18,8 @@ _MANY_ROWS = 1 << 14
 
 
 def read_changes(files: Iterable[tuple[Storage, str, tuple[int, int] | None]], schema: pa.Schema) -> list[pa.Table]:
-    """Read files: completely, or the rows with tokens between two. Files with the same fields come as one
-    table, so that no rows are combined twice.
+    """Read files completely, or only the rows with tokens in a range. Files with the same fields become one table, so
+    that no rows are combined twice.
 
     Fields of `REPEATING` are dictionaries if the files have them as dictionaries.
     """
@@ -40,7 +40,7 @@ def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
     """Open a file so that its repeating texts and bytes are read as dictionaries."""
     with storage.filesystem().open_input_file(path) as opened:
         file = pq.ParquetFile(opened)
-        # A remote file is read in as few requests as its row groups allow.
+        # A remote file is read with as few requests as its row groups allow.
         remote = not storage.is_local
         yield pq.ParquetFile(opened, metadata=file.metadata, read_dictionary=_repeating(file), pre_buffer=remote)
 
@@ -64,10 +64,10 @@ def groups_between(file: pq.ParquetFile, first: int, last: int) -> list[int]:
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:
-    """Read some row groups and, of these columns, those that the file has.
+    """Read some row groups, with those of the columns that the file has.
 
-    Columns that the statistics determine are made without reading: a dictionary of one value (all changes are of rows
-    without a clustering key), and the flag of a column's cells if none of them is a tombstone.
+    Columns that follow from the statistics are built without reading: a dictionary of one value (such as the kind, if
+    all changes are of rows), and the tombstone flag of a column's cells if none of them is a tombstone.
     """
     schema = file.schema_arrow
     fields = [schema.field(name) for name in names if name in schema.names]
@@ -127,7 +127,7 @@ class _Statistics:
         self._groups = [file.metadata.row_group(group) for group in groups]
 
     def constant(self, field: pa.Field) -> pa.DictionaryArray | None:
-        """Return a column of bytes or text, which is read as a dictionary, if it has one value and no null."""
+        """Return a column of bytes or text as a dictionary, if it has one value and no null; else None."""
         if not pa.types.is_dictionary(field.type) or not self._groups:
             return None
         found = [group.column(self._indices[field.name]).statistics for group in self._groups]

@@ -27,13 +27,13 @@ from writetime.lake.parquet import (
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
-# Changes that a task keeps in memory before it writes them, in bytes of Arrow; sorting takes the same amount again.
+# The bytes of changes (in Arrow) that a task collects before it writes them. Sorting needs the same amount again.
 BUFFER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class ChangeWriter:
-    """Writes changes of one table as files of its buckets. A task may carry it to Spark or to a thread."""
+    """Writes changes of one table as files of its buckets. It can be sent to a task of Spark or to a thread."""
 
     storage: Storage
     schema: TableSchema

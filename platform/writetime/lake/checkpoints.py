@@ -16,7 +16,7 @@ from writetime.core.outages import kind_of
 from writetime.lake.commits import Action, actions_of
 from writetime.lake.lake_storage import Storage
 
-# Its version, and the mark of each of several files of one version: part and number of parts, or a UUID.
+# The name of a checkpoint: its version, and for several files the part and the number of parts, or a UUID.
 _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.([0-9a-f-]{36}))?\.(?:parquet|json)")
 _LOG = "_delta_log"
 
@@ -36,7 +36,7 @@ def read_checkpoint(storage: Storage, version: int, action: str) -> tuple[int, l
 
 
 def _hinted(storage: Storage, version: int) -> tuple[int, list[str]] | None:
-    """Return the checkpoint that `_last_checkpoint` names, if it is one file and there."""
+    """Return the checkpoint that `_last_checkpoint` names, if it is a single file that exists."""
     filesystem = storage.filesystem()
     try:
         with filesystem.open_input_stream(f"{_LOG}/_last_checkpoint") as stream:
@@ -48,7 +48,7 @@ def _hinted(storage: Storage, version: int) -> tuple[int, list[str]] | None:
 
 
 def _listed(storage: Storage, version: int) -> tuple[int, list[str]]:
-    """Return the last checkpoint of which the log has all files."""
+    """Return the last checkpoint whose files are all in the log."""
     complete: dict[int, list[str]] = {}
     parts: dict[tuple[int, int], list[str]] = {}
     for info in storage.filesystem().get_file_info(fs.FileSelector(_LOG)):

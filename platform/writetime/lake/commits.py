@@ -1,8 +1,8 @@
-"""Commits to the log of a Delta table, as files: they are read one by one, and written only where there is none.
+"""Reads and writes the commits in the log of a Delta table.
 
-The format is that of Delta's protocol (PROTOCOL.md, "Actions"). A commit is one file, with one action per line; its
-number is its name. Of two programs that write the same one, the store accepts the first (`obstore`, with a conditional
-put in object stores).
+The format is that of Delta's protocol (PROTOCOL.md, "Actions"). A commit is one file, with one action per line. Its
+name is its number. If two programs write the same number, the store accepts only the first (`obstore`, with a
+conditional put in object stores).
 """
 
 import functools
@@ -28,7 +28,7 @@ else:
 
 Action = dict[str, Any]
 
-# Options of the connection, and not of a kind of store.
+# Options of connections, which each kind of store has.
 _OF_CLIENT = frozenset(
     {
         "allow_http",
@@ -73,16 +73,16 @@ def actions_of(commit: bytes) -> list[Action]:
 def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
     """Write a commit; return its file, or None if there is another one with its number."""
     data = b"\n".join(map(orjson.dumps, actions))
-    # A client repeats a request whose answer was lost, and the store answers that the file is there.
+    # A client repeats a request whose answer was lost. Then the store answers that the file exists.
     is_made = put_new(storage, commit_name(version), data) or read_commit(storage, version) == data
     return data if is_made else None
 
 
 def put_new(storage: Storage, path: str, data: bytes) -> bool:
-    """Write a whole file if there is none; return whether there was none. A kill leaves no part of it.
+    """Write a file if it does not exist; return whether it was written. A kill leaves no partial file.
 
     Raises:
-        WritetimeError: the store refuses it; a `Transient` if that may pass. Then the file may be there.
+        WritetimeError: the store refuses the file. It is a `Transient` if this may pass, and then the file may exist.
     """
     try:
         opened = _store_of(storage.root, tuple(storage.options.items()))
@@ -146,11 +146,11 @@ def millis() -> int:
     return time.time_ns() // 1_000_000
 
 
-# Kept, because a connection to an object store costs more than a commit.
+# The result is cached, because a connection to an object store costs more than a commit.
 @functools.lru_cache(64)
 def _store_of(address: str, given: tuple[tuple[str, str], ...]) -> Any:
-    """Open a folder, by options under the names that delta-rs uses. Like delta-rs, it ignores unknown options, such as
-    those that only delta-rs has.
+    """Open a folder with options under the names of delta-rs. Like delta-rs, ignore unknown options, such as those that
+    only delta-rs has.
 
     Raises:
         WritetimeError: an option has an invalid value.

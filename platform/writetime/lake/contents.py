@@ -1,9 +1,9 @@
 """The content of a bucket of a table: the levels of the state, and the changes that are not folded in yet.
 
-The state drops old tombstones and expired data (`state.drop_tombstones`) into files of their own, whose names begin
-with `DROPPED`. They are not levels. The dropped entries cover nothing in the levels, and no later writes. Only a *late*
-write, one from up to the horizon, may be. So waiting changes are merged with the dropped entries at the places of their
-late writes, before they are merged with the levels.
+The state moves old tombstones and expired data (`state.drop_tombstones`) into separate files, whose names begin with
+`DROPPED`. These files are not levels. The dropped entries cover nothing in the levels, and no later writes. They may
+cover only a *late* write, whose write time is not after the horizon. So waiting changes are first merged with the
+dropped entries at the places of their late writes, and then with the levels.
 """
 
 import itertools
@@ -47,8 +47,8 @@ def is_dropped(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Changes of one bucket, of some or of all, that are not in the state yet, and the entries that the state has
-    dropped up to a horizon (microseconds); a task may carry it along.
+    """Changes of one, some or all buckets that are not in the state yet, and the entries that the state has dropped up
+    to a horizon (microseconds). It can be sent to a task.
     """
 
     changes: tuple[Source, ...]
@@ -85,9 +85,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of one bucket, of some or of all: the levels, and the changes that wait; a task may carry it
-    along.
-    """
+    """The content of one, some or all buckets: the levels, and the changes that wait. It can be sent to a task."""
 
     levels: tuple[Source, ...]
     waiting: Waiting
@@ -98,7 +96,7 @@ class Contents:
         return self.levels + self.waiting.changes
 
     def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
-        """Merge all of it, or some places or partitions, as `Waiting.merged` does."""
+        """Merge the whole content, or some places or partitions, like `Waiting.merged`."""
         if self.waiting.has_dropped_nothing:
             return _merged(self.sources, schema, at, self.waiting.cache)
         return _merged(self.levels, schema, at, self.waiting.cache, self.waiting.merged(schema, at))
@@ -136,8 +134,8 @@ def _merged(
 class StateFiles:
     """The files of a version of the state, by bucket, or by larger equal parts of the token range.
 
-    They are the state as it is, or as it would be if nothing written or expired after `since` (microseconds) had been
-    dropped: the dropped entries are merged with the levels again.
+    By default this is the state as it is. With `since` (microseconds), it is the state as if nothing that was written
+    or expired after that time had been dropped: the dropped entries are merged with the levels again.
     """
 
     def __init__(

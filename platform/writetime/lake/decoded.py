@@ -2,11 +2,18 @@
 memory.
 
 The rows are in the order of the database, so they are searched in place: the token column for ranges of tokens, and
-token, key and position for rows. Only the pages of rows that are used are read.
+token, key and position for rows. Only the pages with rows that are used are read.
 
-A decoded file holds the Arrow IPC file, the seconds at which data expires and the row of each (`expiries`), then the
-footer as JSON, then the footer's length and CRC-32 and `MAGIC`. The footer describes the batches; the CRC-32 of each,
-and that of the expiries, is compared when it is first used.
+The parts of a decoded file, in order:
+
+| part | content |
+| --- | --- |
+| Arrow IPC file | the rows, in batches |
+| expiries | the seconds at which data expires, and the row of each (`expiries`) |
+| footer | JSON that describes the batches |
+| end | the length and the CRC-32 of the footer, and `MAGIC` |
+
+The CRC-32 of each batch, and that of the expiries, is compared at the first use.
 """
 
 import functools
@@ -31,7 +38,7 @@ from writetime.lake.places import Places, Searched
 VERSION = 2
 MAGIC = b"WTDECODE"
 _TAIL = struct.Struct("<II8s")
-# Bytes of a batch. A larger one takes more memory to decode; smaller ones, more searches.
+# Bytes of a batch. A larger batch needs more memory to decode. Smaller ones need more searches.
 BATCH_BYTES = 128 << 20
 
 
@@ -41,7 +48,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class _Batch:
-    """Where a batch is in its file, and its tokens."""
+    """The place of a batch in its file, and its tokens."""
 
     start: int
     size: int
@@ -103,7 +110,7 @@ class Decoded:
         return found
 
     def narrowed(self, places: Places, count: int) -> Places:
-        """Return whole partitions, each narrowed so that it has about `count` rows at most: see `Searched.narrowed`.
+        """Return whole partitions, each narrowed to about `count` rows at most, see `Searched.narrowed`.
 
         Raises:
             Damaged: as for `between`.
@@ -137,7 +144,7 @@ class Decoded:
         return self._checked_expiries().next_after(after)
 
     def _at(self, places: Places) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield, for each batch with any, the rows that a merge at these places needs."""
+        """Yield the rows that a merge at these places needs, for each batch with such rows."""
         for number, ends in enumerate(self._ends):
             wanted = places.within(ends)
             if len(wanted.tokens) and len(rows := self._searched_batch(number).rows(wanted)):
@@ -279,7 +286,7 @@ def _crc_of_rest(data: pa.Buffer, batches: list[_Batch]) -> int:
 
 
 def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches of about so many bytes."""
+    """Yield the rows of a Parquet file in batches of about `batch_bytes`."""
     groups: list[int] = []
     size = 0
     for group in range(source.num_row_groups):

@@ -1,12 +1,12 @@
 """One Delta table of the lake: its creation, its files by bucket, and commits that a retry does not repeat.
 
-Delta itself stores, for each application id, the number of its last transaction. A commit names both. A writer that
-finds its own number there has nothing left to do. Of two programs that commit at once, the store accepts one, and the
-other one looks again.
+Delta stores the number of the last transaction for each application id. A commit names both. If a writer finds its own
+number there, it has nothing left to do. If two programs commit at once, the store accepts one, and the other one reads
+the log again.
 
-delta-rs opens tables, creates them and their checkpoints, and changes their fields and properties. Commits of files are
-followed and made by `commits`: by delta-rs, one costs 7 CPU ms and reading on after it 10, several times as much as the
-rest of a small batch.
+delta-rs opens tables, creates them and their checkpoints, and changes their fields and properties. `commits` reads and
+writes the commits of files. With delta-rs, a commit costs 7 ms of CPU, and reading the log after it 10 ms, which is
+several times the cost of the rest of a small batch.
 """
 
 import logging
@@ -54,14 +54,15 @@ length of the log.
 """
 _CHECKPOINT = {"delta.checkpointInterval": str(CHECKPOINT_EVERY)}
 ATTEMPTS = 20
-"""How often a commit that meets others is tried."""
+"""The number of attempts of a commit that conflicts with others."""
 _RECENT = 32
 # A table that is further behind is opened again, from its last checkpoint.
 _FOLLOWED = 100
 _log = logging.getLogger(__name__)
-# Of the Delta protocol: a commit, and a checkpoint in one file, which is how delta-rs writes them.
+# Names in the Delta protocol: of a commit, and of a checkpoint in one file, as delta-rs writes it.
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
-# Every commit that removes files has a number of this application id, which shows whether another one did meanwhile.
+# Each commit that removes files has a number of this application id. It shows whether another commit removed files
+# meanwhile.
 _REWRITE = "writetime-rewrite"
 
 
@@ -76,8 +77,8 @@ class _Taken(Exception):
 class BucketedTable:
     """A Delta table that is partitioned by the bucket of the token.
 
-    It stays open: the first `load` opens it, and later ones read only the new commits of the log. So an object is for
-    one thread.
+    The table stays open: the first `load` opens it, and later ones read only the new commits of the log. So an object
+    is for one thread.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -149,7 +150,7 @@ class BucketedTable:
             raise kind_of(e)(f"{self.storage.address} cannot be opened as a Delta table: {plain_text(e)}") from None
 
     def _newest(self) -> TableVersion:
-        """Return the newest version: the last one that is known, followed by the commits since, or opened again."""
+        """Return the newest version: the last known one with the commits since, or the table opened again."""
         if not self._is_kept():
             self._kept = None
             self._recent.clear()
@@ -183,7 +184,7 @@ class BucketedTable:
             self._recent.popitem(last=False)
 
     def _is_kept(self) -> bool:
-        """Return whether the table that is known is the one in the storage. A table that was removed and created again
+        """Return whether the table in the storage is still the known one. A table that was removed and created again
         may have any version, but its commits differ.
         """
         if self._kept is None:
@@ -232,10 +233,10 @@ class BucketedTable:
         Args:
             files: the files that the tasks of the batch have written.
             app_id: the sender of batches, such as one stream.
-            number: the number of this batch; the numbers rise. Nothing happens if this one, or a later one, has been
+            number: the number of this batch. Numbers increase. Nothing happens if this or a later number has been
                 committed.
-            also: other numbers to keep with the commit, by names like `app_id`.
-            given: numbers that the table must still have, 0 if none, because the files depend on them.
+            also: other numbers to store with the commit, by names like `app_id`.
+            given: numbers that the table must still have (0 if none), because the files depend on them.
 
         Raises:
             Conflict: one of the given numbers has changed.
@@ -271,13 +272,13 @@ class BucketedTable:
             before: the version that the new files were made from.
             remove: its files to remove.
             add: the files to add.
-            data_change: False if the rows mean the same as before, so that a stream of new rows skips them.
-            info: kept with the commit, for readers of the log.
-            also: numbers to keep with the commit, by application id.
+            data_change: False if the rows are the same as before, so that a stream of new rows skips them.
+            info: is stored with the commit, for readers of the log.
+            also: numbers to store with the commit, by application id.
 
         Raises:
-            Conflict: one of the files, or one of the numbers, has been replaced since `before`. Other commits since do
-                no harm.
+            Conflict: one of the files or numbers has been replaced since `before`. Other commits since then do not
+                matter.
         """
         removed = [{"remove": commits.removing(f.path, f.bucket, f.size, data_change=data_change)} for f in remove]
         actions = [commits.added(f, data_change=data_change) for f in add] + removed
@@ -293,7 +294,7 @@ class BucketedTable:
             before: the version that the new files were made from.
             add: the files to add.
             schema: the fields from now on, without the partition column.
-            also: as for `rewrite`.
+            also: as in `rewrite`.
 
         Raises:
             Conflict: the table has been rewritten since `before`.
@@ -334,7 +335,7 @@ class BucketedTable:
         """Return the numbers of a commit that removes files of an earlier version.
 
         Raises:
-            Conflict: another one did meanwhile.
+            Conflict: another commit did so meanwhile.
         """
         if any(now.transaction(app_id) != before.transaction(app_id) for app_id in also):
             raise _conflict(self.storage)
@@ -350,7 +351,7 @@ class BucketedTable:
         """Commit after a version.
 
         Raises:
-            _Taken: another commit did.
+            _Taken: another commit has the next number.
         """
         every = [commits.about(info), *commits.numbers(numbers), *actions]
         written = commits.write_commit(self.storage, now.version + 1, every)
@@ -367,7 +368,7 @@ class BucketedTable:
             try:
                 self._open_at(version).create_checkpoint()
             except (WritetimeError, exceptions.DeltaError) as e:
-                # The commit is made. The next checkpoint has all of it.
+                # The commit itself succeeded, and the next checkpoint will have it.
                 _log.warning("%s: the checkpoint %d cannot be written: %s", self.storage.address, version, e)
 
     def set_property(self, name: str, value: str) -> None:
@@ -377,7 +378,7 @@ class BucketedTable:
     def update_property(self, name: str, value: Callable[[Mapping[str, str]], str]) -> str:
         """Set a property of the table to a value computed from all of its properties, and return it.
 
-        Of two that do so at once, the later one starts from the value that the other one has set.
+        If two processes do this at once, the later one starts from the value that the other one has set.
         """
         found = ""
 
@@ -393,26 +394,26 @@ class BucketedTable:
         return found
 
     def raise_property(self, name: str, value: int) -> None:
-        """Set a property of the table to a number, unless it has this or a larger one."""
+        """Set a property of the table to a number, unless it already has this or a larger number."""
         self.update_property(name, lambda properties: str(max(value, int(properties.get(name, value)))))
 
     def transactions_of(self, version: int) -> Mapping[str, int]:
-        """Return the numbers that the commit of one version names, by application id: from its own file in the log
-        (`txn` actions of the Delta protocol), without the rest of the log. Nothing if there is no such file.
+        """Return the numbers that the commit of one version names, by application id. Only its own file in the log is
+        read (`txn` actions of the Delta protocol). Return nothing if there is no such file.
 
-        Numbers of an application never fall, so those of any version are lower bounds of the newest ones.
+        The numbers of an application never decrease, so those of any version are lower bounds of the newest ones.
         """
         actions = commits.actions_of(commits.read_commit(self.storage, version) or b"")
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
 
     def trim_log(self, keep_from: int, hours: float, most_hours: float) -> int:
-        """Delete old commits and checkpoints; return how many files they were. A stream commits each second, and each
-        commit would be listed for ever otherwise.
+        """Delete old commits and checkpoints; return the number of deleted files. A stream commits each second, and
+        without this, each commit would be listed forever.
 
         Args:
             keep_from: versions from this one on can still be opened.
-            hours: so can versions that were the newest one within these hours.
-            most_hours: but none from before these hours.
+            hours: versions that were the newest one within these hours can also be opened.
+            most_hours: versions from before these hours can never be opened.
         """
         filesystem = self.storage.filesystem()
         found = [
@@ -427,7 +428,7 @@ class BucketedTable:
             return at <= always or (at <= until and version <= keep_from)
 
         first = max((v for v, whole, info in found if whole and is_start(v, info.mtime_ns)), default=0)
-        # In order, so that a reader never finds a gap behind a checkpoint.
+        # They are deleted in order, so that a reader never finds a gap after a checkpoint.
         gone = sorted((v, info.path) for v, _, info in found if v < first)
         for _, path in gone:
             # Another process may trim the log at the same time.
@@ -436,8 +437,8 @@ class BucketedTable:
         return len(gone)
 
     def add_fields(self, schema: pa.Schema) -> bool:
-        """Add the fields, including nested ones, that the table does not have; they read as null in files written
-        before. Return whether there were any.
+        """Add the fields, including nested ones, that the table does not have. In older files, they are null. Return
+        whether there were such fields.
 
         Raises:
             WritetimeError: a field of the table has another type.

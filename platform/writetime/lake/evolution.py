@@ -1,7 +1,7 @@
-"""How a lake table follows the schema of its source: an older schema changes nothing, a newer one only adds.
+"""Joins schemas, so that a lake table follows its source. An older schema changes nothing, and a newer one only adds.
 
-Schemas arrive in any order (a snapshot of last week after a commit log of today), so two of them are joined: a column
-is live unless one of them has a later drop of it; a user-defined type has the fields of the longer of the two.
+Schemas arrive in any order (a snapshot of last week after a commit log of today), so two schemas are joined. A column
+is live unless one of them has a later drop of it. A user-defined type has the fields of the longer of the two.
 
 A renamed key column keeps the name that it had when the lake got the table. Its place in the key identifies the column,
 because a place never changes; the order in which schemas arrive does not show which name is newer.
@@ -9,9 +9,9 @@ because a place never changes; the order in which schemas arrive does not show w
 A dropped column stays in the Delta tables, with its values. If it comes back, its old cells are still there, and the
 merge leaves out those that the drop made void (`TableSchema.dropped`).
 
-A type may change to one that Arrow holds in the same way (`ascii` and `text`, `timeuuid` and `uuid`); any other change
-of a type is rejected. The type counts that the schema with the later drop of the column has. Without a later drop, the
-database allows only a wider type, so the wider one counts; if none is wider, the lake keeps its own.
+A type may change to one that Arrow holds in the same way (`ascii` and `text`, `timeuuid` and `uuid`). Any other change
+of a type is rejected. If one schema has a later drop of the column, its type counts. Otherwise the database allows only
+a wider type, so the wider one counts. If neither is wider, the lake keeps its own.
 """
 
 from dataclasses import replace
@@ -48,8 +48,8 @@ def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
     """Return a schema whose key columns have the names that they have in another schema of the table.
 
     Raises:
-        SchemaError: the primary keys differ; if both schemas have the same table id, by more than their names. Or
-            another column has a name that a key column had before.
+        SchemaError: the primary keys differ, or another column has a name that a key column had before. If both schemas
+            have the same table id, the names of key columns may differ.
     """
     if schema.full_name != named.full_name or any(
         [c.reversed for c in getattr(schema, kind)] != [c.reversed for c in getattr(named, kind)]

@@ -1,4 +1,4 @@
-"""When data of a file expires: an index, so that due rows are found without reading all rows."""
+"""An index of the expiries in a file, so that due rows are found without reading all rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class Expiries:
 
 
 def expiries_of(batch: pa.RecordBatch, first_row: int) -> Expiries:
-    """Return the expiries of the markers and cells of changes; their rows are counted from `first_row`.
+    """Return the expiries of the markers and cells of changes. Their rows are counted from `first_row`.
 
-    A column of a key may look like cells. Then rows are found where nothing expires.
+    A key column may look like a column of cells. Then the index also has rows in which nothing expires.
     """
     seconds: list[np.ndarray] = []
     rows: list[np.ndarray] = []
@@ -60,7 +60,7 @@ def _in_order(seconds: list[np.ndarray], rows: list[np.ndarray]) -> Expiries:
 
 
 def _found(batch: pa.RecordBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows and the seconds at which data of theirs expires, for each field with any; the marker's first."""
+    """Yield rows, and the seconds at which their data expires, for each field with expiries. The marker is first."""
     for name in sorted(batch.schema.names, key=lambda n: n != "marker"):
         parts = _parts(batch.column(name))
         yield from _of_cells(parts)

@@ -37,7 +37,7 @@ class FollowedTable:
 
 @dataclass(frozen=True)
 class Refused:
-    """An entry that cannot be followed, and why."""
+    """An entry that cannot be followed, and the reason."""
 
     name: str
     reason: str
@@ -46,8 +46,8 @@ class Refused:
 def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
     """Return the tables that are followed, and the entries that are refused.
 
-    Schemas come from the database. If it does not answer at once they come from the lake, or are not known, and no
-    entry is refused for that.
+    Schemas come from the database. If it does not answer at once, they come from the lake, or are not known. No entry
+    is refused for this reason.
     """
     tables: list[FollowedTable] = []
     read, refused = read_entries(settings)
@@ -147,7 +147,7 @@ def is_captured(session: Session, settings: Settings, name: str) -> bool:
 
 
 def are_captured(session: Session, settings: Settings) -> dict[str, bool]:
-    """Return the same of all tables by their names, without the CDC logs."""
+    """Return the result of `is_captured` for all tables, by name. CDC logs are left out."""
     rows = session.execute("SELECT * FROM system_schema.tables")
     cdc = {f"{row.keyspace_name}.{row.table_name}": bool(getattr(row, "cdc", False)) for row in rows}
     tables = [name for name in cdc if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) not in cdc]

@@ -1,10 +1,10 @@
 """Generations of a table: the changes that count after TRUNCATE, or after DROP and CREATE of the same name.
 
-Both make the database discard all earlier writes, regardless of their write times, so a merge by write time cannot
-follow. TRUNCATE leaves a record on each node: the position in the commit log up to which the node forgot
+With both, the database discards all earlier writes, regardless of their write times. So a merge by write time is not
+enough. TRUNCATE leaves a record on each node: the position in the commit log up to which the node discarded the writes
 (`system.local.truncated_at`; Cassandra's `CommitLogReplayer` replays only later mutations). The same rule decides here
 which changes count: those that a node logged after that position, and snapshots that were taken later. After DROP and
-CREATE, the changes of the earlier table do not count; the table id of a change identifies its table.
+CREATE, the changes of the earlier table do not count. The table id of a change identifies its table.
 
 A generation begins with one commit to `changes`, which removes the changes that no longer count. The number of the
 generation is a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row
@@ -34,7 +34,7 @@ from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, vie
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
-# `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).
+# `CommitLog-<version>-<id>.log`: ids increase on a node (`CommitLogDescriptor`).
 _SEGMENT = re.compile(r"CommitLog-\d+-(\d+)\.log")
 
 
@@ -43,8 +43,8 @@ def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.nda
 
     Args:
         changes: the changes, with their origins.
-        starts: by the name of the source, which a change of a node, or of a published snapshot of a ScyllaDB table,
-            has as its `origin.node`; None is for changes without one, from a backfill.
+        starts: the starts by source. A change of a node, or of a published snapshot of a ScyllaDB table, has the name
+            of its source in `origin.node`. None is for changes without a name, which are from a backfill.
     """
     source, node, file, offset, captured_at = one_chunk(changes["origin"]).flatten()
     captured = captured_at.cast(pa.int64()).fill_null(0).to_numpy()
@@ -75,7 +75,9 @@ def _equal(texts: pa.Array, wanted: str | None) -> np.ndarray:
 
 
 def _is_before(files: pa.Array, offsets: pa.Array, truncation: Truncation) -> np.ndarray:
-    """Return whether positions in commit logs are before that of a truncation; positions in other files are."""
+    """Return whether positions in commit logs are before that of a truncation. Positions in other files count as before
+    it.
+    """
     segment, offset = _segments(files), offsets.fill_null(0).to_numpy()
     first = truncation.segment or 0
     return (segment < first) | ((segment == first) & (offset < truncation.offset))
@@ -124,7 +126,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
             f"cannot be determined which of them count: run `writetime forget {table.name}`, and start the agents with "
             'capture.snapshot = "always"'
         )
-    # Snapshots of which one is from before the truncation do not count: a change does not show from which one it is.
+    # If one of several snapshots is from before the truncation, none counts, as a change does not show its snapshot.
     backfilled = Start(truncation=Truncation(at, 0, 0), snapshot_at=complete_snapshot(changes))
     schema = table.schema(changes)
     tasks = [
@@ -138,7 +140,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
         written += rest
     seen = {TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
     number = {GENERATION: generation_of(changes) + 1} if removed else {}
-    # Before the commit: after a kill between the two, it is not known that this is left to do.
+    # This is done before the commit, because after a kill between the two, nothing would show that it is missing.
     raise_history(table, at)
     table.changes.rewrite(changes, removed, written, data_change=True, also=seen | number)
 

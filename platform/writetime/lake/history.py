@@ -1,7 +1,7 @@
 """A table as of an earlier time: the changes whose write time is not later.
 
-The changes can show a time as long as they are complete from it on. Two things end that: a snapshot, which has cells
-without those that they replaced, and retention, which merges old changes into one. Both raise the table's property
+The changes can show a time if they are complete from that time on. Two operations limit this: a snapshot, which lacks
+the cells that its cells replaced, and retention, which merges old changes into one. Both raise the table's property
 `writetime.history_from`, and an earlier time is rejected.
 """
 
@@ -29,7 +29,7 @@ HISTORY_FROM = "writetime.history_from"
 
 
 def history_from(changes: TableVersion) -> int | None:
-    """Return the first time that the changes can show, in microseconds; None if all."""
+    """Return the first time that the changes can show, in microseconds; None if they can show any time."""
     value = changes.properties.get(HISTORY_FROM)
     return None if value is None else int(value)
 

@@ -1,12 +1,12 @@
-"""The horizon: which tombstones the state drops, and which snapshots are rejected because of that.
+"""The horizon. It decides which tombstones the state drops, and which snapshots are rejected because of this.
 
-The horizon is a time. Deletions that were made, and written, up to it are dropped from the state, and so are cells that
-expired up to it; the commit that drops them records it. It is `gc_grace_seconds` before the time up to which all writes
-have been captured: by every registered source, or if there is none, by the newest snapshot.
+The horizon is a time. The state drops deletions whose deletion time and write time are not after it, and cells that
+expired by then. The commit that drops them records the horizon. It is `gc_grace_seconds` before the time up to which
+all writes have been captured by every registered source, or by the newest snapshot if there is no source.
 
-The state keeps dropped entries in separate files. So late changes with a write up to the horizon are still exact: they
-are merged with the entries that were dropped from their partitions (`contents`). A snapshot from before the horizon is
-rejected: its rows may have been deleted since by a deletion that the database itself had dropped before it was
+The state keeps dropped entries in separate files. So late changes, with a write not after the horizon, are still exact:
+they are merged with the entries that were dropped from their partitions (`contents`). A snapshot from before the
+horizon is rejected. Its rows may have been deleted since, by a deletion that the database had dropped before it was
 captured.
 """
 
@@ -37,8 +37,8 @@ microseconds.
 """
 
 TOGETHER = 86_400_000_000
-"""Snapshots of several nodes within this time (microseconds) count as one, as of the last: a backup of a cluster takes
-hours, and `gc_grace_seconds` may be 0.
+"""Snapshots of several nodes within this time (microseconds) count as one, with the time of the last. A backup of a
+cluster takes hours, and `gc_grace_seconds` may be 0.
 """
 
 # Fields of changes, at any depth. A value of a user-defined type may have such a field, too.
@@ -52,7 +52,7 @@ def horizon_of(state: TableVersion) -> int:
 
 
 def register_source(table: LakeTable, source: str) -> None:
-    """Record that a source sends changes from now on: a tombstone is dropped only when the source's watermark is beyond
+    """Record that a source sends changes from now on. A tombstone is dropped only when the source's watermark is after
     it.
     """
     table.changes.set_property(_SOURCE + source, "registered")
@@ -64,8 +64,8 @@ def retire_source(table: LakeTable, source: str) -> None:
 
 
 def watermark(source: str, instant: int) -> dict[str, int]:
-    """Return a value for the `also` of `BucketedTable.append`: with this batch the lake has all writes of the source
-    before a time (microseconds). It never falls.
+    """Return a value for the `also` of `BucketedTable.append`. It records that the lake, with this batch, has all
+    writes of the source before a time (microseconds). A watermark never decreases.
     """
     return {_watermark(source): instant}
 
@@ -76,8 +76,8 @@ def raise_snapshot(table: LakeTable, taken_at: int) -> None:
 
 
 def raise_complete_snapshot(table: LakeTable, taken_at: int) -> None:
-    """Record that the lake has all of a backfill's snapshots, the first of which was taken at a time (microseconds), if
-    they are the newest.
+    """Record that the lake has all snapshots of a backfill, if they are the newest. `taken_at` is the time of the first
+    of them (microseconds).
     """
     table.changes.raise_property(COMPLETE_SNAPSHOT, taken_at)
 
@@ -102,8 +102,8 @@ def newest_snapshot(changes: TableVersion) -> int:
 
 
 def complete_snapshot(changes: TableVersion) -> int:
-    """Return the time of the newest snapshots that the lake has wholly by a backfill (microseconds), by that of the
-    first one; 0 if there are none. So the lake has all writes from before it.
+    """Return the time of the newest snapshots that a backfill has completely loaded (microseconds), which is that of
+    the first of them; 0 if there are none. The lake has all writes from before this time.
     """
     return int(changes.properties.get(COMPLETE_SNAPSHOT, 0))
 
@@ -125,7 +125,7 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
     Args:
         table: the table.
         now: the time, in microseconds.
-        every_hours: how far the horizon must move, because each move rewrites the files with tombstones; 0 for never.
+        every_hours: the least move of the horizon, because each move rewrites the files with tombstones; 0 for never.
     """
     changes = table.changes.load()
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
@@ -135,18 +135,18 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
 
 
 def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_at: int, snapshot_at: int) -> None:
-    """Reject a snapshot that was taken before the horizon, or before the horizon that a newer snapshot implies: the
-    database itself had dropped deletions by then. Also reject one from before a truncation.
+    """Reject a snapshot that was taken before the horizon, or before the horizon that a newer snapshot implies, because
+    the database itself had dropped deletions by then. Also reject a snapshot from before a truncation.
 
     Args:
         table: the table.
         changes: the version of its changes.
-        first_at: when the first node's was taken, in microseconds; with its incremental backups.
-        last_at: when the last node's was taken.
-        snapshot_at: when the first node's was taken, without its incremental backups.
+        first_at: the time of the first node's snapshot, with its incremental backups (microseconds).
+        last_at: the time of the last node's snapshot.
+        snapshot_at: the time of the first node's snapshot, without its incremental backups.
 
     Raises:
-        WritetimeError: see above.
+        WritetimeError: the snapshot is rejected.
     """
     truncated_at = max(truncations(changes).values(), default=0)
     taken_at = first_at if last_at - first_at > TOGETHER else last_at
@@ -177,7 +177,7 @@ def only_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table
 
 
 def written_until(changes: pa.Table, schema: TableSchema, horizon: int) -> np.ndarray:
-    """Return which changes have a write from up to a horizon (microseconds), including one of a counter's shards."""
+    """Return which changes have a write not after a horizon (microseconds), including one of a counter's shards."""
     names = ["marker", "tombstone", *(field_name(column) for column in schema.static + schema.regular)]
     return np.logical_or.reduce([_any_written(one_chunk(changes[name]), horizon) for name in names])
 
@@ -199,7 +199,7 @@ def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
 
 
 def _any_written(array: pa.Array, until: int) -> np.ndarray:
-    """Return in which rows any write time, at any depth, is up to this one."""
+    """Return which rows have a write time, at any depth, that is not after this one."""
     found = np.zeros(len(array), bool)
     if array.null_count == len(array):
         return found

@@ -1,9 +1,9 @@
 """The names of columns in the lake: labels, which differ by more than case.
 
-A column's label is its CQL name, unless the table has a similar name (`schema.names`), or one that is like the field of
-changes that it would get (`changes.labelled_field`). Then it is the first free of `<name>_2`, `<name>_3`, ... Each
-column that a table ever had keeps its label, even while it is dropped, because its field stays in the Delta tables. So
-labels are recorded: in the property `writetime.names` of `changes`, as JSON by CQL name.
+A column's label is its CQL name, unless the table already has a similar name (`schema.names`), or a name that is
+similar to the column's field in changes (`changes.labelled_field`). Then the label is the first free one of `<name>_2`,
+`<name>_3`, .... A column keeps its label forever, even while it is dropped, because its field stays in the Delta
+tables. So labels are recorded in the property `writetime.names` of `changes`, as JSON by CQL name.
 """
 
 import json
@@ -19,9 +19,9 @@ NAMES = "writetime.names"
 
 
 def extend(recorded: Mapping[str, str], columns: Iterable[Column]) -> dict[str, str]:
-    """Return the labels by CQL name, and add those of columns that have none yet.
+    """Return the labels by CQL name, with new ones for columns that have none yet.
 
-    If several columns are new, those in lower case go first.
+    If several columns are new, those in lower case come first.
     """
     labels = dict(recorded)
     in_views = TakenNames([PARTITION, PLACE, *labels.values()])

@@ -15,9 +15,10 @@ from writetime.core.extras import require
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder by its address, and the options to open it (including secrets). A task may carry it along.
+    """A folder by its address, with the options to open it (including secrets). It can be sent to a task.
 
-    `above` is the address of the folder that it was found in by `folder`, at any depth; empty if it was not.
+    `above` is the address of the folder above it, at any depth, from which `folder` returned it; empty if there is
+    none.
     """
 
     address: str
@@ -35,7 +36,7 @@ class Storage:
 
     @property
     def below(self) -> str:
-        """The path of this folder below `root`; empty if it is that one."""
+        """The path of this folder below `root`; empty if it is `root`."""
         return self.address[len(self.root) + 1 :]
 
     @property

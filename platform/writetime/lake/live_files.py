@@ -28,14 +28,14 @@ _DIGEST = "writetime-files"
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A file, and the rows of it that no longer count; `file.rows` are all of them."""
+    """A file, and its rows that no longer count; `file.rows` is the number of all rows."""
 
     file: DataFile
     vector: Vector | None
 
     @property
     def marked(self) -> int:
-        """How many of its rows no longer count."""
+        """The number of its rows that no longer count."""
         return self.vector.count if self.vector else 0
 
 
@@ -48,13 +48,13 @@ class LiveVersion:
 
     @property
     def rows(self) -> int:
-        """How many rows count."""
+        """The number of rows that count."""
         return sum(each.file.rows - each.marked for each in self.files.values())
 
     @property
     def is_ours(self) -> bool:
-        """Whether the files are those that the last commit of Writetime left: no other program has added, removed,
-        marked or restored any.
+        """Whether the files are those of Writetime's last commit, so that no other program has added, removed, marked
+        or restored any.
         """
         return self.version.transaction(_DIGEST) == _digest({path: each.vector for path, each in self.files.items()})
 
@@ -69,7 +69,7 @@ class Change:
 
 
 class LiveFiles:
-    """The live files of one table, which is followed by its log. It is for one thread."""
+    """The live files of one table. It follows the table's log, and is for one thread."""
 
     def __init__(self, table: BucketedTable) -> None:
         self._table = table
@@ -107,8 +107,8 @@ class LiveFiles:
         Args:
             before: the version that the change was made from.
             change: the change.
-            numbers: numbers to keep with the commit, by application id.
-            info: kept with the commit, for readers of the log.
+            numbers: numbers to store with the commit, by application id.
+            info: is stored with the commit, for readers of the log.
             data_change: False if the rows are the same as before.
             vectors: whether the table may have vectors from now on. If not, the change removes all files that have one.
 
@@ -119,7 +119,7 @@ class LiveFiles:
         for _ in range(ATTEMPTS):
             now = self.load()
             same = all(now.version.transaction(name) == before.version.transaction(name) for name in numbers)
-            # What another program has changed since must not pass for our own work.
+            # Changes that another program has made since must not count as Writetime's own.
             same = same and (now.is_ours or now.files == before.files)
             if not same or any(now.files.get(each.file.path) != each for each in touched):
                 raise Conflict(f"{self._storage.address} has been rewritten by another process: run this again")
@@ -143,8 +143,8 @@ class LiveFiles:
         return True
 
     def removed(self) -> list[tuple[str, Vector | None, int]]:
-        """Return the files that the log still has as removed, each with its vector and the time (milliseconds). A file
-        that got another vector is among them.
+        """Return the files that the log still lists as removed, each with its vector and the time (milliseconds). They
+        include files that got another vector.
         """
         now = self._table.load().version
         at, actions = read_checkpoint(self._storage, now, "remove")
@@ -180,7 +180,7 @@ def _apply(files: dict[str, LiveFile], actions: list[Action]) -> None:
 
 
 def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[Action]:
-    """Return the actions about the table itself, which becomes one with vectors, or one without them."""
+    """Return the actions that turn the table into one with vectors, or one without them."""
     if has_vectors(now) == vectors:
         return [commits.about(info)]
     wanted = {name: value for name, value in now.properties.items() if name not in FORGET_REMOVED}
@@ -199,8 +199,8 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
 
 
 def _protocol(reader: Sequence[str], writer: Sequence[str], *, vectors: bool) -> Action:
-    """Return the protocol of a table with vectors, or without them. Features that another program has enabled stay,
-    such as its form of checkpoints.
+    """Return the protocol of a table with or without vectors. Keep the features that another program has enabled, such
+    as its form of checkpoints.
     """
     own = {_VECTORS} if vectors else set[str]()
     reads = {*reader} - {_VECTORS} | own
@@ -237,7 +237,7 @@ def _after(files: Mapping[str, LiveFile], change: Change) -> dict[str, Vector | 
 
 
 def _digest(vectors: Mapping[str, Vector | None]) -> int:
-    """Return a number for live files with their vectors; Delta keeps numbers of 63 bits."""
+    """Return a number that identifies live files with their vectors. Delta stores numbers of 63 bits."""
     named = sorted(
         (path, vector.place if vector else "", vector.offset if vector else 0) for path, vector in vectors.items()
     )

@@ -1,16 +1,16 @@
-"""Backups of Cassandra Medusa: a folder per node, and in it one per backup, with a manifest.
+"""Backups of Cassandra Medusa: a folder per node, with a folder per backup, which has a manifest.
 
-From its sources (github.com/thelastpickle/cassandra-medusa, 2026): `medusa/storage/node_backup.py` has the paths,
-`backup_node.py` the manifest and which backups are differential, `index.py` the index, `cassandra_utils.py` the
-schema.
+Source: github.com/thelastpickle/cassandra-medusa (2026). `medusa/storage/node_backup.py` has the paths,
+`backup_node.py` the manifest and the condition for differential backups, `index.py` the index, and `cassandra_utils.py`
+the schema.
 
     <prefix>/<node>/<backup>/meta/manifest.json, schema.cql, tokenmap.json
     <prefix>/<node>/data/<keyspace>/<table>-<id>/<component>              differential backups share their files
     <prefix>/<node>/<backup>/data/<keyspace>/<table>-<id>/<component>     a full backup has its own
     <prefix>/index/backup_index/<backup>/started_<node>_<seconds>.timestamp
 
-The manifest is written last: a backup without one is not complete. It has the path, size and MD5 of each file (of some
-stores another checksum, or none for files of an earlier backup). The path begins at the bucket.
+The manifest is written last, so a backup without one is not complete. It has the path, size and MD5 of each file (in
+some stores another checksum, or none for files of an earlier backup). The path begins at the bucket.
 """
 
 import json
@@ -31,7 +31,7 @@ _TABLE = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})")
 
 @dataclass(frozen=True)
 class _Backup:
-    """A complete backup of a node. `finished_at` is when its manifest was written (nanoseconds)."""
+    """A complete backup of a node. `finished_at` is the time at which its manifest was written (nanoseconds)."""
 
     node: str
     name: str
@@ -47,7 +47,9 @@ class _Backup:
 
 
 def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None:
-    """Find the newest complete backup of each node; None if the place, the folder of a prefix, has none of Medusa."""
+    """Find the newest complete backup of each node. Return None if the place (the folder of a prefix) has no backup of
+    Medusa.
+    """
     names = [
         (node, backup)
         for node in place.folders()
@@ -141,8 +143,8 @@ def _file(place: Folder, backup: _Backup, found: dict[str, Any]) -> BackupFile:
 
 
 def _started(place: Folder, backups: list[_Backup]) -> dict[_Backup, int]:
-    """Return when each backup began (microseconds), by the index, else when its schema was written, which is before the
-    snapshot.
+    """Return the time (microseconds) at which each backup began, from the index. Without an index, return the time at
+    which its schema was written, which is before the snapshot.
     """
     names = {b.name: set(place.below(_INDEX, "backup_index", b.name).files()) for b in backups}
     schemas = place.infos([f"{b.meta}/schema.cql" for b in backups])
@@ -156,7 +158,7 @@ def _started(place: Folder, backups: list[_Backup]) -> dict[_Backup, int]:
                 f"{place.shown_path(posixpath.join(place.path, backup.meta))} has no schema.cql, so the time of the "
                 "backup is not known: restore this file, or delete the backup with `medusa delete-backup`"
             )
-        # A backup that was begun again has several; the first is not later than any of its files.
+        # A backup that was started again has several entries. The first one is not later than any of its files.
         found[backup] = min(times) * 1_000_000 if times else (written.mtime_ns or 0) // 1000 if written else 0
     return found
 
@@ -167,7 +169,7 @@ def _schema(place: Folder, backup: _Backup, table: str, table_id: str) -> TableS
 
 
 def _missing(place: Folder, last: _Backup, nodes: set[str]) -> tuple[str, ...]:
-    """Return the nodes of the cluster that have no backup, by the map of tokens that the last one has."""
+    """Return the nodes of the cluster that have no backup, by the map of tokens of the last backup."""
     path = f"{last.meta}/tokenmap.json"
     if not place.infos([path]):
         return ()

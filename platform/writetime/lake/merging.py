@@ -1,4 +1,4 @@
-"""The unit of work of the lake: merge files of one bucket."""
+"""Merges files of one bucket, which is the unit of work of the lake."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one Delta table; of files of all buckets, only rows with tokens in a range (first and last) if given."""
+    """Files of one Delta table. If a range of tokens is given, only its rows are read from files of all buckets."""
 
     storage: Storage
     files: tuple[DataFile, ...]
@@ -50,8 +50,8 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket, of all (`ALL`) or of some, and write the result to `target`, that of some as one
-    file per bucket, under names that begin with `prefix`.
+    """Merge the files of one bucket, some buckets, or all buckets (`ALL`). Write the result to `target`, under names
+    that begin with `prefix`. The result of some buckets becomes one file per bucket.
     """
 
     source: Source
@@ -62,16 +62,16 @@ class MergeTask:
     prefix: str = ""
 
     def run(self) -> list[WrittenFile]:
-        """Run the task; no file if nothing is left after the merge."""
+        """Run the task. If nothing is left after the merge, write no file."""
         state = merge_files([self.source], self.schema)
-        # One level of a part of `ALL` could be as large as each of those merged, so they would be merged for ever.
+        # One level of a part of `ALL` could be as large as each merged level, so they would be merged forever.
         is_part = self.bucket == ALL and self.source.tokens is not None
         found = split_by_bucket(state, self.buckets) if is_part else [(self.bucket, state)]
         return [file for b, own in found for file in write_state(self.target, own, b, self.buckets, self.prefix)]
 
 
 def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:
-    """Write a part of the state, as `write_rows` does."""
+    """Write a part of the state, like `write_rows`."""
     return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=READ_SOON)
 
 
@@ -81,8 +81,8 @@ def merge_files(
     select: Callable[[pa.Table], pa.Table] | None = None,
     start: pa.Table | None = None,
 ) -> pa.Table:
-    """Merge all files of these sources, each filtered by `select`, with a merged table (if any); memory depends on the
-    result.
+    """Merge all files of these sources, each filtered by `select`, and a merged table if there is one. Memory depends
+    on the size of the result.
     """
     state = merge([], schema) if start is None else start
     found = ((source, file) for source in sources for file in source.files)
@@ -94,7 +94,9 @@ def merge_files(
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], int], most: int | None = None) -> Iterator[list[T]]:
-    """Yield items together, in their order, up to `most` bytes (default `PORTION_BYTES`), or one larger item alone."""
+    """Yield items in groups, in their order. A group has up to `most` bytes (default `PORTION_BYTES`), or one larger
+    item.
+    """
     most = PORTION_BYTES if most is None else most
     portion: list[T] = []
     size = 0

@@ -8,18 +8,18 @@ from deltalake.fs import DeltaStorageHandler
 
 
 class ObjectStore(DeltaStorageHandler):
-    """deltalake 1.6 takes only `bytes` to write, and pyarrow hands over buffers of its own."""
+    """A file system that writes pyarrow's buffers. deltalake 1.6 itself writes only `bytes`."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
         """Return a stream that writes a file."""
         return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
 
 
-# Kept, because opening one costs more than a request; it renews its credentials when they expire. A fork of a process
-# that has used delta-rs cannot use delta-rs at all.
+# The result is cached, because opening a store costs more than a request. A store renews its credentials when they
+# expire. A fork of a process that has used delta-rs cannot use delta-rs at all.
 @functools.lru_cache(64)
 def opened(address: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Open the folder at an address, once per process, by the options under the names that delta-rs uses."""
+    """Open the folder at an address, once per process, with options under the names of delta-rs."""
     return ObjectStore(address, dict(options))
 
 

@@ -1,9 +1,9 @@
 """Packs the small files of a stream of batches: many files become one, with the same rows.
 
-Files are in classes of size, each `FAN` times the one before. `FAN` files of a class become one of the next. So a
-change is rewritten log16(packed / batch) times, and few files are left at any rate. Rows are copied and not merged:
-their origins and the history stay as they were. Files of merged history stay as they are: their names show that their
-rows have no origins (`generation`).
+Files are in classes of size, each `FAN` times the previous one. `FAN` files of a class become one file of the next
+class. So a change is rewritten log16(packed / batch) times, and few files are left at any rate of writes. Rows are
+copied and not merged, so their origins and the history stay as they were. Files of merged history are not packed,
+because their names show that their rows have no origins (`generation`).
 """
 
 from collections.abc import Sequence
@@ -35,17 +35,17 @@ FAN = 16
 """The number of files of one size that become one."""
 
 SORTED_AT_ONCE = 1 << 30
-"""How much is sorted at once at most (bytes in memory). A text column of an Arrow array has at most 2 GiB."""
+"""The most bytes in memory that are sorted at once. A text column of an Arrow array has at most 2 GiB."""
 
 # Larger files stay as they are, so that a task holds at most 16 times this much (bytes of Parquet).
 _LARGEST = 16 << 20
-# Files of batches that wait to be used before they are packed all the same.
+# The number of unused files of batches from which they are packed before they are used.
 _MOST_NEW = 4 * FAN
 
 
 def to_pack(storage: Storage, files: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
-    """Return the files to pack into one, as `levels_to_fold` does, without those that are large in memory. What is
-    sorted at once makes no larger files of these, so they would be packed for ever.
+    """Return the files to pack into one, like `levels_to_fold`, without those that are large in memory. Sorting cannot
+    make larger files from these, so they would be packed forever.
     """
     small = files
     while chosen := levels_to_fold(small, fan):
@@ -58,8 +58,8 @@ def to_pack(storage: Storage, files: Sequence[DataFile], fan: int = FAN) -> list
 
 @dataclass(frozen=True)
 class _Pack:
-    """Write the rows of some files of one bucket, or of `ALL`, as one file; many or large rows of `ALL` as one per
-    bucket, and more than Arrow sorts at once as several.
+    """Write the rows of some files of one bucket, or of `ALL`, as one file. Many or large rows of `ALL` become one file
+    per bucket. Rows that Arrow cannot sort at once become several files.
     """
 
     bucket: int
@@ -90,12 +90,12 @@ class _Pack:
 
 
 def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_NEW) -> int:
-    """Pack the files of all buckets, which are those of small batches; return how many were packed. It costs time in
-    proportion to the batches, and runs between them.
+    """Pack the files of all buckets, which small batches write; return the number of packed files. The cost is
+    proportional to the batches. It runs between batches.
 
-    Files that the state, the row events or the view do not have yet stay as they are: these would read the packed file
-    as new, with all that they have already. Where such files are more than `most_new`, packing them costs less all the
-    same.
+    Files that the state, the row events or the view have not read yet are not packed. Otherwise these would read the
+    packed file as new, with rows that they have already. If there are more than `most_new` such files, packing them
+    costs less nevertheless.
 
     Raises:
         Conflict: another process replaced one of these files.
@@ -109,9 +109,9 @@ def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_
 
 
 def pack_folded(table: LakeTable, run: Runner = map, most_new: int = _MOST_NEW) -> int:
-    """Pack the files of each bucket that the state, the row events and the view have, so that none of them reads these
-    again; return how many were packed. Where more than `most_new` wait for row events or view, those that the state
-    has.
+    """Pack the files of each bucket that the state, the row events and the view have all read, so that none of them
+    reads these again; return the number of packed files. If more than `most_new` files wait for row events or view,
+    pack the files that the state has read.
 
     Raises:
         Conflict: another process replaced one of these files.

@@ -1,4 +1,4 @@
-"""The Parquet files of the lake: written and read by tasks, described in a few numbers for the commit."""
+"""Writes and reads the Parquet files of the lake. Tasks do this, and return a short description for the commit."""
 
 import functools
 import uuid
@@ -24,7 +24,7 @@ PLACE = "_place"
 of the view do not see it.
 """
 
-# This many rows show whether the values of a column repeat.
+# The number of rows that show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10
 # Values are long if they have more bytes than this on average.
 _LONG_VALUE = 1 << 10
@@ -41,7 +41,7 @@ SORTED_BY = ("token", "key", "position")
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that was written and that no commit names yet. `size` is in bytes."""
+    """A written file that no commit names yet. `size` is in bytes."""
 
     path: str
     bucket: int
@@ -53,9 +53,9 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are put into a file: the most per row group, which is the unit that a reader reads or skips. A row group
-    of large rows has fewer of them, with some `row_group_bytes` in memory. Nulls do not count: each row group takes a
-    part of the footer for each column.
+    """The layout of rows in a file: the most rows per row group, which is the unit that a reader reads or skips. A row
+    group of large rows has fewer rows, with about `row_group_bytes` in memory. Nulls do not count, because each row
+    group adds to the footer for each column.
     """
 
     row_group_rows: int
@@ -92,9 +92,9 @@ def write_file(
     *,
     layout: Layout = KEPT,
 ) -> WrittenFile:
-    """Write rows of one bucket as one file; `tokens` are those of the rows if they are a column too.
+    """Write rows of one bucket as one file. `tokens` are the tokens of the rows, if the file has them as a column.
 
-    The name is new each time: a repeated task leaves a file that no commit names, which a vacuum deletes.
+    The name is new each time. So a repeated task leaves a file that no commit names, and a vacuum deletes it.
     """
     folder = f"{PARTITION}={bucket}"
     path = f"{folder}/{prefix}{uuid.uuid4().hex}.parquet"
@@ -124,8 +124,8 @@ def write_file(
 def write_rows(
     storage: Storage, table: pa.Table, bucket: int, buckets: int, prefix: str = "", *, layout: Layout = KEPT
 ) -> list[WrittenFile]:
-    """Write rows with tokens: those of one bucket as one file; those of all (`ALL`) as one if they are few, or else as
-    one per bucket.
+    """Write rows with tokens. Rows of one bucket become one file. Rows of all buckets (`ALL`) become one file if they
+    are few, or else one per bucket.
     """
     if not table.num_rows:
         return []
@@ -138,23 +138,24 @@ def write_rows(
 
 @contextmanager
 def deleted_if_refused(storage: Storage, files: Iterable[WrittenFile]) -> Iterator[None]:
-    """Delete new files if the check of them, which is inside, raises: no commit will name them."""
+    """Delete new files if their check, inside the `with` block, raises, because no commit will name them."""
     try:
         yield
     except BaseException:
         filesystem = storage.filesystem()
         for file in files:
-            # What is left now, vacuum deletes.
+            # A vacuum deletes the remaining files.
             with suppress(OSError):
                 filesystem.delete_file(file.path)
         raise
 
 
 def _repeating(table: pa.Table) -> list[str]:
-    """Return the Parquet columns whose values repeat, by the first rows.
+    """Return the Parquet columns whose values repeat in the first rows.
 
-    Only those gain from a dictionary. For the others it makes files larger, and both writing and reading slower. Long
-    values have none either: they would hide how large the rows are, as readers choose by sizes how much they read.
+    Only these become smaller with a dictionary. In other columns, it makes files larger, and writing and reading
+    slower. Long values have no dictionary either, because it would hide the size of the rows, by which readers decide
+    how much they read.
     """
     sample = table.slice(0, _SAMPLE_ROWS)
     leaves = [leaf for name in table.column_names for leaf in _leaves(name, sample[name].combine_chunks())]
@@ -219,7 +220,7 @@ def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
 
 
 def count_values(storage: Storage, path: str, column: str) -> int:
-    """Return how many values of a Parquet column, by its path, are not null; 0 if the file does not have it."""
+    """Return the number of non-null values of a Parquet column, by its path; 0 if the file does not have it."""
     with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
         names = [file.schema.column(i).path for i in range(len(file.schema))]
         if column not in names:
@@ -229,8 +230,8 @@ def count_values(storage: Storage, path: str, column: str) -> int:
 
 
 def uncompressed_size(storage: Storage, path: str) -> int:
-    """Return the size (bytes) of a file's rows in memory, by its footer, which is read once; of a file of another
-    program, their size before compression.
+    """Return the size (bytes) of a file's rows in memory, from its footer, which is read once. If another program wrote
+    the file, return the size before compression.
     """
     known = _sizes.get((storage.address, path))
     if known is not None:
@@ -260,7 +261,7 @@ def _bytes_in_memory(table: pa.Table) -> int:
 
 
 def _bytes_of_nulls(table: pa.Table) -> int:
-    """Return how much of the size of rows is of nulls, which take nearly nothing in a file."""
+    """Return the part of the size of rows that is of nulls, which need nearly nothing in a file."""
     return sum(_nulls_of(chunk) for column in table.columns for chunk in column.chunks)
 
 
@@ -338,10 +339,10 @@ def split_by_bucket(table: pa.Table, buckets: int) -> Iterable[tuple[int, pa.Tab
     if (present := np.flatnonzero(counts)).size == 1:
         yield int(present[0]), table
         return
-    # Rows are looked at once, and not once per bucket. NumPy sorts 16 bits by radix.
+    # One sort handles all rows, instead of one pass per bucket. NumPy sorts 16 bits by radix.
     narrow = numbers.astype(np.uint16) if buckets <= 1 << 16 else numbers
     rows = np.split(np.argsort(narrow, kind="stable"), np.cumsum(counts)[:-1])
-    # Of several chunks, each part would take all.
+    # With several chunks, each part would be taken from all chunks.
     table = table.combine_chunks()
     for bucket in present.tolist():
         yield bucket, table.take(pa.array(rows[bucket]))

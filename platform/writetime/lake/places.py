@@ -21,13 +21,13 @@ from writetime.storage.kernel.memory import load8, load64, load_native32
 _SIGN = -(1 << 63)
 _STATIC = STATIC_POSITION[0]
 _FIRST, _BEHIND = b"", b"\xff"
-"""Before and behind all positions of a partition."""
+"""The positions before and after all others of a partition."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Ranges of positions, each in one partition: `first` <= position < `end`. They are in the order of the database,
-    so a range may hold later ones.
+    """Ranges of positions, each in one partition: `first` <= position < `end`. They have the order of the database. A
+    range may include later ranges.
     """
 
     tokens: np.ndarray
@@ -36,7 +36,7 @@ class Places:
     end: pa.Array
 
     def within(self, tokens: tuple[int, int] | None) -> "Places":
-        """Return those with tokens from a first one to a last one; all by default."""
+        """Return the places with tokens from a first one to a last one; None for all."""
         if tokens is None:
             return self
         start = int(np.searchsorted(self.tokens, tokens[0]))
@@ -53,8 +53,8 @@ class TokenRange:
 
 
 def only_at(state: pa.Table, places: Places) -> pa.Table:
-    """Return, of merged changes, the rows at some places, with the static rows and deletions of their partitions. The
-    merge at these places may have parts of other rows.
+    """Return the rows of merged changes at some places, with the static rows and deletions of their partitions. This
+    removes the parts of other rows that a merge at these places may have.
     """
     (batch,) = state.combine_chunks().to_batches() or [None]
     if batch is None:
@@ -83,7 +83,7 @@ def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> Places:
 
 
 def _next(positions: pa.Array) -> pa.Array:
-    """Return the next position behind each: the same bytes and a zero."""
+    """Return the next position after each: the same bytes and a zero."""
     return pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))
 
 
@@ -127,7 +127,7 @@ class Searched:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._tokens = batch.column("token").to_numpy()
         self._positions = batch.column("position")
-        # Kept, because their addresses are.
+        # The arrays are kept, because their addresses are used.
         self._placed = [bytes_of(batch.column(name)) for name in ("key", "position")]
         self._own = _addresses(*self._placed)
         self._ranges = np.empty(0, np.int64)
@@ -193,7 +193,7 @@ def _compare(offsets: int, data: int, i: int, other_offsets: int, other_data: in
 
 @njit
 def _lower(offsets: int, data: int, low: int, high: int, other_offsets: int, other_data: int, j: int) -> int:
-    """Return the first row of some in order whose value is not less than value `j` of others."""
+    """Return the first row whose value is not less than value `j` of the others. The rows are in order."""
     while low < high:
         middle = (low + high) >> 1
         if _compare(offsets, data, middle, other_offsets, other_data, j) < 0:
@@ -218,7 +218,7 @@ def _find(
     ends: int,
     end_data: int,
 ) -> tuple:
-    """Find places: ranges of rows, in order and without overlap, two for each place; and the partition of each place.
+    """Find the ranges of rows of places, in order and without overlap, two per place, and the partition of each place.
 
     The first range of a place has the tombstone and the static row of its partition, unless an earlier place has them.
     """
@@ -283,7 +283,7 @@ def _find(
 
 @kernel
 def _reach(ranges: np.ndarray, tokens: np.ndarray, keys: int, key_data: int, ends: int, end_data: int) -> np.ndarray:
-    """Return, for each range tombstone, the row of the one that ends last among it and those before it in its
+    """Return for each range tombstone the row of the tombstone that ends last, among it and the earlier ones of its
     partition.
     """
     reach = ranges.copy()
@@ -318,7 +318,7 @@ def _covering(
     for i in range(len(partition)):
         low, high = np.searchsorted(ranges, partition[i, 0]), np.searchsorted(ranges, partition[i, 1])
         last = high
-        # The first one such that it, or one before it, reaches the place.
+        # The first range tombstone that reaches the place, or that an earlier one reaching the place precedes.
         while low < high:
             middle = (low + high) >> 1
             if _compare(range_ends, range_end_data, reach[middle], firsts, first_data, i) <= 0:

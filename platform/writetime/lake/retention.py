@@ -58,8 +58,9 @@ class _Trim:
 def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     """Merge the changes that came to the lake, and were written, up to a time (microseconds).
 
-    From then on the changes show no earlier time. Only changes that are in the state, the row events and the view are
-    merged, where there are as many files of one size as `levels_to_fold` asks for. Returns how many files were merged.
+    After that, the changes can show no earlier time. Only changes that are in the state, the row events and the view
+    are merged, and only if there are as many files of one size as `levels_to_fold` requires. Return the number of
+    merged files.
     """
     used = used_changes(table)
     if used is None:
@@ -82,10 +83,10 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 
 def used_changes(table: LakeTable) -> TableVersion | None:
-    """Return the version of `changes` that the state, the row events and the view have all read, of those that can
-    continue from their positions; None if none can.
+    """Return the version of `changes` that the state, the row events and the view have all read. Those that cannot
+    continue from their position do not count. Return None if none can continue.
 
-    Files that it has may be merged under a name with its number: nothing reads them again as new changes.
+    The files of this version may be merged under a name with its number. Nothing reads them again as new changes.
     """
     rows = table.row_events.find()
     followed = [rows and rows.transaction(ROWS_CHANGES), table.view.load().transaction(VIEW_CHANGES)]
@@ -93,12 +94,12 @@ def used_changes(table: LakeTable) -> TableVersion | None:
 
 
 def folded_changes(table: LakeTable) -> TableVersion | None:
-    """Return the version of `changes` that the state has; None before the first fold, or if its log is gone."""
+    """Return the version of `changes` that the state has; None before the first fold, or if its log is missing."""
     return _oldest(table.changes, [folded_version(table.state.load())])
 
 
 def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion | None:
-    """Return the oldest of these versions of which the log is there; None if there is none. A step at an earlier one
+    """Return the oldest of these versions whose log still exists; None if there is none. A step at an earlier version
     cannot continue from it, so nothing is kept for that step.
     """
     for version in sorted({version for version in versions if version is not None}):
@@ -112,11 +113,11 @@ def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:
-    """Delete the remains of a stream of batches in `changes`: files that were replaced over an hour ago, and
-    the log from before. Its time is proportional to the deleted files, and to the log of an hour.
+    """Delete the remains of a stream of batches in `changes`: files that were replaced more than an hour ago, and the
+    log from before. The time is proportional to the number of deleted files, and to the log of an hour.
 
-    While the next step of row events, the view or the state begins at an earlier version, its files and its log stay,
-    but no log for longer than `most_hours`, and no file for a step that is behind the log.
+    If the next step of row events, the view or the state begins at an earlier version, the files and log of that
+    version stay. But no log stays for longer than `most_hours`, and no file stays for a step whose log is deleted.
     """
     needed = used_changes(table)
     changes = table.changes.load()
@@ -126,7 +127,7 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
 
 
 def trim_logs(table: LakeTable, most_hours: float) -> None:
-    """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as for `trim_stream`."""
+    """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as in `trim_stream`."""
     rows = table.row_events.find()
     states = [rows and rows.transaction(ROWS_STATE), table.view.load().transaction(VIEW_STATE)]
     needed = {
@@ -163,7 +164,9 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
 
 
 def _remember_removed(part: BucketedTable, hours: int) -> None:
-    """Let checkpoints name removed files for at least so many hours: a vacuum deletes others by their own age."""
+    """Set the property by which checkpoints name removed files for at least `hours`. A vacuum deletes other files by
+    their own age.
+    """
     wanted = f"interval {hours} hours"
     if hours > _REMEMBERED_HOURS and part.load().properties.get(REMEMBER_REMOVED) != wanted:
         part.set_property(REMEMBER_REMOVED, wanted)

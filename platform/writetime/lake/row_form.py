@@ -1,8 +1,8 @@
-"""The row form of values, which views and row events have: timestamps in microseconds, as Spark and Delta store them.
+"""The row form of values in views and row events: timestamps are in microseconds, as Spark and Delta store them.
 
-Changes and states hold CQL's milliseconds, which have a larger range. A timestamp that does not fit is null in the row
-form. Within a collection, tuple, vector or user-defined type only that part is null; but a map with such a key is null
-as a whole, because maps have no null keys.
+Changes and states have CQL's milliseconds, which have a larger range. A timestamp that does not fit is null in the row
+form. In a collection, tuple, vector or user-defined type, only that part is null. But a map with such a key is null as
+a whole, because maps have no null keys.
 """
 
 from collections import Counter

@@ -38,8 +38,8 @@ _NAME = re.compile(r"task_(?P<task>[0-9a-f-]{36})_tag_(?P<tag>sm_(?P<time>\d{14}
 
 @dataclass(frozen=True)
 class _Manifest:
-    """The name of a manifest: its path below the place, whose it is, and when its backup began and the manifest was
-    written (microseconds).
+    """The name of a manifest: its path below the place, its cluster, node and task, and the times at which its backup
+    began and the manifest was written (microseconds).
     """
 
     path: str
@@ -63,9 +63,10 @@ class _Entry:
 
 
 def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None:
-    """Find the newest backup of each node; None if the place has none of Scylla Manager.
+    """Find the newest backup of each node. Return None if the place has no backup of Scylla Manager.
 
-    The place is the folder or bucket that has `backup`, or of several clusters one: `<place>/backup/meta/cluster/<id>`.
+    The place is the folder or bucket that has `backup`. To select one of several clusters, it is
+    `<place>/backup/meta/cluster/<id>`.
     """
     parts = place.path.split("/")
     if tuple(parts[-4:-1]) == _CLUSTERS:
@@ -198,7 +199,7 @@ def _schema(root: Folder, entry: _Entry, table: str) -> TableSchema:
     """Read the output of DESCRIBE SCHEMA WITH INTERNALS, which has the table's id and the columns that were dropped.
 
     Raises:
-        WritetimeError: the backup has none, or not the table.
+        WritetimeError: the backup has no schema, or the schema does not have the table.
     """
     path = entry.schema
     if not path.endswith("_schema_with_internals.json.gz"):

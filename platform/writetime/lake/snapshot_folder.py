@@ -52,9 +52,9 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
     """Read the metadata of a snapshot, without its rows.
 
     Args:
-        folder: the snapshot's; or the path of one component of an SSTable.
+        folder: the folder of the snapshot, or the path of one component of an SSTable.
         node: the name of the node, if the place shows it.
-        with_schema: whether to read its schema, too.
+        with_schema: whether to read the schema, too.
 
     Raises:
         WritetimeError: there are no SSTables, or no schema.
@@ -78,8 +78,8 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
 
 
 def data_files(folder: Folder, locations: Sequence[Location], node: str) -> tuple[tuple[BackupFile, ...], int]:
-    """Return the data files of SSTables, and when the last of them was written (microseconds). They have marks if the
-    node is known: two nodes may have files of one name, size and time.
+    """Return the data files of SSTables, and the time at which the last of them was written (microseconds). They have
+    marks only if the node is known, because two nodes may have files with the same name, size and time.
     """
     infos = folder.filesystem.get_file_info([location.path("Data.db") for location in locations])
     files = tuple(
@@ -90,7 +90,7 @@ def data_files(folder: Folder, locations: Sequence[Location], node: str) -> tupl
 
 
 def _lacking(folder: Folder, manifest: Manifest, files: Sequence[BackupFile]) -> dict[str, str]:
-    """Return the data files that a manifest lists and a folder does not have; those of indexes are in other folders."""
+    """Return the data files that a manifest lists and a folder does not have. Files of indexes are in other folders."""
     if folder.filesystem.get_file_info(folder.path).type != FileType.Directory:
         # One SSTable was named.
         return {}
@@ -105,7 +105,7 @@ def _lacking(folder: Folder, manifest: Manifest, files: Sequence[BackupFile]) ->
 
 
 def time_mark(info: FileInfo) -> str:
-    """Return a mark of a file by its name and time; none if the store has no times."""
+    """Return a mark of a file from its name and time; empty if the store has no times."""
     return "" if info.mtime_ns is None else f"{info.base_name}@{info.mtime_ns}"
 
 

@@ -4,8 +4,8 @@
 `Directories` of Apache Cassandra (5.0) has these paths: `snapshots` and `backups` (which `incremental_backups` fills
 with a link to each flushed SSTable), and the table's id without dashes. ScyllaDB has the same ones.
 
-Snapshots that the database takes itself before it drops or truncates a table hold rows that no longer count. Their tags
-are `truncated-..` and `dropped-..` (`ColumnFamilyStore.SNAPSHOT_TRUNCATE_PREFIX` and `SNAPSHOT_DROP_PREFIX` of
+The database itself takes snapshots before it drops or truncates a table. Their rows no longer count. Their tags are
+`truncated-..` and `dropped-..` (`ColumnFamilyStore.SNAPSHOT_TRUNCATE_PREFIX` and `SNAPSHOT_DROP_PREFIX` of
 Cassandra), `pre-drop-..` and `<milliseconds>-<table>` (`database::drop_table_on_all_shards` and `database::truncate` of
 ScyllaDB).
 """
@@ -37,7 +37,7 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
     tags = {node: _tags(folder, table) for node, folder in chosen}
     increments = {node: folder.below("backups") for node, folder in chosen}
     names = [f"{node}/snapshots/{tag}" for node, of_node in tags.items() for tag in of_node]
-    # All components, as an SSTable counts only once the last one is there.
+    # All components are listed, because an SSTable counts only once it has the last one.
     names += [f"{node}/backups/{name}" for node, folder in increments.items() for name in folder.files()]
     if not names:
         return None
@@ -58,8 +58,8 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
 
 
 def _table_folders(place: Folder, table: str) -> Iterator[tuple[str, Folder]]:
-    """Yield the folders of the table with the names of their nodes. Nothing below a data folder is listed but the
-    table's keyspace.
+    """Yield the folders of the table with the names of their nodes. In a data folder, only the table's keyspace is
+    listed.
     """
     keyspace, _, name = table.partition(".")
     waiting = [(place, 0)]
@@ -100,7 +100,7 @@ def _marked(file: BackupFile, place: Folder) -> BackupFile:
 
 
 def _taken_at(folder: Folder) -> int:
-    """Return when a snapshot was taken, or else when its newest file was written (microseconds)."""
+    """Return the time at which a snapshot was taken, or else at which its newest file was written (microseconds)."""
     if (manifest := read_manifest(folder)) is not None and manifest.taken_at is not None:
         return manifest.taken_at
     return max(((info.mtime_ns or 0) // 1000 for info in folder.files().values()), default=0)

@@ -1,4 +1,6 @@
-"""The lake's work in Spark: only descriptions of tasks and of files go through Spark; rows go from file to file."""
+"""Runs the lake's work in Spark. Only descriptions of tasks and of files pass through Spark. Tasks read and write the
+rows as files.
+"""
 
 import pickle
 from collections.abc import Callable, Iterable
@@ -32,7 +34,7 @@ def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[
 
 
 def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
-    """Run a task. A known error comes back as itself, and not as Spark's error with its text."""
+    """Run a task. Return a known error as it is. Otherwise Spark would replace it by its own error with the text."""
     try:
         return function(task), None
     except (WritetimeError, OSError) as e:
@@ -49,8 +51,8 @@ def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -
     Its tasks write the files; see `BucketedTable.append` for `app_id` and `number`.
 
     Raises:
-        WritetimeError: the frame has a column that the table's changes never had, such as one of a column that got
-            another name in the lake (`lake.labels`).
+        WritetimeError: the frame has a column that the table's changes never had. For example, the lake may have given
+            the column another name (`lake.labels`).
     """
     fields = table.changes.load().fields.names
     if unknown := [name for name in frame.columns if name not in fields]:

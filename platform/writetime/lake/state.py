@@ -1,8 +1,8 @@
-"""The state of a table, as levels: a batch of changes appends a small merged level to each bucket that it touches.
+"""The state of a table, as levels. A batch of changes appends a small merged level to each bucket that it touches.
 
-The state of a bucket is the merge of all its levels. It follows `changes` by the version of that Delta table: the
-application `changes` of `state` has as its last transaction the version up to which changes are folded in. Folding a
-change twice does no harm, because merging is idempotent.
+The state of a bucket is the merge of all its levels. The state follows `changes` by the version of that Delta table.
+The last transaction of the application `changes` in `state` is the version up to which changes are folded in. A change
+may be folded twice, because merging is idempotent.
 """
 
 import math
@@ -33,15 +33,15 @@ Staged = Callable[[Sequence[WrittenFile]], None]
 FOLDED = "changes"
 # The number of times that the state was rebuilt.
 _REBUILT = "rebuilt"
-# This many levels of about one size become a larger one, four times as large. A level is rewritten log4(state / batch)
-# times in all, and a reader reads at most three levels of each size.
+# The number of levels of about one size that become one larger level, four times as large. So a level is rewritten
+# log4(state / batch) times, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
 # The number of files whose sizes are read at once.
 _READ_AT_ONCE = 8
 
 # The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
-# `packed-<version>-...`. They hold no more than this version of `changes`.
+# `packed-<version>-...`. They have only changes of this version of `changes`.
 BASE, PACKED = "base-", "packed-"
 
 
@@ -61,15 +61,16 @@ def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> di
 
 
 def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
-    """Return into how many parts of the token range files are split, each for one task: one per bucket if their rows
-    are many, or else the fewest that are small enough, because each part reads the files of all buckets again.
+    """Return the number of parts of the token range into which files are split, each for one task. If there are many
+    rows, it is one per bucket. Else it is the least number of parts that are small enough, because each part reads the
+    files of all buckets again.
     """
     is_few = are_few(sum(file.rows for file in files), buckets)
     return _small_parts_of(storage, files, buckets) if is_few else buckets
 
 
 def _small_parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
-    """Return into how many parts files are split by their size alone."""
+    """Return the number of parts into which files are split by their size alone."""
     size = 0
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for start in range(0, len(files), _READ_AT_ONCE):
@@ -83,14 +84,14 @@ def _small_parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -
 
 
 def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple[int, dict[int, list[DataFile]]]:
-    """Return the number of parts by `parts_of`, and the files of each part. Files of one bucket stay files of it."""
+    """Return the number of parts by `parts_of`, and the files of each part. Files of one bucket stay in that bucket."""
     own = by_bucket(files, buckets)
     parts = buckets if len(own) == 1 else parts_of(storage, files, buckets)
     return parts, by_part(files, parts, buckets)
 
 
 def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:
-    """Return the files of `changes` with more than a version of it holds; all if that is None."""
+    """Return the files of `changes` that have changes from after a version of it; all files if the version is None."""
     if version is None:
         return changes.files
     if version >= changes.version:
@@ -105,12 +106,12 @@ def _known(table: LakeTable, version: int) -> set[str]:
     except Transient:
         raise
     except WritetimeError:
-        # Delta forgets old versions (after 30 days by default); folding a change again does no harm.
+        # Delta deletes old versions (after 30 days by default). A change may be folded again.
         return set()
 
 
 def is_merged(file: DataFile) -> bool:
-    """Return whether a file of `changes` is of merged history."""
+    """Return whether a file of `changes` has merged history."""
     return PurePosixPath(file.path).name.startswith(BASE)
 
 
@@ -120,19 +121,19 @@ def _holds_no_more_than(file: DataFile, version: int) -> bool:
 
 
 def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, until: int | None = None) -> int:
-    """Fold the changes that are not in the state yet into it, one new level per bucket, or one of all buckets if they
-    are few; return how many files they were.
+    """Fold the changes that are not in the state yet into it, as one new level per bucket, or one of all buckets if
+    they are few. Return the number of their files.
 
-    A repeated fold, or two at once, count once.
+    If a fold is repeated, or two run at once, only one takes effect.
 
     Args:
         table: the table.
         run: runs the tasks.
-        staged: is called with the new levels before they are committed; if it raises, they are not committed.
-        until: fold the changes up to this version of them; all by default.
+        staged: is called with the new levels before they are committed. If it raises, they are not committed.
+        until: fold the changes up to this version of them; None for all.
 
     Raises:
-        Conflict: tombstones were dropped meanwhile: run it again.
+        Conflict: tombstones were dropped meanwhile: run this again.
     """
     changes = table.changes.load(until)
     state = table.state.load()
@@ -161,13 +162,13 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
 
 
 def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold levels where there are too many of one size, and dropped entries in the same way; return in how many
-    buckets, where those of all buckets count as one. For `staged` see `fold`.
+    """Fold levels if there are too many of one size, and dropped entries in the same way. Return the number of buckets
+    in which levels were folded; levels of all buckets count as one. For `staged`, see `fold`.
     """
     state = table.state.load()
     schema = _schema_of(table, state)
     if schema is None:
-        # The next fold makes it known again.
+        # The next fold records it again.
         return 0
     levels, dropped = (
         {bucket: some for bucket, files in by_folder(of_kind).items() if (some := levels_to_fold(files))}
@@ -185,14 +186,14 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
 
 
 def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
-    """Drop the tombstones and expired cells from before the horizon (microseconds) from the levels of the state, into
-    files of their own, in one commit that records it; return the number of buckets that had any.
+    """Move the tombstones and expired cells from before the horizon (microseconds) from the levels of the state into
+    separate files, in one commit that records the horizon. Return the number of buckets that had any.
 
-    Folds and compactions continue meanwhile. Levels that they made meanwhile may have writes that something dropped
-    covers, so these are merged with it as late changes are.
+    Folds and compactions continue meanwhile. The levels that they create meanwhile may have writes that dropped entries
+    cover. So these levels are merged with the dropped entries, like late changes.
 
     Raises:
-        Conflict: tombstones were dropped by another process, or the state was rebuilt: run it again.
+        Conflict: another process dropped tombstones, or the state was rebuilt: run this again.
     """
     state = table.state.load()
     folded, schema = folded_version(state), _schema_of(table, state)
@@ -233,8 +234,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 def _merged_late(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
-    """Merge levels with the entries that were dropped at the places of their late writes, into one level per bucket,
-    and those of `ALL` into one per part.
+    """Merge levels with the entries that were dropped at the places of their late writes. The result is one level per
+    bucket, and one per part for `ALL`.
 
     Raises:
         Conflict: the log of the version that the state has folded in was deleted meanwhile.
@@ -253,8 +254,8 @@ def _merged_late(
 def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema | None:
     """Return the schema that the state was folded with; None if the log of that version is deleted.
 
-    A later one may have dropped a column. The next batch of row events needs its cells for the images before, so levels
-    lose them only when the changes up to the drop are folded in.
+    A later schema may have dropped a column. The next batch of row events needs the column's cells for the images
+    before. So levels lose these cells only when the changes up to the drop are folded in.
     """
     try:
         return table.schema(table.changes.load(folded_version(state)))
@@ -265,18 +266,18 @@ def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema | None:
 
 
 def count_tombstones(table: LakeTable, state: TableVersion) -> int:
-    """Return how many tombstones of rows, ranges and partitions the levels of the state have, by the files' footers."""
+    """Return the number of tombstones of rows, ranges and partitions in the levels of the state, from their footers."""
     return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in levels_of(state))
 
 
 def rebuild(table: LakeTable, run: Runner = map) -> int:
-    """Rebuild the state from all changes in the lake; return how many files of changes they are.
+    """Rebuild the state from all changes in the lake; return the number of files of changes.
 
-    The changes are complete: retention merges old ones and drops no data of the state. Tombstones that the state has
-    dropped come back until they are dropped again, and the files of dropped entries are removed.
+    The changes are complete, because retention merges old changes and drops no data of the state. Tombstones that the
+    state has dropped return until they are dropped again. The files of dropped entries are removed.
 
     Raises:
-        Conflict: another process changed the state meanwhile: run it again.
+        Conflict: another process changed the state meanwhile: run this again.
     """
     state = table.state.load()
     changes = table.changes.load()
@@ -312,8 +313,8 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Drop:
-    """Merge the levels of one bucket, or of all (`ALL`), into one without the entries that a horizon drops; these
-    become a separate file.
+    """Merge the levels of one bucket, or of all (`ALL`), into one without the entries that a horizon drops. These
+    entries become a separate file.
     """
 
     task: MergeTask
@@ -338,8 +339,8 @@ def _merged(
     *,
     prefix: str = "",
 ) -> list[WrittenFile]:
-    """Merge the files of each bucket into one level. Those of `ALL` become one level, or, by a task for each part that
-    is small enough, one per bucket.
+    """Merge the files of each bucket into one level. The files of `ALL` become one level. If they are too large for one
+    task, each part has its own task, and they become one level per bucket.
     """
     tasks = _tasks(table, storage, files, schema, prefix=prefix)
     return [level for levels in run(MergeTask.run, tasks) for level in levels]
@@ -353,8 +354,8 @@ def _tasks(
 
 
 def _sources(storage: Storage, files: Mapping[int, Sequence[DataFile]], buckets: int) -> Iterator[tuple[int, Source]]:
-    """Yield the files of each bucket, each for one task. Those of `ALL` are in as few parts of the token range as are
-    small enough: each may be as large as a task merges.
+    """Yield the files of each bucket, each for one task. The files of `ALL` are in the least number of parts of the
+    token range that are small enough for a task.
     """
     for bucket, found in files.items():
         parts = _small_parts_of(storage, found, buckets) if bucket == ALL else 1
@@ -366,9 +367,9 @@ def _sources(storage: Storage, files: Mapping[int, Sequence[DataFile]], buckets:
 
 
 def levels_to_fold(levels: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
-    """Return the levels of a bucket to fold into one: those of a size of which there are `fan`, and all smaller ones.
+    """Return the levels of a bucket to fold into one: those of a size that `fan` levels have, and all smaller ones.
 
-    Sizes are in classes, each `fan` times the one before. The result of the fold counts in its own class at once.
+    Sizes are in classes, each `fan` times the previous one. The result of the fold counts in its own class at once.
     """
     by_size = sorted(levels, key=lambda f: f.size)
     chosen = 0

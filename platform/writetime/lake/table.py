@@ -1,8 +1,8 @@
-"""A captured table in the lake: the three Delta tables below `<lake>/<keyspace>.<table>/`, and the schema they follow.
+"""A captured table in the lake: three Delta tables below `<lake>/<keyspace>.<table>/`, and the schema that they follow.
 
-- `changes`: the changes that were read, appended; each commit is one batch
-- `state`: the changes merged, in levels: each file of a bucket is one, and all of them together are the state
-- `view`: the rows that live, one row per row of CQL
+- `changes`: the changes that were read. Each commit appends one batch.
+- `state`: the merged changes, in levels. Each file of a bucket is one level. All levels together are the state.
+- `view`: the live rows, one row per row of CQL.
 
 The table's schema is kept as JSON (`schema.stored`) in the properties of `changes`, with the labels of its columns
 (`lake.labels`).
@@ -33,8 +33,8 @@ from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
-# Transactions of the parts: the number of the table's generation (`lake.generation`), and a number that differs for
-# each table that was created with the name of an earlier one, 0 for the first.
+# Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the table among
+# those that were created with this name one after the other, 0 for the first.
 GENERATION, CREATED = "generation", "created"
 # All characters that the databases allow in names of keyspaces and tables.
 _NAME = re.compile(r"\w+\.\w+", re.ASCII)
@@ -65,13 +65,13 @@ class LakeTable:
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         self.view_files = LiveFiles(self.view)
-        # When a refresh may try again to delete what it has replaced (monotonic seconds).
+        # The time at which a refresh may try again to delete replaced files (monotonic seconds).
         self.view_trims_at = 0.0
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 
     def with_buckets(self, buckets: int) -> "LakeTable":
-        """Return the same table, with this number of buckets, and with the parts that stay open."""
+        """Return the same table with this number of buckets. Its parts stay open."""
         found = copy.copy(self)
         found.buckets = buckets
         return found
@@ -106,14 +106,14 @@ class LakeTable:
                     f"automatically; before a backfill, run `writetime forget {schema.full_name}`"
                 )
             joined = join_schemas(current, schema)
-            # First, so that all processes that add the fields of a column add the same.
+            # The labels come first, so that all processes add the same fields for a column.
             joined = labelled(joined, self._record_labels(now, joined))
             if to_json(joined) == to_json(current):
                 return joined
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
             self.view.add_fields(view_schema(joined))
-            # Last, so that a process that sees the schema finds its fields.
+            # The schema comes last, so that a process that reads it finds its fields.
             self._replace_schema(now, joined)
 
     def begin(self, schema: TableSchema) -> None:
@@ -139,7 +139,7 @@ class LakeTable:
         return self.changes.update_property(name, lambda properties: properties.get(name, value))
 
     def _replace_schema(self, changes: TableVersion, schema: TableSchema) -> None:
-        """Replace the schema of a version of the changes; nothing happens if another process did so since."""
+        """Replace the schema of a version of the changes. If another process has done so since, do nothing."""
         name = _named(SCHEMA, changes)
         before, after = changes.properties[name], _text(schema)
         self.changes.update_property(name, lambda properties: after if properties[name] == before else properties[name])
@@ -186,7 +186,7 @@ def table_storage(settings: Settings, name: str) -> Storage:
     """Return the folder of the table `keyspace.table`.
 
     Raises:
-        MissingTable: the name is invalid. It would be a folder elsewhere.
+        MissingTable: the name is invalid, so it could name a folder elsewhere.
     """
     if not names_table(name):
         raise MissingTable(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'", name)
@@ -203,8 +203,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
 
     Raises:
         MissingTable: the lake does not have it.
-        WritetimeError: a part is gone, its number of buckets is not the same in all of its parts, or it has another
-            format.
+        WritetimeError: a part is missing, the parts have different numbers of buckets, or the table has another format.
     """
     storage = table_storage(settings, name)
     table = _with_changes(storage, name)
@@ -228,8 +227,8 @@ def open_table(settings: Settings, name: str) -> LakeTable:
 
 
 def create_missing_parts(settings: Settings, name: str) -> list[str]:
-    """Create the state and the view of a table again, empty, where they are gone; return their names. A state has to be
-    rebuilt then, before anything else uses it.
+    """Create the state and the view of a table again, empty, if they are missing; return their names. A new state must
+    be rebuilt before anything else uses it.
 
     Raises:
         MissingTable: the lake does not have the changes of the table.
@@ -259,11 +258,11 @@ def create_table(
     schema: TableSchema,
     more: Mapping[str, str] = {},
 ) -> LakeTable:
-    """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets, and
-    with `more` properties of its changes.
+    """Open a table of the lake and let it follow this schema. If it does not exist, create it with `lake.buckets`
+    buckets, and with `more` properties of its changes.
 
     Raises:
-        WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is not a power of two.
+        WritetimeError: as in `open_table` and `follow`, or `lake.buckets` is not a power of two.
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
@@ -271,7 +270,7 @@ def create_table(
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
     properties = {**FORGET_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
-    # `changes` last: a table exists once all of its parts do.
+    # `changes` is created last, because a table exists once it has all parts.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})
     table.changes.create(change_schema(made), buckets, properties)

@@ -1,4 +1,4 @@
-"""Reads only the parts of files that a batch of row events, or a look-up, needs, through the cache of decoded files:
+"""Reads the parts of files that a batch of row events or a look-up needs, through the cache of decoded files. These are
 ranges of tokens, some places, and the places where data expires.
 """
 
@@ -21,7 +21,7 @@ Read = Callable[[Source, DataFile], list[pa.RecordBatch]]
 def merge_tokens(
     sources: Iterable[Source], schema: TableSchema, wanted: TokenRange, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
-    """Merge the rows of files with tokens of a range, and a merged table (if any)."""
+    """Merge the rows of files with tokens in a range, and a merged table if there is one."""
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
         first, last = source.tokens_of(file) or (wanted.first, wanted.last)
@@ -33,8 +33,8 @@ def merge_tokens(
 def merge_places(
     sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
-    """Merge the entries of files at some places, and a merged table (if any). The result is the merge of all at these
-    places. It also has the static rows and the deletions that reach them, and may have parts of others.
+    """Merge the entries of files at some places, and a merged table if there is one. The result is the complete merge
+    at these places, with the static rows and the deletions that reach them. It may have parts of other rows.
     """
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
@@ -44,8 +44,8 @@ def merge_places(
 
 
 def first_places(sources: Iterable[Source], places: Places, count: int, cache: Cache) -> Places:
-    """Return the first places of whole partitions: those of about `count` rows of each file at most. A partition of
-    which no file has more stays whole.
+    """Return the first places of whole partitions, with at most about `count` rows of each file. If no file has more
+    rows of a partition, the partition stays whole.
     """
     for source in sources:
         for file in source.files:
@@ -54,7 +54,7 @@ def first_places(sources: Iterable[Source], places: Places, count: int, cache: C
 
 
 def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Cache) -> Places:
-    """Return the places where data expires in `after` < t <= `until` (seconds), and maybe others."""
+    """Return the places where data expires in `after` < t <= `until` (seconds), and perhaps other places."""
 
     def placed(batch: pa.RecordBatch) -> Places:
         # All of them are rows or static rows, which have no end.

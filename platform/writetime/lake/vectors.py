@@ -39,7 +39,7 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class Vector:
-    """Where a deletion vector is. `kind` is `u` for a file of the table, and `i` if `place` has the vector itself."""
+    """The place of a deletion vector. `kind` is `u` for a file of the table, `i` if `place` is the vector itself."""
 
     kind: str
     place: str
@@ -74,7 +74,7 @@ class Vector:
 
 
 class _Kept:
-    """The vectors that a process used last, as each batch adds to those of the batch before."""
+    """The vectors that a process used last, because each batch adds to those of the previous batch."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[tuple[str, Vector], pyroaring.BitMap] = OrderedDict()
@@ -92,7 +92,7 @@ _kept = _Kept()
 
 
 def read_vector(storage: Storage, vector: Vector | None) -> "pyroaring.BitMap":
-    """Return the rows that no longer count; none if there is no vector. The result must not be changed.
+    """Return the rows that no longer count; none if there is no vector. Do not change the result.
 
     Raises:
         WritetimeError: the vector cannot be read.

@@ -1,5 +1,5 @@
-"""A version of a Delta table, with its files. The actions of a commit lead to the next version, so a stream of commits
-is followed without reading the rest of the log again.
+"""A version of a Delta table, with its files. The actions of a commit give the next version, so a stream of commits is
+followed without reading the rest of the log again.
 """
 
 import json
@@ -92,8 +92,8 @@ class TableVersion:
         open_at: "Callable[[int], deltalake.DeltaTable]",
         since: "tuple[int, Mapping[str, DataFile], Mapping[str, int]] | None" = None,
     ) -> None:
-        """Hold a version; `open_at` opens one. `since` has the version, its files and the numbers of the commits after
-        the version that is open.
+        """Store a version. `open_at` opens a version. `since` has the number of this version, its files, and the
+        transaction numbers of the commits since the version that is open.
         """
         self._opened = opened
         self._open_at = open_at
@@ -103,7 +103,7 @@ class TableVersion:
 
     @cached_property
     def table(self) -> "deltalake.DeltaTable":
-        """The table at this version, as delta-rs has it. It is opened for the caller: some methods move it on."""
+        """The table at this version, as delta-rs has it. Each caller gets its own, because some methods advance it."""
         return self._open_at(self.version)
 
     @cached_property
@@ -198,7 +198,7 @@ def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFil
 
 
 def by_part(files: Iterable[DataFile], parts: int, buckets: int) -> dict[int, list[DataFile]]:
-    """Return the files of each of equal parts of the token range that has any, as `by_bucket` does; a part has several
+    """Return the files of each equal part of the token range that has files, like `by_bucket`. A part has several
     buckets.
     """
     found: dict[int, list[DataFile]] = {}

@@ -19,23 +19,24 @@ after this time. A task, or another engine's query of these tables, that takes l
 """
 
 TRIMMED = "view/trimmed"
-"""The number of a commit: the time (milliseconds) up to which all that refreshes removed is deleted."""
+"""The number of a commit: the time (milliseconds) up to which all files that refreshes removed are deleted."""
 
 _HOUR = 3600
 DUE_SECONDS = 900
-"""A refresh trims the view if what is removed is due for longer. If that fails, it tries again after this time."""
+"""A refresh trims the view if removed files have been due for longer than this. After a failure, it waits as long."""
 
 
 def is_trim_due(trimmed: int) -> bool:
-    """Return whether it is long since a view was trimmed, up to a time (milliseconds)."""
+    """Return whether a view is due for trimming, given the time (milliseconds) up to which it was trimmed."""
     return time.time() - STREAM_HOURS * _HOUR - trimmed / 1000 >= DUE_SECONDS
 
 
 def trim_view(table: LakeTable, trimmed: int) -> int:
-    """Delete the files and vectors that refreshes removed over an hour ago, after a time (milliseconds) up to which
-    they are deleted; return the time for the next call. A refresh calls it before its commit, because a checkpoint
-    leaves out files that were removed over two hours ago. It reads one checkpoint and the commits since, and deletes
-    the files that are due.
+    """Delete the files and vectors that refreshes removed more than an hour ago. `trimmed` is the time (milliseconds)
+    up to which they are deleted already. Return this time for the next call.
+
+    A refresh calls this before its commit, because a checkpoint leaves out files that were removed more than two hours
+    ago. The call reads one checkpoint and the commits since then, and deletes the files that are due.
     """
     until = int((time.time() - STREAM_HOURS * _HOUR) * 1000)
     # The clock may have been set back.
@@ -47,7 +48,7 @@ def trim_view(table: LakeTable, trimmed: int) -> int:
 
 def vacuum_view(table: LakeTable, hours: float) -> list[str]:
     """Delete all files that no version of the last `hours` names, including those of failed tasks; return them. In a
-    view with deletion vectors, an hour counts.
+    view with deletion vectors, one hour applies.
     """
     seconds = time.time() - (STREAM_HOURS if has_vectors(table.view.load()) else hours) * _HOUR
     found = table.view.storage.filesystem().get_file_info(fs.FileSelector("", recursive=True))
@@ -69,7 +70,7 @@ def _needed(table: LakeTable, removed: Iterable[tuple[str, int]], until: int) ->
 
 
 def _removed(table: LakeTable) -> list[tuple[str, int]]:
-    """Return the files that were removed, including those of vectors, and when (milliseconds)."""
+    """Return the removed files, including those of vectors, with the times of their removal (milliseconds)."""
     found = []
     for path, vector, millis in table.view_files.removed():
         found.append((path, millis))
@@ -79,7 +80,7 @@ def _removed(table: LakeTable) -> list[tuple[str, int]]:
 
 
 def _delete(table: LakeTable, paths: set[str]) -> None:
-    """Delete files. One that cannot be deleted stops no other, unless the store is away."""
+    """Delete files. If one cannot be deleted, continue with the others, unless the store does not answer."""
     filesystem = table.view.storage.filesystem()
     fault: OSError | None = None
     for path in paths:

@@ -1,7 +1,7 @@
-"""Views: the rows that live at a time, computed on request (virtual) or kept as files (compacted).
+"""Views: the live rows at a time, computed on request (virtual) or stored as files (compacted).
 
-Both come from one function over one bucket: the levels of the state and the changes that are not folded in yet, merged,
-as of a time. So they differ only in when they are computed.
+One function computes both for one bucket. It merges the levels of the state and the changes that are not folded in yet,
+as of a time. So the two views differ only in the time at which they are computed.
 """
 
 import time
@@ -40,9 +40,10 @@ VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
 
 @dataclass(frozen=True)
 class BucketView:
-    """The rows of one bucket at a time (microseconds), and the places of its files; a task may carry it along.
+    """The rows of one bucket at a time (microseconds), and the places of its files. It can be sent to a task.
 
-    `only_until` leaves out writes after that time. Then the view is that of its changes alone, which are all there are.
+    `only_until` leaves out writes after that time. Then the view is computed from changes alone, and these are
+    complete.
     """
 
     bucket: int
@@ -53,7 +54,7 @@ class BucketView:
     target: Storage
 
     def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
-        """Compute the rows; `unfit` is as for `row_form.fit`."""
+        """Compute the rows; `unfit` is as in `row_form.fit`."""
         if self.only_until:
             state = merge_files(
                 self.contents.waiting.changes, self.schema, partial(until, schema=self.schema, instant=self.as_of)
@@ -68,11 +69,11 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
 
     Args:
         table: the table.
-        as_of: the time, in microseconds: all writes up to it count, by their write times. If None, all writes count,
-            also those with a write time in the future, and cells expire as of now.
+        as_of: a time, in microseconds. All writes with write times up to it count. If it is None, all writes count,
+            including those with a write time in the future, and cells expire as of now.
 
     Raises:
-        WritetimeError: the changes kept cannot show this time.
+        WritetimeError: the changes in the lake cannot show this time.
     """
     # The state first: changes that are folded and then merged away in between are in files that name their version.
     state = table.state.load()
@@ -105,17 +106,17 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
 def rewrite(
     table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
 ) -> int:
-    """Replace the compacted view by the present rows, in one commit; return how many they are.
+    """Replace the compacted view by the present rows, in one commit; return the number of rows.
 
     Args:
         table: the table.
         run: runs the tasks, one per bucket.
-        staged: is called with the new files before they are committed; if it raises, the view stays as it was, and
+        staged: is called with the new files before they are committed. If it raises, the view stays as it was, and
             these files are deleted.
-        unfit: as for `row_form.fit`; it is complete when `staged` is called.
+        unfit: as in `row_form.fit`. It is complete when `staged` is called.
 
     Raises:
-        Conflict: another process changed the view meanwhile: run it again.
+        Conflict: another process changed the view meanwhile: run this again.
     """
     before = table.view_files.load()
     # The state first, as for `bucket_views`.
