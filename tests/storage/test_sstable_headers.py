@@ -355,7 +355,7 @@ def test_newer_cells_of_the_old_type_are_an_error(tmp_path: Path, then: str, now
     for i, column in enumerate(columns):
         location = write(tmp_path / str(i), [("m", then)], [(0, {"m": sample(then, 100)}), (1, {"m": column})])
         for fields in (None, ["token"]):
-            with pytest.raises(CorruptFile, match=r"Data\.db.*older type"):
+            with pytest.raises(CorruptFile, match=r"Data\.db.*former type"):
                 read(location, schema, fields)
 
 

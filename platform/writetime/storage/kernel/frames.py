@@ -18,8 +18,8 @@ MESSAGES = {
     ZERO: "zeros instead of a mutation",
     TORN: "a mutation that ends beyond its section",
     BAD_SIZE: "a mutation of less than 10 bytes",
-    BAD_SIZE_CHECKSUM: "the size of a mutation does not match its CRC32",
-    BAD_CHECKSUM: "a mutation does not match its CRC32",
+    BAD_SIZE_CHECKSUM: "a size of a mutation with a wrong CRC32",
+    BAD_CHECKSUM: "a mutation with a wrong CRC32",
 }
 
 

@@ -165,7 +165,7 @@ FORMER_CELL = 27
 REPEATED_COLUMN = 28
 
 MESSAGES = {
-    TRUNCATED: "the data ends inside a partition",
+    TRUNCATED: "data that ends inside a partition",
     BAD_FLAGS: "invalid flags of a row, bound or cell",
     BAD_LENGTH: "a value whose length is not that of its type",
     BAD_ROW_SIZE: "a row whose cells do not end at its size",
