@@ -1,4 +1,4 @@
-"""Writetime: the lake gives the answers that the database would give.
+"""Writetime: a lake that returns the rows that the database would return.
 
     import writetime
 

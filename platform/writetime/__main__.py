@@ -7,19 +7,19 @@ from io import TextIOWrapper
 
 from writetime.cli.main import main
 
-# Modules that a command does not use, but pyarrow and numba import where they are installed: a quarter of the time that
-# a look-up takes.
+# Modules that no command needs. pyarrow and numba import them if they are installed, which takes a quarter of the time
+# of a look-up.
 _NOT_USED = {"view": ("coverage", "pandas", "scipy")}
 
 
 class _Absent(MetaPathFinder):
-    """Lets modules be missing."""
+    """An import hook that hides modules."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Raise ModuleNotFoundError for these modules; leave all others to the next finder."""
+        """Raise ModuleNotFoundError for these modules; return None for others, so that the next finder finds them."""
         del path, target
         if fullname in self._names:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)

@@ -1,4 +1,4 @@
-"""Last-write-wins: folds changes into a state, and returns the rows that live in it at a time.
+"""Last-write-wins: it folds changes into a state, and returns the live rows of a state at a time.
 
     state = merge([sstable_changes, log_changes, older_state], schema)
     rows = live_rows(state, schema, as_of=1_767_225_600)

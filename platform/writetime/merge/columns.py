@@ -1,7 +1,7 @@
 """The columns of the merged state: the latest cells of each row that no deletion covers.
 
-A simple column has one cell per row. A collection has one per element, in the order of their paths, a user-defined type
-one per field; both also have a column tombstone, which deletes the cells before it (`ComplexColumnData`).
+A simple column has one cell per row. A collection has one cell per element, in the order of their paths, and a
+user-defined type one per field. Both also have a column tombstone, which deletes earlier cells (`ComplexColumnData`).
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 
 def dropped_times(schema: TableSchema) -> dict[str, int]:
-    """Return for each static and regular column when it was last dropped: cells written then or before are void."""
+    """Return the time of the last drop of each static and regular column. Cells that are not younger are void."""
     times = {column.name: NEVER for column in schema.static + schema.regular}
     for column in schema.dropped:
         if column.name in times:
@@ -34,7 +34,7 @@ def merge_column(
 
     Args:
         column: the column of the changes.
-        cql_type: its type.
+        cql_type: the type of the column.
         group: the group of each change.
         deleted: the deletion that covers the cells of each group.
         dropped_at: cells written then or before are void, because the column was dropped.

@@ -1,9 +1,14 @@
 """Converts changes or states of an older schema of a table to the present one.
 
-The schema changes: a column is added (null in older changes); dropped (left out); dropped and added again (its older
-cells are void by `DroppedColumn.dropped_at`); fields are added at the end of a user-defined type (null); fields are
-renamed (they keep their places). Old databases changed `text` or `ascii` to `blob`; types no longer change
-(CASSANDRA-12443).
+| change of the schema | in older changes |
+| --- | --- |
+| a column is added | the column is null |
+| a column is dropped | the column is left out |
+| a column is dropped and added again | its older cells are void (`DroppedColumn.dropped_at`) |
+| fields are added at the end of a user-defined type | these fields are null |
+| fields are renamed | the fields keep their places |
+
+Old databases could change `text` or `ascii` to `blob`. Types no longer change (CASSANDRA-12443).
 """
 
 import functools
@@ -73,5 +78,5 @@ def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Return the offsets as a separate array: that of a slice cannot go with a mask."""
+    """Return the offsets as a separate array, because those of a slice cannot be combined with a mask."""
     return pa.array(array.offsets.to_numpy())

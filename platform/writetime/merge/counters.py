@@ -1,10 +1,12 @@
 """The merge of counters (`Cells.resolveCounter`, `CounterContext.merge`).
 
-A counter is the sum of one shard per node: the one with the greatest clock. A deletion of the cell hides all its
-shards, regardless of their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover earlier writes, as
-with any cell. So a state keeps for each node the shards that no other shard exceeds in both clock and write time,
-because a later deletion may cover the one with the greater clock. In a deleted cell it keeps the shards that are later
-than its deletion, because a deletion that covers that one may not cover them.
+A counter is the sum of one shard per node: the shard with the greatest clock. A deletion of the cell hides all its
+shards, regardless of their times (CASSANDRA-7346). Deletions of rows, ranges and partitions cover earlier writes, as
+for any cell.
+
+So a state keeps for each node the shards that no other shard exceeds in both clock and write time, because a later
+deletion may cover the shard with the greater clock. In a deleted cell, a state keeps the shards that are later than the
+cell's deletion, because a deletion of a row, range or partition may cover that deletion and not these shards.
 """
 
 from collections.abc import Iterable
@@ -18,7 +20,7 @@ from writetime.merge.precedence import NEVER, Times, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError
 
-# The node of the shard of a counter without shards: no node.
+# The node id of the shard that stands for a counter without shards.
 _NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
@@ -29,8 +31,8 @@ def mergeable_counters(cells: pa.StructArray, what: str) -> pa.StructArray:
     The database returns 0 for it (`CounterContext.total`). With a shard it is merged, and covered, like any other.
 
     Raises:
-        SchemaError: a cell has no list of shards, as in changes of earlier versions; or a shard is local, as Cassandra
-            2.0 and older wrote them: two of these add up, so a second one cannot be distinguished from a repeat.
+        SchemaError: a cell has no list of shards, as in changes of earlier versions. Or a shard is local, as in
+            Cassandra 2.0 and older: local shards are added, so a second shard cannot be distinguished from a repeat.
     """
     shards = cells.flatten()[-1]
     live = pc.and_not(cells.is_valid(), cells.field("tombstone").fill_null(False))
@@ -95,7 +97,7 @@ def merge_counter(
     group = group[kept]
     counts = np.bincount(group, minlength=groups)
     live = (counts > 0) & ~is_deleted
-    # The sum wraps around, as the database's does.
+    # The sum wraps around, as in the database.
     value = np.zeros(groups, np.int64)
     np.add.at(value, group[first], numbers(shards.field("count"))[kept[first]])
     newest = _greatest(group, numbers(shards.field("write_time"))[kept], groups, NEVER)
@@ -125,8 +127,8 @@ def _tombstones(
 
 
 def _unbeaten(shards: pa.StructArray, group: np.ndarray, covered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shards that no other exceeds in both order and write time, sorted, and which are the greatest of their
-    nodes.
+    """Return the shards that no other shard exceeds in both order and write time, sorted, and which of them are the
+    greatest of their nodes.
     """
     write_time, clock, count = (numbers(shards.field(name)) for name in ("write_time", "clock", "count"))
     ids = shards.field("id").dictionary_encode()

@@ -21,15 +21,16 @@ from writetime.schema.types import Native
 
 
 def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> pa.Table:
-    """Merge changes of whole partitions: unsorted, repeated, overlapping, from any sources or older states.
+    """Merge changes of whole partitions. They may be unsorted, repeated and overlapping, from any sources or older
+    states.
 
-    The state has the fields of changes, in the order of the database. Of each partition it holds at most one partition
-    tombstone, range tombstones that do not overlap, one static row, and one row per position, with all data that was
-    not overwritten or deleted; `origin` is null. Expired data stays: a state does not depend on the time.
+    The state has the fields of changes, in the order of the database. For each partition, it has at most one partition
+    tombstone, range tombstones that do not overlap, at most one static row, and one row per position, with all data
+    that was not overwritten or deleted. `origin` is null. Expired data stays, so a state does not depend on the time.
 
     Raises:
-        SchemaError: a table has changes of another schema, which is not an earlier one of this table, see `conform`; or
-            it has counters that cannot be merged, see `mergeable_counters`.
+        SchemaError: a table has changes of a schema that is not an earlier one of this table, see `conform`; or it has
+            counters that cannot be merged, see `mergeable_counters`.
     """
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
@@ -65,8 +66,8 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
 
 
 def _joined(parts: Sequence[pa.Table], schema: TableSchema) -> tuple[TableSchema, pa.Table]:
-    """Return the changes of all parts in one chunk each, once for all readers, and the schema that they have: without
-    origins, and without the columns that no part has. In a wide table, nulls would take most of the memory.
+    """Return the changes of all parts with one chunk per column, and their schema. Origins, and columns that no part
+    has, are left out, because nulls would take most of the memory in a wide table.
     """
 
     def written(columns: tuple[Column, ...]) -> tuple[Column, ...]:

@@ -1,8 +1,8 @@
-"""Which form of its clustering key a row has, if the database accepts several for one.
+"""Chooses the form of a row's clustering key, if equal keys may have several forms.
 
-Decimals such as 1.0 and 1 are equal, so both name the same row; a state keeps the form that was written last. "Last" is
-the greatest write time of anything in a change, deletions after cells and by their deletion time. So the form does not
-come from data that a later merge deletes first.
+Decimals such as 1.0 and 1 are equal, so both name the same row. A state keeps the form of the change that was written
+last. This is the change with the greatest write time of any part. At equal times, deletions come after cells, and are
+ordered by deletion time. So the form does not come from data that a later merge deletes first.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 
 def with_newest_forms(order: Order, changes: pa.Table, schema: TableSchema) -> Order:
-    """Make the change whose clustering key was written last the head of each group of rows."""
+    """Make the change that was written last the head of each group of rows."""
     if not any(has_forms(c.type) for c in schema.clustering):
         return order
     newest = _Newest(len(changes))
@@ -47,7 +47,7 @@ def with_newest_forms(order: Order, changes: pa.Table, schema: TableSchema) -> O
 
 
 class _Newest:
-    """The greatest write time of each change, and the deletion time that goes with it if it is a deletion's."""
+    """The greatest write time of each change, and its deletion time if it is the write time of a deletion."""
 
     def __init__(self, count: int) -> None:
         self.write_time = np.full(count, NEVER)

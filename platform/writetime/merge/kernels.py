@@ -1,7 +1,7 @@
 """The loops of the merge, compiled by numba: the order of items, the latest of each group, and range tombstones.
 
-An item is a change, or the end of a range tombstone. Bytes come as in Arrow: offsets, and the data between them.
-Repeating values come as codes, in the order of the values.
+An item is a change, or the end of a range tombstone. Bytes have Arrow's form: offsets, and the data that they divide.
+Repeating values are codes in the order of the values.
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
@@ -55,8 +55,8 @@ def _compare(key: tuple, i: int, j: int) -> int:
 def _head(key: tuple, i: int) -> int:
     """Return a number that compares like the values, if two numbers differ or the number marks them as complete.
 
-    It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more; or of
-    the code.
+    For bytes, it has the first seven bytes, with zeros after the end of the value, and the length, or `_LONG` if there
+    are more bytes. For a code, it is the code.
     """
     codes, offsets, data = key
     if codes:
@@ -84,14 +84,14 @@ def group_items(
     b_offsets: np.ndarray,
     b_data: np.ndarray,
 ) -> tuple:
-    """Sort items, which are in the order of `first`, also by `a` and `b`, and number those that are equal.
+    """Sort items, which are in the order of `first`, also by `a` and `b`, and give equal items one number.
 
-    `a` and `b` are codes, or if there are none, bytes. Each run of items with equal `first` is sorted by a merge sort,
-    which is faster on sorted parts. In most runs `a` is equal, too. The heads of `b` are stored next to the order,
-    because the bytes are far away in memory.
+    `a` and `b` are codes, or else bytes. Each run of items with equal `first` is sorted by a merge sort, which is
+    faster on sorted parts. In most runs, `a` is equal, too. The heads of `b` are stored next to the order, because the
+    bytes are far away in memory.
 
     Returns:
-        The group of each item; of each group one item of it, and the number of its `first` and `a`.
+        The group of each item. For each group, one of its items, and the number of its `first` and `a`.
     """
     order = order.copy()
     count = len(order)
@@ -190,8 +190,8 @@ def latest(
     """Find the latest of each group: by write time, rank, deletion time, and the smaller TTL.
 
     Returns:
-        The latest item of each group (-1 if none is present), and those that are equal to it and need another
-        criterion: where there are several, of a rank below `decided`.
+        The latest item of each group (-1 if none is present), and the items that are equal to it and need another
+        criterion, because there are several with a rank below `decided`.
     """
     best = np.full(groups, -1, np.int64)
     equals = np.zeros(groups, np.uint8)
@@ -243,8 +243,8 @@ def _order(i: int, j: int, write_time: np.ndarray, rank: np.ndarray, deletion_ti
 def largest(
     group: np.ndarray, items: np.ndarray, offsets: np.ndarray, data: np.ndarray, best: np.ndarray
 ) -> np.ndarray:
-    """Return the best of each group. Where items are named, it is that with the largest bytes; value `k` is of
-    `items[k]`.
+    """Return the best item of each group. Among the named `items`, it is the one with the largest bytes. Value `k`
+    belongs to `items[k]`.
     """
     best = best.copy()
     of_group = np.full(len(best), -1, np.int64)
@@ -260,7 +260,7 @@ def largest(
 def paint(starts: np.ndarray, ends: np.ndarray, groups: int) -> np.ndarray:
     """Return for each group the first interval that covers it, -1 if none does; `start <= group < end`."""
     covering = np.full(groups, -1, np.int64)
-    # The next group that is not covered yet, as far as is known.
+    # A lower bound of the next group that is not covered yet.
     following = np.arange(groups + 1)
     for k in range(len(starts)):
         g = starts[k]

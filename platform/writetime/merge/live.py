@@ -1,4 +1,4 @@
-"""The rows that live in a state at a time: the rows that `SELECT *` would return then."""
+"""The live rows of a state at a time: the rows that `SELECT *` would return then."""
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +12,13 @@ from writetime.schema.types import Collection, CqlType, is_complex
 
 
 def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
-    """Return the rows that live at a time, in the order of the database, with the table's columns by name.
+    """Return the live rows at a time, in the order of the database, with the table's columns by name.
 
-    Values have the stored form (`mapping.stored_type`); `lake.row_form.fit` returns that of views.
+    Values have the stored form (`mapping.stored_type`). `lake.row_form.fit` returns the form of views.
 
-    A row lives while its marker or one of its regular cells does; data with a TTL lives until its expiry second, not in
-    it. Live static cells are joined to every row of their partition; if there is no row, they make one, with nulls in
-    the clustering and regular columns.
+    A row is live while its marker or one of its regular cells is live. Data with a TTL is live before its expiry
+    second, and no longer in it. Live static cells are joined to each row of their partition. If there is no row, they
+    form one, with nulls in the clustering and regular columns.
 
     Args:
         state: the result of `merge`: whole partitions.
@@ -29,8 +29,8 @@ def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
 
 
 def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np.ndarray]:
-    """Return the result of `live_rows`, and the index of each row in the state (for static cells alone: of the static
-    row).
+    """Return the result of `live_rows`, and the index of each row in the state. A row of static cells alone has the
+    index of the static row.
     """
     lives = _marker_lives(one_chunk(state["marker"]), as_of)
     has_static = np.zeros(len(state), bool)

@@ -12,10 +12,10 @@ from writetime.merge import kernels
 
 @dataclass(frozen=True)
 class Order:
-    """Which changes belong together: the groups of equal token, key and position, numbered in their order.
+    """The groups of changes with equal token, key and position, numbered in their order.
 
-    The items are the changes, then the ends of the range tombstones among them, so that the bounds of range tombstones
-    have their places between the rows.
+    The items are the changes, then the ends of the range tombstones among them. So the bounds of range tombstones have
+    places between the rows.
     """
 
     kinds: np.ndarray  # of each change, as `changes.ROW`, ...
@@ -59,8 +59,9 @@ def order_changes(changes: pa.Table) -> Order:
 
 
 def group_by(first: np.ndarray, second: pa.Array, third: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort items by three keys, the second and third of bytes or text, and number the groups of equal ones, as
-    `kernels.group_items`; null is empty."""
+    """Sort items by three keys, and number the groups of equal items, like `kernels.group_items`. The second and third
+    key are bytes or text, and null counts as empty.
+    """
     return kernels.group_items(np.argsort(first, kind="stable"), first, *_sortable(second), *_sortable(third))
 
 

@@ -1,8 +1,12 @@
-"""The latest of cells, markers and deletions, by the database's rules (`Cells.resolveRegular`,
+"""Finds the latest of cells, markers and deletions, by the database's rules (`Cells.resolveRegular`,
 `LivenessInfo.supersedes`, `DeletionTime.supersedes`).
 
-The larger write time wins. At a tie a tombstone beats a cell that expires, which beats one that does not; then the
-later deletion or expiry; then the smaller TTL; then the larger value, as serialised, compared as unsigned bytes.
+The larger write time wins. At a tie, these criteria follow, in this order:
+
+1. A tombstone wins over a cell that expires, which wins over one that does not.
+2. The later deletion or expiry wins.
+3. The smaller TTL wins.
+4. The larger serialised value wins, compared as unsigned bytes.
 """
 
 from collections.abc import Callable
@@ -24,7 +28,7 @@ _LIVE, _EXPIRING, _TOMBSTONE = range(3)
 
 @dataclass(frozen=True)
 class Times:
-    """The numbers that decide between cells, markers or deletions: one entry each."""
+    """The numbers that decide between cells, markers or deletions. Each has one entry."""
 
     present: np.ndarray
     write_time: np.ndarray
@@ -58,7 +62,7 @@ class Times:
 
 
 def cell_times(cells: pa.StructArray, after: int = NEVER) -> Times:
-    """Return the times of cells; those written at or before `after` count as absent."""
+    """Return the times of cells. Cells that were written at or before `after` count as missing."""
     write_time = numbers_present(cells.field("write_time"))
     present = valid(cells) & (write_time > after)
     expiring = cells.field("ttl")

@@ -1,9 +1,12 @@
-"""The effect of a table's deletions: on partitions, ranges of positions, rows.
+"""The effect of a table's deletions on partitions, ranges of positions, and rows.
 
-A deletion is (write time, deletion time), ordered by both (`DeletionTime.supersedes`). At every position the greatest
-that covers it counts. So the canonical form is: the greatest deletion of each partition; range tombstones that do not
-overlap, each as long as its deletion is the greatest, and only where it is greater than the partition's
-(`RangeTombstoneMarker.Merger`); row tombstones only where greater than both (`Row.Merger`).
+A deletion is (write time, deletion time), and is ordered by both (`DeletionTime.supersedes`). At each position, the
+greatest deletion that covers it counts. So the canonical form has:
+
+- the greatest deletion of each partition;
+- range tombstones that do not overlap, each over the positions at which its deletion is the greatest, and only where it
+  is greater than that of the partition (`RangeTombstoneMarker.Merger`);
+- row tombstones only where they are greater than both (`Row.Merger`).
 """
 
 from dataclasses import dataclass
@@ -55,7 +58,7 @@ def chosen(write_time: np.ndarray, deletion_time: np.ndarray, indices: np.ndarra
 
 @dataclass(frozen=True)
 class Tombstones:
-    """The canonical tombstones of the groups, and which write times they delete."""
+    """The canonical tombstones of the groups, and the write times that they delete."""
 
     kept: Deletion  # of a group's partition, range or row
     end: np.ndarray  # the group where a range tombstone ends that starts in this group, -1 if none does
@@ -109,7 +112,7 @@ def _ranges(order: Order, times: Times) -> Deletion:
 
 
 def _segments(order: Order, ranges: Deletion, open_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return first groups and ends of the longest stretches with one deletion; they are at bounds, never at rows."""
+    """Return the first groups and the ends of the longest stretches with one deletion. Both are at bounds, not rows."""
     same = (
         (open_[1:] == open_[:-1])
         & (ranges.write_time[1:] == ranges.write_time[:-1])

@@ -1,7 +1,7 @@
-"""Bytes of Arrow values that compare as the database compares: by serialised bytes, or as values of their type.
+"""Converts Arrow values to bytes that compare like values in the database, by serialised bytes or by their type.
 
-The database resolves ties by the serialised bytes of values, for all types: as unsigned bytes, so -1 is more than
-1. The elements of a collection are in the order of their type.
+The database resolves ties by the serialised bytes of values, for all types. These compare as unsigned bytes, so -1 is
+greater than 1. The elements of a collection have the order of their type.
 """
 
 from collections.abc import Sequence
@@ -63,9 +63,9 @@ def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.A
 
 
 def has_forms(cql_type: CqlType) -> bool:
-    """Return whether values of a type may be equal for the database and still differ: decimals, as 1.0 and 1.
+    """Return whether values of a type may differ but be equal in the database, like the decimals 1.0 and 1.
 
-    They are one clustering key, or one element of a set.
+    Equal values are one clustering key, or one element of a set.
     """
     match cql_type:
         case Native(name):
@@ -91,7 +91,7 @@ def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
 def _time_order(array: pa.Array) -> pa.Array:
     """Put the time of version 1 UUIDs first, and invert the sign of the other bytes (`TimeUUIDType`)."""
     bounds, text = bytes_of(array.fill_null("00000000-0000-1000-8000-000000000000"))
-    # Before a slice there may be nulls, which take no bytes.
+    # A slice may have nulls before it, which have no bytes.
     characters = text[bounds[0] : bounds[-1]].reshape(-1, 36)
     digits = np.delete(characters, (8, 13, 18, 23), axis=1)
     digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
@@ -102,7 +102,7 @@ def _time_order(array: pa.Array) -> pa.Array:
 
 
 def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
-    """Return rows of bytes as an array that is null where another is."""
+    """Return rows of bytes as an array with the nulls of another array."""
     width = data.shape[1]
     offsets = np.arange(0, (len(data) + 1) * width, width, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]

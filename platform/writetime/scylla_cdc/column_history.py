@@ -1,12 +1,15 @@
-"""Which rows of a log can be read, after changes of its table's schema since they were written.
+"""Decides which rows of a log can be read, if the schema of its table has changed since they were written.
 
-ScyllaDB alters a log with its table (`create_log_schema` in `cdc/log.cc`). When a column is dropped, its columns of the
-log are dropped, and earlier rows read as if it had not been written. If it was static, such a row has neither values
-nor a clustering key. When a key column is renamed, it is dropped from the log and added under its new name, so earlier
-rows have null for it. Both are in `system_schema.dropped_columns` of the log, with a time that is five seconds later,
-so that no earlier row is younger.
+ScyllaDB alters a log with its table (`create_log_schema` in `cdc/log.cc`):
 
-While the CDC option `delta` is `keys`, rows are logged without values. There is no record of that period. Updates show
+- When a column is dropped, its columns in the log are dropped, and earlier rows look as if it had not been written. If
+  the column was static, such a row has neither values nor a clustering key.
+- When a key column is renamed, it is dropped from the log and added under its new name. So it is null in earlier rows.
+
+Both drops are in `system_schema.dropped_columns` of the log. Their time is five seconds later, so that no earlier row
+is younger.
+
+While the CDC option `delta` is `keys`, rows are logged without values. There is no record of that period. Updates prove
 it, because they have no values then. Inserts only suggest it, because an insert of keys alone looks the same.
 """
 
@@ -53,9 +56,10 @@ class History:
         Args:
             table: the base table.
             log: its log.
-            options_since: when the table was last altered; since then `delta` has been `full`. In microseconds.
+            options_since: the time of the last alteration of the table, in microseconds. Since then `delta` has been
+                `full`.
             empty_updates: whether the table has updates without values.
-            snapshot_at: when the snapshot was begun that has the unreadable rows, in microseconds.
+            snapshot_at: the time at which the snapshot with the unreadable rows began, in microseconds.
         """
         self._table = table
         self._options_since = options_since
@@ -75,7 +79,7 @@ class History:
         Raises:
             Gap: the key of a row is missing because a key column was renamed, or the values of an update are missing
                 because `delta` was `keys`, and no snapshot has the row.
-            LogError: they are missing for an unknown reason.
+            LogError: the key or the values are missing for an unknown reason.
         """
         judged = self._judge(page, operations)
         deltas = ~np.isin(operations, _IMAGES)
@@ -118,7 +122,7 @@ class History:
 
     def _bare(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> np.ndarray:
         """Return which updates have no values, because `delta` was `keys`, and are in the snapshot."""
-        # Until then, the values may belong to columns that were dropped since.
+        # Before that time, the values may belong to columns that were dropped later.
         bare = (operations == L.UPDATE) & judged.readable & (judged.times > self.dropped_until)
         if self._empty_updates or not bare.any() or not self._shows(page, self._values):
             return np.zeros(page.num_rows, bool)

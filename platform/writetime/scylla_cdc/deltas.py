@@ -1,9 +1,11 @@
-"""Delta rows of a log as changes: each row's effect on its partition, with the write time in the log.
+"""Converts delta rows of a log to changes: each row's effect on its partition, with the write time in the log.
 
-Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc): the time of `cdc$time` is the write time of a row's data, but the
-tombstone of a whole collection or user-defined type is one microsecond older. `cdc$ttl` applies to all live data in the
-row. The log has neither the expiry time of a cell nor the deletion time of a tombstone: both are taken from the write
-time.
+Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc):
+
+- The time of `cdc$time` is the write time of a row's data, but the tombstone of a whole collection or user-defined type
+  is one microsecond older.
+- `cdc$ttl` applies to all live data in the row.
+- The log has neither the expiry time of a cell nor the deletion time of a tombstone. Both follow from the write time.
 """
 
 from collections import Counter
@@ -90,7 +92,7 @@ class Deltas:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
-            Gap: too little is left of a row, because the table was altered since.
+            Gap: a row cannot be read, because the table has been altered since.
             LogError: ScyllaDB does not write such a row.
             BadValue: a value is invalid for its type.
         """
@@ -162,7 +164,7 @@ class Rows:
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
         self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
         if table.clustering:
-            # A row without clustering key is static: other such rows are not readable.
+            # A readable row without a clustering key is static.
             without = np.all([nulls_of(page[c.name]) for c in table.clustering], axis=0)
             self.kinds[without & (self.kinds == ROW)] = STATIC
 

@@ -1,4 +1,4 @@
-"""Findings in a log beside changes, counted by kind. The agent shows them by metric and status."""
+"""Findings in a log that are not changes, counted by kind. The agent shows them as metrics and in its status."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,8 +1,8 @@
-"""Pre- and postimages: a row as ScyllaDB read it before and after a write, compared with the changes.
+"""Compares pre- and postimages with the changes. An image is a row as ScyllaDB read it before or after a write.
 
-Images are not reliable: they are read without a lock, so under concurrent writers they may be stale, or show later
-writes. But if no change explains a value in an image, and no newer one replaces it, that suggests a fault that no log
-can show: writes are missing, as when CDC was off for a while.
+Images are not reliable: they are read without a lock, so with concurrent writers they may be stale, or show later
+writes. But if no change explains a value in an image, and no newer change replaces it, writes may be missing, as when
+CDC was off for a while. No log can show this fault.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A cell with different values in an image and in the changes; `write_time` is the image's, in microseconds."""
+    """A cell whose values in an image and in the changes differ. `write_time` is that of the image (microseconds)."""
 
     kind: str
     stream: bytes
@@ -81,8 +81,8 @@ class Images:
 def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
     """Compare images with the merge of all known changes of the table.
 
-    A cell is compared unless something newer was written or deleted, or it expires. For a preimage, only the cells that
-    it shows are compared, because it does not show every column.
+    A cell is not compared if a newer write or deletion replaced it, or if it expires. For a preimage, only the cells
+    that it shows are compared, because it does not show each column.
     """
     return _disagreements(images, changes, schema)
 
@@ -92,12 +92,13 @@ def contradictions(
 ) -> Iterator[Disagreement]:
     """Compare postimages with the changes of the same writes, without those of other writes.
 
-    The cells that a write sets are in its postimage, regardless of the row's earlier content and of other writers:
-    ScyllaDB's `cdc/log.cc` applies the delta to the row that it read before, without regard to write times. Of other
-    columns, only the values that a postimage shows are compared, and only if the write is an insert without values and
-    has no preimage, so the row was new: these values were not logged, because `delta` was `keys`. (A null there means
-    nothing. Another write with an earlier write time may have come later.) A row that two writes set at the same time
-    is not compared.
+    The cells that a write sets are in its postimage, regardless of the row's earlier content and of other writers,
+    because ScyllaDB's `cdc/log.cc` applies the delta to the row that it read before, without regard to write times.
+
+    Other columns are compared only if the write is an insert without values and has no preimage. Then the row was new,
+    and the values in the postimage were not logged, because `delta` was `keys`. A null in such a column means nothing,
+    because another write with an earlier write time may have come later. A row that two writes set at the same time is
+    not compared.
 
     Args:
         images: the images of some groups of the log.

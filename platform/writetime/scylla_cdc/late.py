@@ -19,7 +19,7 @@ class LateStep:
     """The rows of one step. They count only once it is finished, because it may fail and be repeated."""
 
     def __init__(self, start: int, window: int) -> None:
-        """Take the start of some window and the length of a window, in microseconds."""
+        """Store the start of some window and the length of a window, in microseconds."""
         self._start = start
         self._window = window
         self.first: Counts = defaultdict(Counter)

@@ -26,7 +26,7 @@ START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE, POSTIMAGE = rang
 EXPIRED_ROW, EXPIRED_PARTITION = -3, -4
 OPERATIONS = (*range(10), EXPIRED_ROW, EXPIRED_PARTITION)
 
-# Of the UUIDs of one time: the first in the database's order, which compares the lower half as signed bytes.
+# The lower half of the first UUID of a time, in the database's order, which compares it as signed bytes.
 _FIRST = 0x8080808080808080
 
 
@@ -53,7 +53,7 @@ class Gap(WritetimeError):
 
 
 class StaleSets(LogError, Transient):
-    """The node that answered lacks a set of streams that was read before: ask again."""
+    """The node that answered lacks a set of streams that was read before. Query it again."""
 
 
 class Altered(LogError, Transient):

@@ -1,4 +1,4 @@
-"""How far a stream has read a log, and the pieces between two such offsets.
+"""The offset up to which a stream has read a log, and the pieces between two offsets.
 
 All streams of the log are read up to the same time, so an offset is that time, and the newest known set of streams.
 """
@@ -47,7 +47,7 @@ class Offset:
     off_since: int | None = None
     """CDC was found off, or logging keys only, so later writes are not in the log."""
     lack: Lack = "off"
-    """Which of the two it was."""
+    """Which of these two options was found."""
     off_until: int | None = None
     """When the table was altered to log everything again: a snapshot that closes this gap is younger."""
     snapshot_at: int | None = None
@@ -76,7 +76,7 @@ class Offset:
 
 
 def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) -> Offset:
-    """Return where a stream begins: at a time, or at the start of the log.
+    """Return the offset at which a stream begins: a time, or the start of the log.
 
     Raises:
         Gap: the log does not have all writes since that time.
@@ -90,12 +90,12 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
 
 
 def offset_of_new(source: CdcSource, before: Offset) -> Offset:
-    """Return where the log of a table begins that was dropped and created again: not after its creation. So rows that
-    the log no longer has are a gap for `next_offset`.
+    """Return the first offset in the log of a table that was dropped and created again. It is not after the creation of
+    the log, so `next_offset` reports rows that the log no longer has as a gap.
 
     Args:
         source: the log of the new table.
-        before: how far the log of the earlier table was read; the new table was created after that.
+        before: the offset up to which the log of the earlier table was read. The new table was created later.
     """
     created = max(source.created or before.until, source.sets.times[0])
     return _offset_at(source, min(_first_kept(source), created))
@@ -114,8 +114,8 @@ def _offset_at(source: CdcSource, start: int) -> Offset:
 
 
 def _whole_since(source: CdcSource, start: int) -> int:
-    """Return the time from which the log is sure to have all rows, if it should have them from `start` on: the last
-    alteration of the table may have raised the log's `ttl`, and older rows keep theirs.
+    """Return the time from which the log certainly has all rows, if it should have them from `start` on. The last
+    alteration of the table may have raised the log's `ttl`, and older rows keep their TTL.
     """
     altered = source.options_since
     if source.settings.log_ttl_seconds is not None or altered <= max(start, source.created + LEEWAY):
@@ -157,7 +157,7 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
 
 
 def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int | None) -> Offset:
-    """Return the end of the next batch: some windows further on, or the same place if no window is settled.
+    """Return the end of the next batch: an offset some windows later, or the same offset if no window is settled.
 
     Raises:
         Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
@@ -214,7 +214,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
 
 
 def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
-    """Return when the youngest snapshot was begun that has the missing rows: a named one, or the offset's."""
+    """Return the time at which the youngest snapshot with the missing rows began: a named one, or the offset's."""
     return max((t for t in (snapshot_at, place.snapshot_at) if t is not None), default=None)
 
 
@@ -247,7 +247,7 @@ def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]
 
 
 def rescan_micros(settings: ScyllaCdc) -> int:
-    """Return how much older a window is when it is read again, in microseconds: whole windows; 0 if it is not."""
+    """Return the time after which a window is read again, in microseconds and whole windows; 0 if it is not."""
     window = round(settings.window_seconds * 1e6)
     return -(-round(settings.rescan_seconds * 1e6) // window) * window
 

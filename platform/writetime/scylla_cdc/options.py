@@ -1,9 +1,9 @@
 """A table's CDC options, and the time since which it has had them.
 
 ScyllaDB 2026.1 keeps the options in `system_schema.tables.extensions`, older versions in `system_schema.scylla_tables`.
-It keeps no earlier ones. But each ALTER TABLE writes all columns of the table's row in `system_schema.tables`
-(`add_table_params_to_mutations` in `db/schema_tables.cc`), so the write time of `extensions` is the time of the last
-ALTER TABLE of any kind: since then the options have been the same.
+It does not keep earlier options. But each ALTER TABLE writes all columns of the table's row in `system_schema.tables`
+(`add_table_params_to_mutations` in `db/schema_tables.cc`). So the write time of `extensions` is the time of the last
+ALTER TABLE of any kind, and the options have not changed since then.
 """
 
 import struct
@@ -26,7 +26,7 @@ _OF_TABLE = "WHERE keyspace_name = ? AND table_name = ?"
 
 @dataclass(frozen=True)
 class CdcOptions:
-    """The options by name, and the time since which they have at least been these, in microseconds."""
+    """The options by name, and a time (microseconds) since which they have not changed."""
 
     values: Mapping[str, str]
     since: int
@@ -71,8 +71,9 @@ def _first(found: pa.Table) -> tuple[bytes | None, int]:
 
 
 def _options(data: bytes, table: str) -> dict[str, str]:
-    """Decode `extensions['cdc']`: the number of options, then each option's name and value, all with their lengths, as
-    little-endian 32-bit integers (`cdc/cdc_extension.hh` of ScyllaDB)."""
+    """Decode `extensions['cdc']`: the number of options, then each option's name and value with their lengths before
+    them. Numbers are little-endian 32-bit integers (`cdc/cdc_extension.hh` of ScyllaDB).
+    """
     texts = []
     try:
         (count,) = struct.unpack_from("<I", data)

@@ -1,9 +1,9 @@
-"""Pages of rows from the database as Arrow batches of serialised values, without a Python object per value.
+"""Reads pages of rows from the database as Arrow batches of serialised values, without a Python object per value.
 
-The frame of a result has the values of each row, each after its length (native protocol version 4, 4.2.5.2).
+The frame of a result has the values of each row, each with its length before it (native protocol version 4, 4.2.5.2).
 
-Temporary failures are retried here: ScyllaDB answers "Replica(s) failed to execute read" while tablets are split, and a
-node that starts, stops or is busy answers that it is unavailable, overloaded, or too late.
+Temporary failures are retried here. ScyllaDB answers "Replica(s) failed to execute read" while tablets are split. A
+node that starts, stops or is busy answers that it is unavailable or overloaded, or with a timeout.
 """
 
 import logging
@@ -50,8 +50,8 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
     """Query the database until it answers, with growing pauses, as long as its failures are temporary.
 
     Raises:
-        InvalidRequest: as the database answered.
-        DatabaseUnreachable: another failure, or one that did not pass in time; with the query.
+        InvalidRequest: the database rejects the query.
+        DatabaseUnreachable: there was another failure, or one that did not pass in time. It names the query.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     pauses = iter(PAUSES)
@@ -99,7 +99,7 @@ def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
 
 @njit
 def _columns(body: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Put the values of each column side by side; return the start of each, whether it exists, and all bytes."""
+    """Return the start of each value by column, whether the value exists, and all bytes by column."""
     starts = np.empty((columns, rows), np.int64)
     offsets = np.zeros((columns, rows + 1), np.int64)
     valid = np.empty((columns, rows), np.bool_)
@@ -169,7 +169,7 @@ class Pages:
         return len(self._session.cluster.metadata.all_hosts()) == 1
 
     def start(self, statement: PreparedStatement, values: Sequence[Any]) -> "Reading":
-        """Send a query, and do not wait for its answer."""
+        """Send a query without waiting for its answer."""
         return Reading(
             lambda page: self._session.execute_async(
                 statement, values, execution_profile=self._profile, paging_state=page
@@ -178,12 +178,12 @@ class Pages:
         )
 
     def rows(self, statement: PreparedStatement, values: Sequence[Any]) -> pa.Table:
-        """Return all rows that answer a query."""
+        """Return all rows of a query."""
         return pa.Table.from_batches(self.start(statement, values))
 
 
 class Reading:
-    """The pages of one query; the next one is requested while one is used."""
+    """The pages of one query. The next page is requested while one is used."""
 
     def __init__(self, send: Callable[[bytes | None], Any], query: str) -> None:
         """Send the query with `send`, which takes the place of the page to begin with."""

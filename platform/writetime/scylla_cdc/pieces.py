@@ -85,7 +85,7 @@ def read_pieces(
             held.append(page)
             rows += page.num_rows
             size += page.nbytes
-            # A group that has not ended is held whole. It is one write, whose size ScyllaDB limits.
+            # An unfinished group is kept in memory. It is one write, whose size ScyllaDB limits.
             if (rows >= BATCH_ROWS or size >= BATCH_BYTES) and (end := _end_of_groups(page)):
                 held[-1] = page.slice(0, end)
                 yield converter.convert(pa.concat_batches(held), captured_at)
@@ -104,7 +104,7 @@ def read_pieces(
 
 
 def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
-    """Return the pages of one stream, cut so that both bounds of a range delete are in one.
+    """Yield the pages of one stream, cut so that both bounds of a range deletion are in one page.
 
     A group, the rows of one `cdc$time`, is counted from 0, and its last row is marked.
     """

@@ -1,8 +1,7 @@
 """Compares postimages with the changes of the same writes, while both are read from the log.
 
-The agent does not have all changes of a row, only those of the windows that it reads. So it compares the cells that
-each write set with the write's own postimage. It reads images in any case, because they are rows of the log like
-others.
+The agent does not have all changes of a row, but only those of the windows that it reads. So it compares the cells that
+each write set with the write's own postimage. It reads images in any case, because they are ordinary rows of the log.
 """
 
 from collections import Counter
@@ -52,7 +51,7 @@ class ImageCheck:
 
 
 class Checked:
-    """Converts log rows to changes as `Deltas` does, and compares them with the images among the rows."""
+    """Converts log rows to changes like `Deltas`, and compares them with the images among the rows."""
 
     def __init__(
         self, deltas: Deltas, images: Images, check: ImageCheck, found: Counter[str], preimages_since: int | None
@@ -78,14 +77,14 @@ class Checked:
         """Return the changes of complete groups of rows.
 
         Raises:
-            Gap, LogError, BadValue: as `Deltas` does; comparing raises nothing.
+            Gap, LogError, BadValue: as in `Deltas`. Comparing raises no error.
         """
         changes = self._deltas.convert(page, captured_at)
         are_postimages = L.operations(page) == L.POSTIMAGE
         if are_postimages.any():
             try:
                 self._compare(self._images.convert(page, captured_at), changes)
-            # No fault may keep the changes from being published.
+            # A fault of the comparison must not prevent that changes are published.
             except Exception as e:
                 self._found[IMAGE_NOT_COMPARED] += int(are_postimages.sum())
                 self._check.fault(self.table, page, are_postimages, e)

@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 Lack = Literal["off", "keys"]
 
 
-# How far this machine's clock may differ from the database's, in microseconds. `confidence_seconds` is longer.
+# The most difference between this machine's clock and the database's, in microseconds. `confidence_seconds` is longer.
 _CLOCK_DIFFERENCE = 5_000_000
 STALE_SECONDS = 5.0
-"""How long sets of streams are asked for again while the node that answers is behind."""
+"""How long sets of streams are queried again while the node that answers is behind."""
 STALE_PAUSE_SECONDS = 0.2
 """The pause before each of these attempts."""
 
@@ -54,8 +54,8 @@ class CdcSource:
         """Read the table's schema and CDC options, and the start of its sets of streams.
 
         Raises:
-            LogError: there is no such table, it has no log, or one that cannot be read; or this machine's clock is not
-                the database's.
+            LogError: there is no such table, it has no log, or its log cannot be read. Or this machine's clock differs
+                from the database's.
         """
         _check_clock(session)
         self.settings = settings.scylla_cdc
@@ -99,7 +99,7 @@ class CdcSource:
         """Return the present schemas of the table and its log.
 
         Raises:
-            LogError: it has no log, or one that does not fit.
+            LogError: the table has no log, or one that does not match its schema.
         """
         keyspace, _, name = self.name.partition(".")
         names = [name, name + SUFFIX]
@@ -129,7 +129,7 @@ class CdcSource:
     def first(self, earlier_ttl: int = 0) -> int:
         """Return the time from which the log has all rows that were written to it.
 
-        A row keeps the TTL that it was written with: `earlier_ttl` is the one of the rows from before the last
+        A row keeps the TTL with which it was written. `earlier_ttl` is the TTL of the rows from before the last
         alteration of the table, if it is known.
         """
         at, first = now(), self.sets.times[0]
@@ -146,11 +146,11 @@ class CdcSource:
         return int(uuid_micros(np.frombuffer(log_id.bytes, np.uint8).reshape(1, 16))[0])
 
     def check_gap(self, start: int, snapshot_at: int | None, earlier_ttl: int = 0) -> bool:
-        """Check whether the log still has all writes since a time, or a snapshot has those that it lacks; return
-        whether the snapshot is needed. See `first` for `earlier_ttl`.
+        """Check whether the log still has all writes since a time, or a snapshot has the missing ones. Return whether
+        the snapshot is needed. See `first` for `earlier_ttl`.
 
         Raises:
-            Gap: neither has them.
+            Gap: neither the log nor a snapshot has them.
         """
         if self.settings.log_ttl_seconds is not None:
             earlier_ttl = 0
@@ -159,7 +159,7 @@ class CdcSource:
             return False
         if snapshot_at is not None and snapshot_at >= first:
             return True
-        reason = "no streams of that time are known any more"
+        reason = "the streams of that time are no longer known"
         if first > self.sets.times[0]:
             kept = min(ttl for ttl in (self.ttl, earlier_ttl) if ttl)
             reason = f"the log keeps rows for {kept // 1_000_000} seconds"
@@ -179,10 +179,10 @@ class CdcSource:
 
         Args:
             pieces: the pieces to read.
-            fields: of the changes; all by default.
-            snapshot_at: when the snapshot was begun that closes a gap.
-            found: counts findings beside changes.
-            check: compares the images in pieces that are read for the first time; with all fields only.
+            fields: the fields of the changes; None for all.
+            snapshot_at: the time at which the snapshot that closes a gap began.
+            found: counts findings that are not changes.
+            check: compares the images in pieces that are read for the first time. It needs all fields.
             late: receives the rows, to count the late ones.
 
         Raises:
@@ -224,10 +224,10 @@ class CdcSource:
         )
 
     def check_schema(self, expected: TableSchema) -> None:
-        """Check whether the table still is as it was read: later rows of the log may have more.
+        """Check that the table has not been altered since its schema was read: later rows of the log may have more.
 
         Raises:
-            Altered: it was altered.
+            Altered: the table was altered.
         """
         found, _ = self._current_schemas()
         if found != expected:
@@ -250,8 +250,8 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
 
 
 def until_fresh(ask: Callable[[], _T]) -> _T:
-    """Ask for sets of streams until the node that answers is not behind, for some seconds. Each attempt may meet
-    another node.
+    """Query sets of streams for some seconds, until the node that answers is not behind. Each attempt may reach another
+    node.
 
     Raises:
         StaleSets: the last answer lacks known sets, too.
@@ -269,7 +269,8 @@ def until_fresh(ask: Callable[[], _T]) -> _T:
 
 @contextmanager
 def connect_for_pages(settings: Settings, tables: Iterable[str]) -> Iterator[tuple[Session, Pages]]:
-    """Connect to the database, for rows and for pages: one session each, because theirs come in different forms.
+    """Connect to the database for rows and for pages. Each has its own session, because their results have different
+    forms.
 
     Streams of the logs of `tables` are read from their replicas.
 
@@ -289,10 +290,10 @@ def now() -> int:
 
 
 def _check_clock(session: Session) -> None:
-    """Compare this machine's clock with the database's: it decides which windows are over, and which rows expired.
+    """Compare this machine's clock with the database's. It decides which windows have ended, and which rows expired.
 
     Raises:
-        LogError: they differ.
+        LogError: the clocks differ.
     """
     query = "SELECT toUnixTimestamp(now()) AS at FROM system.local"
     before = now()

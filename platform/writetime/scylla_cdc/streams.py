@@ -1,8 +1,8 @@
 """The streams of a table's log, and their times.
 
-In keyspaces with vnodes all tables have the same streams, in generations; in those with tablets each table has its own,
-one per tablet. Both are sets of streams, each from its time until the next one's. The write time of a write decides in
-which set it is logged, so a set is read only for the write times between the two.
+In keyspaces with vnodes, all tables share streams, in generations. In keyspaces with tablets, each table has its own
+streams, one per tablet. Both are sets of streams. A set is valid from its time to that of the next set. The write time
+of a write decides in which set it is logged, so a set is read only for the write times between the two.
 
 Source: `cdc/generation.cc`, `db/system_keyspace.cc` and `db/virtual_tables.cc` of ScyllaDB, docs/features/cdc.
 """
@@ -39,7 +39,7 @@ class StreamSets:
         self._table = [keyspace, table]
         times, self._by_tablets = _tablet_times(pages, settings, keyspace, table), True
         if not times and _has_tablets(pages, keyspace):
-            # The generations are of other tables: the log would be read from streams that it does not have.
+            # The generations belong to other tables. With them, the log would be read from streams that it lacks.
             raise StaleSets(
                 f"the node that answered knows no CDC streams of {keyspace}.{table}, whose keyspace has tablets: it is "
                 f"behind, so ask again. If this lasts, find the node whose {settings.tablet_times} has no rows of the "
@@ -69,9 +69,9 @@ class StreamSets:
     def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[Piece]:
         """Return the pieces for the write times from `start` to `end`, of the sets up to the one of `newest`.
 
-        A set that is younger than `known`, which was the newest when everything before `start` was read, is read from
-        its start: it may be older than `start` if it was published late. A closed set is read for `late` more
-        microseconds of write times: a node that did not have the next set yet may have written to its streams.
+        `known` was the newest set when everything before `start` was read. A younger set is read from its own start,
+        which may be before `start` if it was published late. A closed set is read for `late` more microseconds of write
+        times, because a node that did not have the next set yet may have written to its streams.
         """
         times = self.times[: bisect_right(self.times, newest)]
         until = dict(zip(times, [*times[1:], end], strict=True))
@@ -125,8 +125,8 @@ def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) 
 
 
 def _has_tablets(pages: Pages, keyspace: str) -> bool:
-    """Return whether a keyspace has tablets. One with vnodes has no row or no number, and older versions, as Cassandra,
-    have no such table or column.
+    """Return whether a keyspace has tablets. A keyspace with vnodes has no row or no number. Older versions, like
+    Cassandra, have no such table or column.
     """
     try:
         query = pages.prepare("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?")

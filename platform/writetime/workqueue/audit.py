@@ -18,7 +18,7 @@ from writetime.workqueue.queue_tables import BucketRow, Tables
 
 @dataclass(frozen=True)
 class Account:
-    """The items in the buckets that are not dropped yet. No worker would ever find the `lost` ones."""
+    """The items in the buckets that are not dropped yet. No worker would ever find the `lost` items."""
 
     items: int
     completed: int
@@ -32,8 +32,8 @@ class Account:
 class Brought:
     """The completed items of a queue in the lake, for the buckets that are not dropped yet.
 
-    `waiting` are not in the lake yet; `differing` are the buckets of which it has too many items, or too few although
-    it has read them after they were closed.
+    `waiting` is the number of items that are not in the lake yet. `differing` are the buckets of which the lake has too
+    many items, or too few although it has read them after they were closed.
     """
 
     completed: int
@@ -43,7 +43,7 @@ class Brought:
 
 
 class InLake(NamedTuple):
-    """The lake's items of one bucket: how many, and when they were read (milliseconds)."""
+    """The lake's items of one bucket: their number, and the time at which they were read (milliseconds)."""
 
     items: int
     read_at: int

@@ -85,7 +85,7 @@ class Backlog:
             del self._lanes[_name(entry)]
 
     def next_due(self, now: int) -> int | None:
-        """Return when something may run if nothing new comes; None if nothing ever."""
+        """Return the time at which an item may run if no new one comes; None if there is no such time."""
         self._ripen(now)
         while self._ready and self._ready[0][2] != self._ready[0][3].version:
             heapq.heappop(self._ready)
@@ -100,7 +100,7 @@ class Backlog:
         return free and self._rate.ready_at(now / 1000) * 1000 <= now
 
     def _put(self, lane: _Lane, now: int) -> None:
-        """Give a lane its place among the lanes that may run, now or later."""
+        """Put a lane into the heap of lanes that may run now or later."""
         lane.version += 1
         if not lane.waiting or lane.running >= self._key_concurrency:
             return

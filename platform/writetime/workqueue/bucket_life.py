@@ -1,10 +1,10 @@
-"""The life of a bucket: opened by its shard's owner, closed after a grace period and a full reconciliation, and
-dropped.
+"""The life of a bucket. Its shard's owner opens it, closes it after a grace period and a full reconciliation, and drops
+it.
 
-A closed bucket is not read any more until it is dropped. Then all its items are compared with all states again: an item
-that came after the grace period reopens it. Dropping deletes whole partitions, with a write time at which the bucket
-was already closed and had no writers. Expiry (TTL) would lose an item that waits longer. Time windows as a compaction
-strategy would not work either: a deletion in another window never meets the data that it deletes.
+A closed bucket is not read until it is dropped. Then all its items are compared with all states again, and an item that
+came after the grace period reopens the bucket. Dropping deletes whole partitions, with a write time at which the bucket
+was already closed and had no writers. A TTL would lose an item that waits longer. Time windows as a compaction strategy
+would not work either, because a deletion in another window is never compacted with the data that it deletes.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ class Buckets:
     def __init__(
         self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object], faults: Faults
     ) -> None:
-        """Manage the buckets of a shard; `on_late` receives late items."""
+        """Store the parts of the worker. `on_late` receives late items."""
         self._faults = faults
         self._context = context
         self._tables = context.tables
@@ -45,7 +45,7 @@ class Buckets:
 
     @property
     def behind(self) -> bool:
-        """Whether there is more to read."""
+        """Whether there are more items to read."""
         return any(reader.behind for reader in self.readers.values())
 
     @property
@@ -55,7 +55,7 @@ class Buckets:
         return next((item_id for item_id in found if item_id is not None), None)
 
     async def open_new(self) -> None:
-        """Open the buckets that are not closed, as soon as their time has come.
+        """Open the buckets that are not closed and have begun.
 
         Raises:
             Fenced: the shard has another owner.
@@ -71,7 +71,7 @@ class Buckets:
                 await reader.load()
                 self.readers[bucket] = reader
             else:
-                # Its last owner ended between closing it and recording that.
+                # The last owner ended after it closed the bucket, and before it recorded this.
                 await self._tables.mark_bucket(partition.place, partition.closed, before=None)
                 self._known[bucket] = partition.closed
 
@@ -80,7 +80,7 @@ class Buckets:
         return self.readers[entry.place.bucket].partition
 
     async def close_finished(self) -> None:
-        """Close the buckets in which everything is done, some time after their end, unless late items came.
+        """Close the buckets whose items are all done, some time after their end, unless late items came.
 
         Raises:
             Fenced: the shard has another owner.
@@ -128,7 +128,7 @@ class Buckets:
             del self._known[bucket]
 
     async def _apart(self, bucket: int, work: Awaitable[None]) -> None:
-        """Do work that may wait; a fault of one bucket is recorded, and stops neither other buckets nor the shard."""
+        """Do work that may wait. A fault of one bucket is recorded, and does not stop other buckets or the shard."""
         try:
             await work
         except (Fenced, Unknown):

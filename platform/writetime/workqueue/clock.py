@@ -22,7 +22,7 @@ class DatabaseClock:
         self._looked: float | None = None
 
     async def look(self) -> None:
-        """Read the database's time, unless that was done recently.
+        """Read the database's time, unless it was read recently.
 
         Raises:
             Unknown: it did not answer.

@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
     ]
 )
 PARTITION = ["queue", "bucket", "shard"]
-# Rows of a place that was read in part, and of its fault, have the other values null.
+# In the row of a fault, the other values are null.
 _READ = pa.schema(
     [
         *(field if field.name in PARTITION else field.with_nullable(True) for field in SCHEMA),
@@ -64,13 +64,13 @@ def read(spark: SparkSession, settings: Settings, places: list[Place]) -> DataFr
 
 
 def sound(rows: DataFrame) -> DataFrame:
-    """Return the items of the places that were read whole."""
+    """Return the items of the places that were read completely."""
     broken = rows.where("fault IS NOT NULL").select(PARTITION)
     return rows.where("fault IS NULL").join(broken, PARTITION, "left_anti").select(SCHEMA.names)
 
 
 def faults(rows: DataFrame) -> dict[Place, str]:
-    """Return the places that could not be read, and why."""
+    """Return the places that could not be read, with the reasons."""
     found = rows.where("fault IS NOT NULL").select(*Place._fields, "fault").collect()
     return {Place(row.queue, row.shard, row.bucket): row.fault for row in found}
 
@@ -78,7 +78,7 @@ def faults(rows: DataFrame) -> dict[Place, str]:
 def read_place(
     settings: Settings, place: Place, *, batch_rows: int = 1000, batch_characters: int = 4 << 20
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the completed items of one partition in batches. A batch is full at so many rows, or characters of
+    """Yield the completed items of one partition in batches. A batch is full at a number of rows, or of characters of
     payloads and results. If the partition cannot be read, yield the fault last.
 
     Raises:
@@ -103,7 +103,7 @@ async def _report(tables: Tables, place: Place, reason: str) -> None:
     try:
         await tables.report_fault(place.queue, "lake", f"shard {place.shard}, bucket {place.bucket}", 1, reason)
     except Exception as e:
-        # It is in the log and in the answer.
+        # The fault is in the log and in the result.
         log.warning("%s: the fault is not reported to the database: %s", place, reason_of(e))
 
 
@@ -140,5 +140,5 @@ def _row(place: Place, item: CompletedItem) -> dict[str, Any]:
 
 
 def _unicode(text: str | None) -> str | None:
-    """Return a text with bytes that are not UTF-8 as `\\xed`: Arrow and the lake have no other text."""
+    """Return a text with bytes that are not UTF-8 as `\\xed`, because Arrow and the lake have only valid Unicode."""
     return None if text is None else text.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Shared by the parts of a worker for one queue."""
+"""The objects that the parts of a worker share for one queue."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """Dead letters: items that were given up, and sending them again.
 
 A letter counts once its item's state is DEAD. A worker that lost its shard between the two writes leaves the letter of
-an item that another worker continues; such a letter is skipped. A letter that was redriven has counted before, and DEAD
-is final, so its state is not read again. The other states are read plainly, many per statement: a state that is not
-visible yet counts at the next look.
+an item that another worker continues. Such a letter is skipped. A letter that was redriven has counted before, and DEAD
+is final, so its state is not read again. The other states are read without serial consistency, many per statement. A
+state that is not visible yet counts the next time.
 """
 
 import asyncio
@@ -27,11 +27,12 @@ def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
 
 
 def redrive(settings: Settings, queue: str) -> int:
-    """Enqueue every dead letter that was not redriven yet as a new item, with its key and payload; return how many.
+    """Enqueue each dead letter that was not redriven yet as a new item, with its key and payload. Return the number of
+    letters.
 
-    A letter names its new item before that is inserted, and both may be repeated: a redrive that was interrupted, or
-    two at once, create one new item. If the named item is missing and its bucket may be closed, the letter names a
-    new one.
+    A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
+    interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
+    letter names a new one.
 
     Raises:
         WritetimeError: the database does not acknowledge an item; the next call continues.
@@ -106,7 +107,7 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
                     break
             made = ids.make(clock.micros())
             await insist(partial(tables.mark_redriven, letter, made, before=named))
-            # The first writer counts: another redrive, or this one by a write whose answer was lost.
+            # The first write counts, which may be that of another redrive, or of this one with a lost answer.
             named = await insist(partial(tables.redriven_as, letter))
         count += named == made
     return count

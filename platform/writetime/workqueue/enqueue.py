@@ -46,7 +46,7 @@ class EnqueueUnknown(WritetimeError):
     """The database has not acknowledged all items. Repeat the call with `item_ids`, and without delays, to enqueue each
     item at most once.
 
-    Without ids, nothing was enqueued.
+    If `item_ids` is empty, nothing was enqueued.
     """
 
     def __init__(self, text: str, item_ids: list[UUID]) -> None:
@@ -59,9 +59,9 @@ class NewItem:
     """An item to enqueue. `payload` is any JSON value, at most 250 levels deep. `delay_seconds`, at most 366 days, and
     `item_id` exclude each other.
 
-    Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome. It has the
-    item's time: the item does not run before a time in the future, so a delayed item keeps its delay. The time may be
-    in the past by half of `close_after_seconds`, and in the future by 366 days.
+    Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome. It has the time
+    of the item. If that time is in the future, the item does not run before it, so a delayed item keeps its delay. The
+    time may be at most half of `close_after_seconds` in the past, and 366 days in the future.
     """
 
     payload: Any
@@ -80,8 +80,8 @@ class AsyncEnqueuer:
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
         self._announced: set[Place] = set()
-        # Per queue, the slow calls: the time of the acknowledgement, and the first item. Both rise, so the first call
-        # has the first item of all.
+        # The slow calls per queue: the time of the acknowledgement, and the first item. Both increase, so the first
+        # call has the first item of all.
         self._slow: dict[str, deque[tuple[int, UUID]]] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
@@ -180,7 +180,7 @@ class AsyncEnqueuer:
         return slow[0][1]
 
     def _note_slow(self, queue: str, entries: list[Entry], began: int) -> None:
-        """Remember, for the next items, a call that took so long that polls may have passed its items."""
+        """Record a call that took so long that polls may have passed its items. The next items report it."""
         now = self._clock.micros()
         first = min((e.item_id for e in entries if e.key is not None), default=None)
         if first is None or now - began <= 500_000 * self._settings.overlap_seconds:
@@ -193,7 +193,7 @@ class AsyncEnqueuer:
     def _check_id(self, item_id: UUID, now: int) -> None:
         """Reject an id whose bucket may be closed, or would be watched for too long."""
         past = self._settings.close_after_seconds / 2
-        # The delayed item of this id may have been enqueued by the clock of another node.
+        # The delayed item with this id may have its time from the clock of another node.
         future = MAX_DELAY_SECONDS + self._settings.clock_tolerance_seconds
         if item_id.version != 7 or not -past <= (time_of(item_id) - now) / 1000 <= future:
             raise InvalidItem(
@@ -278,12 +278,13 @@ class Enqueuer:
 
         Raises:
             InvalidItem: it breaks a rule.
-            EnqueueUnknown: the database did not acknowledge; it may be enqueued. Repeat with the id of the exception.
+            EnqueueUnknown: the database did not acknowledge the item, which may be enqueued. Repeat with the
+                exception's id.
         """
         return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id)])[0]
 
     def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
-        """Enqueue items and return their ids, once the database has all; errors as of `enqueue`."""
+        """Enqueue items and return their ids, once the database has all. The errors are those of `enqueue`."""
         return self._wait(self._async.enqueue(queue, items))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:

@@ -1,6 +1,6 @@
-"""Unexpected faults, each at the place that has it: logged, counted, and kept for `writetime status`.
+"""Unexpected faults by place. Each is logged, counted, and kept for `writetime status`.
 
-A place is a queue, a shard, a bucket or an item. It is retried three times; then it rests before the next attempt.
+A place is a queue, a shard, a bucket or an item. It is retried three times. Then there is a longer pause.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MAX_REASON_CHARACTERS = 1000
 
 @dataclass(frozen=True)
 class Pauses:
-    """How long a place waits after a fault."""
+    """The pauses of a place after a fault."""
 
     # Before the first retry; twice that before the second.
     retry_seconds: float = 1.0
@@ -58,7 +58,7 @@ class Faults:
         self._reports: set[asyncio.Task[None]] = set()
 
     def note(self, queue: str, place: str, error: BaseException) -> float:
-        """Record a fault; return for how many seconds its place must rest: `rest_seconds` after enough attempts."""
+        """Record a fault; return the pause of its place in seconds. After several attempts, it is `rest_seconds`."""
         now = self._monotonic()
         # A place that worked for two rests has recovered.
         self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < 2 * self.rest_seconds}
@@ -87,5 +87,5 @@ class Faults:
         try:
             await self._tables.report_fault(queue, self._worker, place, times, reason)
         except Exception as e:
-            # It is in the log and in the metrics.
+            # The fault is in the log and in the metrics.
             log.warning("queue %s, %s: the fault is not reported to the database: %s", queue, place, reason_of(e))

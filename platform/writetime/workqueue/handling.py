@@ -26,7 +26,7 @@ async def handle(
         entry.payload.encode()
         payload = json.loads(entry.payload)
     except (ValueError, RecursionError) as e:
-        # Any client that may write to the table can have inserted it.
+        # Any client with write access to the table may have inserted it.
         return Status.DEAD, f"the payload cannot be read as JSON: {e}"
     item = Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
     if not inspect.iscoroutinefunction(handler):

@@ -1,4 +1,6 @@
-"""Wake-up by change capture: a change of the table of items ends the pause of polling. Polling alone is enough."""
+"""Wakes a worker by change capture: a change of the table of items ends the pause of polling. Polling alone also
+suffices.
+"""
 
 import logging
 import threading

@@ -25,7 +25,7 @@ _BUCKETS_AT_ONCE = 8
 class Unfinished:
     """The unfinished items of one queue. Ages are in seconds, by the database's clock.
 
-    `received` items were not claimed yet, `delayed` of them are not due; `retry` wait for another attempt.
+    `received` items were not claimed yet, and `delayed` of them are not due. `retry` items wait for another attempt.
     """
 
     queue: str
@@ -68,7 +68,7 @@ class Look:
         return asyncio.run(self._tables.queues())
 
     def state(self, queue: str) -> QueueState:
-        """Return the state of a queue. It reads the ids of all unfinished items and dead letters, and no other ones."""
+        """Return the state of a queue. It reads only the ids of unfinished items and dead letters."""
         return asyncio.run(self._state(queue))
 
     def unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
@@ -102,7 +102,7 @@ class Look:
         )
 
     async def _begun(self) -> int:
-        """Return until when buckets begin that a worker may have opened, in milliseconds."""
+        """Return a time (milliseconds). A worker may have opened the buckets that begin before it."""
         await self._clock.look()
         return self._clock.now() + round(self._settings.workqueue.clock_tolerance_seconds * 1000)
 
@@ -158,7 +158,7 @@ def looking(settings: Settings) -> Iterator[Look]:
 
 
 def inspect(settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue, as `Look.state` does.
+    """Return the state of a queue, see `Look.state`.
 
     Raises:
         DatabaseUnreachable: no contact point answers.

@@ -1,8 +1,8 @@
 """Work items: their ids, which determine their time and place, and the handler's view of them.
 
 An item's id is a UUID of version 7 (RFC 9562): its first 48 bits are milliseconds since 1970, by the database's clock.
-The database orders such ids by time. The time is when the item was enqueued, or until when it was delayed, and
-determines its bucket. So an id alone finds its row, and a repeated insert writes the same row.
+The database orders such ids by time. The time is that of the enqueueing, or the end of the delay. It determines the
+item's bucket. So an id alone finds its row, and a repeated insert writes the same row.
 """
 
 import itertools
@@ -26,7 +26,7 @@ class GiveUp(Exception):
 
 
 class Status(StrEnum):
-    """The states of an item that was claimed; one without a row in `queue_state` is waiting for its first claim."""
+    """The states of a claimed item. An item without a row in `queue_state` waits for its first claim."""
 
     PROCESSING = "PROCESSING"
     RETRY = "RETRY"
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """An item as its shard's owner has read it. `due` is in milliseconds of the database's clock."""
+    """An item that its shard's owner has read. `due` is in milliseconds of the database's clock."""
 
     place: Place
     item_id: UUID
@@ -77,12 +77,12 @@ class Item:
 
     @property
     def held(self) -> bool:
-        """Whether this worker still owns the item; a long handler should stop when it does not."""
+        """Whether this worker still owns the item. A long handler should stop if it does not."""
         return self._held()
 
 
 class IdMaker:
-    """Makes ids that grow strictly within this process, even if the clock does not."""
+    """Makes ids that strictly increase within this process, even if the clock does not."""
 
     def __init__(self) -> None:
         self._last = 0

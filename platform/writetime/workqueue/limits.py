@@ -1,10 +1,11 @@
-"""Rates and their parts. A limit of a queue is divided among its shards, each of which has one owner at a time."""
+"""Rates, and their division. A limit of a queue is divided among its shards, each of which has one owner at a time."""
 
 
 class Rate:
-    """Lets a number of items start per second, evenly: the next one when the time of the last one is over.
+    """Limits the number of items that start per second, and spaces them evenly.
 
-    After a pause, at most one second's worth may start at once. `now` is in seconds of any clock that does not go back.
+    After a pause, at most the items of one second may start at once. `now` is in seconds of any clock that does not go
+    back.
     """
 
     def __init__(self, per_second: float | None) -> None:

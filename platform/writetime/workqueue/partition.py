@@ -1,9 +1,10 @@
 """One partition of a queue, used by its owner: fenced writes, finished items, and the floor.
 
-A partition has at most one write in flight. Meanwhile further changes form the next batch, so batches grow with the
-load and no two conditional writes contend. Each batch has its number (`op`) and requires the previous one and the
-owner's epoch. If an answer is lost, the same batch is sent again: if the number is there with our epoch, it was
-applied; with another epoch, the shard has another owner, and nothing of the batch was or will be written.
+A partition has at most one write in flight. Meanwhile, further changes form the next batch. So batches grow with the
+load, and no two conditional writes contend. Each batch has a number (`op`), and requires the previous number and the
+owner's epoch. If an answer is lost, the same batch is sent again. If the partition then has this number and the owner's
+epoch, the batch was applied. If it has another epoch, the shard has another owner, and the batch was not and will not
+be written.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ _BATCH_BYTES = 256 * 1024
 
 
 class Fenced(WritetimeError):
-    """The shard has another owner; the changes were not written, and will not be."""
+    """The shard has another owner. The changes were not written, and will not be."""
 
 
 class _Group(NamedTuple):
@@ -96,7 +97,7 @@ class Partition:
         return next((item_id for item_id in self._seen if item_id not in self._finished), None)
 
     def settle(self, before: int) -> None:
-        """Raise the floor over finished items from before a time (milliseconds), after which none may come late."""
+        """Raise the floor over finished items from before a time (milliseconds), if no earlier item can still come."""
         done = 0
         for item_id in self._seen:
             if item_id not in self._finished or time_of(item_id) >= before:
@@ -110,9 +111,9 @@ class Partition:
             del self._seen[:done]
 
     def write(self, changes: Sequence[Change]) -> "asyncio.Future[None]":
-        """Send changes with the next batch, all in one; the future is done once they are applied, or raises `Fenced`.
+        """Send changes together with the next batch. The future is done once they are applied, or raises `Fenced`.
 
-        There may be as many as a batch has rows.
+        There may be at most as many changes as a batch has rows.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._fault is not None:
@@ -155,7 +156,7 @@ class Partition:
                         future.set_result(None)
                 batch = []
         except (Exception, asyncio.CancelledError) as e:
-            # The database may have applied the batch. Only a new owner may continue: it reads the partition first.
+            # The database may have applied the batch. Only a new owner may continue, because it reads the partition.
             self._fault = e if isinstance(e, Exception) else Fenced(f"{self.place} was given up")
             for _, future in [*batch, *self._waiting]:
                 if not future.done():

@@ -1,12 +1,12 @@
-"""The queue's tables: every CQL statement of the work queue, without any decisions.
+"""The queue's tables: all CQL statements of the work queue, without any decisions.
 
-Items, buckets and dead letters are inserted plainly; ownership and states are decided by conditional writes. A
-conditional write whose answer is lost raises `Unknown`. Each one may be repeated unchanged: its condition names the
+Items, buckets and dead letters are inserted without conditions. Conditional writes decide ownership and states. If the
+answer of a conditional write is lost, it raises `Unknown`. Each one may be repeated unchanged: its condition names the
 values that it replaces, and its values are this worker's alone, so a repeat shows whether it was applied.
 
 Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
-of rows at one after the year 9999. So does ScyllaDB's `toUnixTimestamp` at one that no UUID can have
-(get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
+of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
+times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 1000
 # A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
 _WHOLE_ROWS = 100
-# ScyllaDB takes no more in one statement (max_clustering_key_restrictions_per_query).
+# ScyllaDB allows no more in one statement (max_clustering_key_restrictions_per_query).
 _ITEMS_AT_ONCE = 100
 # How long `writetime status` shows a fault.
 _FAULT_SECONDS = 3600
@@ -312,13 +312,13 @@ class Tables:
         return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
     async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
-        """Record that a bucket is closed, or open again; without effect if its state is no longer `before`."""
+        """Record that a bucket is closed, or open again. If its state is no longer `before`, this has no effect."""
         await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
 
     async def drop(self, place: Place, before: int, epoch: int) -> None:
-        """Delete a closed bucket: all data written before a time, in milliseconds, and a later fence.
+        """Delete a closed bucket: all data written before a time (milliseconds), and a later fence.
 
-        The registry comes last: while it has the bucket, the rest is repeated.
+        The registry is written last. While it has the bucket, the other deletions are repeated.
         """
         items, states, registry = self._drop
         at = max(before * 1000, _FIRST_WRITE_TIME)
@@ -458,7 +458,7 @@ class Tables:
         await self._run(bound(self._insert_dead, *own, *rest))
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadLetter]:
-        """Return the dead letters of a shard; one counts only once the item's state is DEAD."""
+        """Return the dead letters of a shard. A letter counts only once the item's state is DEAD."""
         return [
             DeadLetter(
                 queue,

@@ -1,8 +1,8 @@
-"""Reads the items of one partition as they come: polls look back a little, a rescan finds later ones.
+"""Reads the items of one partition as they come. Polls read a short time back, and a rescan finds later items.
 
 Ids are times, and an insert may become visible after one with a later id. So a poll begins `overlap_seconds` before the
 newest item, if that does not take too long, and a rescan begins at the floor. Items that come even later are found when
-the bucket is closed, or at the latest before it is dropped (`buckets`).
+the bucket is closed, or at the latest before it is dropped (`bucket_life`).
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ _LOOK_BACK_PAUSES = 9
 
 
 class _Pass(NamedTuple):
-    """One look back, page by page: when it began, in milliseconds, and where the next one must begin."""
+    """One look back, page by page: the time at which it began (milliseconds), and the start of the next one."""
 
     began: int
     unsure: UUID
 
 
 class Reader:
-    """The reading side of our partition."""
+    """Reads a partition for its owner."""
 
     def __init__(self, context: QueueContext, partition: Partition) -> None:
         settings = context.settings
@@ -98,10 +98,10 @@ class Reader:
         return found
 
     def _earlier(self, new: list[Entry], now: int, *, in_order: bool) -> UUID | None:
-        """Return where to look again for items that were acknowledged before those that were just found.
+        """Return the id from which to look again for items that were acknowledged before those that were just found.
 
-        A read of several replicas, or pages, has no single time: it may find an item and miss an earlier one. And a
-        slow insert may have come to a place that was read before; its enqueuer's next items report it.
+        A read of several replicas or pages has no single time: it may find an item and miss an earlier one. Also, a
+        slow insert may have come to a place that was read before. The next items of its enqueuer report it.
         """
         keyed = [e for e in new if e.key is not None]
         starts = [_just_before(e.after) for e in keyed if e.after is not None]
@@ -112,7 +112,7 @@ class Reader:
         return max(self.partition.floor, min(starts)) if starts else None
 
     def earlier_bucket(self, found: list[Entry]) -> UUID | None:
-        """Return where earlier buckets must be read again, before the items that were found here may run."""
+        """Return the id from which earlier buckets must be read again before the items that were found here may run."""
         keyed = [e for e in found if e.key is not None]
         start = self.partition.place.bucket
         starts = [_just_before(e.after) for e in keyed if e.after is not None and time_of(e.after) < start]
@@ -143,7 +143,7 @@ class Reader:
 
     @property
     def closable(self) -> bool:
-        """Whether all known items are finished, and all existing ones known."""
+        """Whether all known items are finished, and all existing items are known."""
         return not self.behind and not self.partition.unfinished
 
     def _note(self, rows: list[Entry]) -> list[Entry]:

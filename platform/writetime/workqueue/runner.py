@@ -1,4 +1,4 @@
-"""One shard at work: finds its items, claims them, and writes their outcomes."""
+"""Processes the items of one shard: it finds items, claims them, and writes their outcomes."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from writetime.workqueue.statements import Unknown
 
 log = logging.getLogger(__name__)
 
-# Items that wait in memory: below the first number more are read, up to the second number if none of them may run.
+# The items in memory: below the first number, more are read; up to the second number, if none of them may run.
 _LOW = 500
 _MOST_WAITING = 100_000
 _MAX_ERROR_CHARACTERS = 4000
@@ -103,13 +103,13 @@ class ShardRunner:
         return taken
 
     def next_due(self) -> float | None:
-        """Return in how many seconds an item may be taken if nothing new comes; None if none."""
+        """Return the seconds until an item may be taken if no new one comes; None if there is no such item."""
         now = self._clock.now()
         due = None if self.hold.leaving or not self.hold.valid else self.backlog.next_due(now)
         return None if due is None else max(0, due - now) / 1000
 
     async def claim(self, entries: Sequence[Entry]) -> None:
-        """Write that items are being processed, and the number of their attempts; as many as a batch has rows."""
+        """Write that items are being processed, and their numbers of attempts. At most a batch of items is allowed."""
         now = self._clock.now()
         changes: dict[Partition, list[Change]] = defaultdict(list)
         for entry in entries:
@@ -155,7 +155,7 @@ class ShardRunner:
         self.release(entry)
 
     async def drained(self) -> None:
-        """Wait until no taken item is open any more."""
+        """Wait until no taken item is open."""
         while self.backlog.running and not self.hold.lost:
             self.idle.clear()
             await self.idle.wait()
@@ -166,7 +166,7 @@ class ShardRunner:
         await self.buckets.stop()
 
     async def _bury(self, entry: Entry, error: str) -> None:
-        """Store a dead letter first, then mark the item as dead: so no dead item is without its letter."""
+        """Store a dead letter, and then mark the item as dead, so that no dead item is without its letter."""
         place, now = entry.place, self._clock.now()
         letter = DeadLetter(
             place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now

@@ -1,7 +1,7 @@
 """A running worker: its shards, its claimed items, and the lanes in which handlers run.
 
-Items are claimed in groups, as many as fit in one write, and wait in memory for a free lane. A lane runs one handler
-after the other, and does not wait for completions to be written: completions gather while the previous write is in
+Items are claimed in groups, as many as fit into one write, and wait in memory for a free lane. A lane runs one handler
+after the other. It does not wait until completions are written: these form the next write while the previous one is in
 flight.
 """
 
@@ -29,7 +29,7 @@ from writetime.workqueue.worker_metrics import QueueMetrics, WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-# Claimed items wait for a thread for about this time: claims run ahead of the work by it.
+# The time for which claimed items wait for a thread. Claims are ahead of the work by this time.
 _AHEAD_SECONDS = 0.1
 _MOST_AHEAD = 4096
 _REGISTRY_BUCKETS = 2
@@ -61,7 +61,7 @@ class Running:
         self._shares: dict[str, Shares] = {}
         self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
-        # Queues that the database refuses to open, or to list the buckets of, and why.
+        # Queues that cannot be opened, or whose buckets cannot be listed, with the database's reasons.
         self._unopened: dict[str, str] = {}
         self._unlisted: dict[str, str] = {}
         # Queues whose buckets could be listed at the last attempt.
@@ -241,7 +241,7 @@ class Running:
             try:
                 await self._clock.look()
                 runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
-                # All buckets for a new shard and now and then; else the new ones.
+                # List all buckets for a new shard and from time to time, and else only the new ones.
                 began, now = self._monotonic(), self._clock.now()
                 whole = runners.keys() - told or began - complete > self._settings.rescan_seconds
                 since = 0 if whole else now - around
@@ -346,7 +346,7 @@ class Running:
     async def _process(self, runner: ShardRunner, entry: Entry) -> None:
         """Run the handler of an item, and write its outcome."""
         if not runner.hold.valid:
-            # Nor may it become valid again by a renewal in flight: this item would be forgotten.
+            # A renewal in flight must not make it valid again, because this item would then be forgotten.
             self._fenced(runner.hold)
             self._settled(1)
         elif self._stopping or runner.hold.leaving:

@@ -1,9 +1,9 @@
-"""The owners of shards: leases by compare-and-set, renewed by their owners, and fair shares among live workers.
+"""The owners of shards: leases by compare-and-set that their owners renew, and fair shares among live workers.
 
-Clocks are never compared. An owner's renewal increments `beat`; a worker that waits for the shard takes it over after
+Clocks are never compared. An owner's renewal increments `beat`. A worker that waits for the shard takes it over after
 it has seen the same beat for a whole lease on its own monotonic clock. An owner stops by itself if its last confirmed
-renewal was sent two thirds of a lease ago, so before any other worker may take over. It may be paused without noticing,
-so every write to states is fenced by the shard's epoch, which each new owner raises.
+renewal was sent two thirds of a lease ago, which is before any other worker may take over. A paused owner cannot notice
+this. So each write to states is fenced by the shard's epoch, which each new owner raises.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Shares:
         self._on_loss = on_loss
         self._on_surplus = on_surplus
         self._faults = faults
-        # Shards with a fault, and until when they are not taken; those that rest after several tries.
+        # Shards with a fault, and the times until which they are not taken; those that wait after several attempts.
         self.aside: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
         self._monotonic = asyncio.get_running_loop().time
@@ -86,7 +86,7 @@ class Shares:
         self.complete = False
 
     async def keep(self) -> None:
-        """Renew, take over and release, until cancelled. Renewing waits for nothing else."""
+        """Renew, take over and release shards, until cancelled. Renewals do not wait for anything else."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._renew))
             group.create_task(self._repeat(self._look))
@@ -129,7 +129,7 @@ class Shares:
         self._background(self._free(hold.row))
 
     async def _free(self, row: ShardRow) -> None:
-        # Without an answer it is free when its lease ends.
+        # If the database does not answer, the shard is free when its lease ends.
         with suppress(Unknown):
             await self._tables.release(self._queue, row)
 
@@ -144,7 +144,7 @@ class Shares:
             self._faults.note(self._queue, "leases", error)
 
     async def release(self, hold: Hold) -> None:
-        """Release a shard once nothing of it runs any more, so that another worker may take it at once."""
+        """Release a shard once none of its items runs, so that another worker may take it at once."""
         hold.leaving = True
         try:
             await self._on_surplus(hold)
@@ -156,7 +156,7 @@ class Shares:
 
     async def leave(self) -> None:
         """Sign off from the other workers, after the shards were released."""
-        # Without an answer the others notice when our announcement expires.
+        # If the database does not answer, the others notice it when our announcement expires.
         with suppress(Unknown):
             await self._tables.leave(self._queue, self._worker)
 

@@ -1,10 +1,10 @@
-"""The worker: keeps its share of the shards of its queues, and runs handlers for their items.
+"""The worker. It keeps its share of the shards of its queues, and runs handlers for their items.
 
-A handler takes an `Item`. Its return value, as JSON, is stored with the item's completion in one fenced write: exactly
-once, even if workers fail. Its other effects happen at least once: the item's id is its idempotency key. A handler may
-be an ordinary function, which runs in one of the worker's threads, or a coroutine function, which runs on the worker's
-event loop. An exception is a failed attempt, and so is `sys.exit`; `GiveUp` makes the item a dead letter at once.
-asyncio ends the worker if a coroutine function starts a task that calls `sys.exit`.
+A handler takes an `Item`. Its return value, as JSON, is stored with the item's completion in one fenced write. So it is
+stored exactly once, even if workers fail. The other effects of a handler happen at least once, and the item's id is
+their idempotency key. A handler may be an ordinary function, which runs in one of the worker's threads, or a coroutine
+function, which runs on the worker's event loop. An exception is a failed attempt, and so is `sys.exit`. `GiveUp` makes
+the item a dead letter at once. If a coroutine function starts a task that calls `sys.exit`, asyncio ends the worker.
 """
 
 import asyncio
@@ -51,7 +51,8 @@ class Worker:
         Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that.
 
         Returns:
-            How many attempts were completed, failed (`retry`), made an item `dead`, or were refused by the fence.
+            The numbers of attempts that were completed, failed (`retry`), made an item `dead`, or were refused by the
+            fence.
 
         Raises:
             DatabaseUnreachable: no contact point answers at the start.
