@@ -239,6 +239,15 @@ def test_the_last_batch_is_recorded_also_if_earlier_calls_recorded_theirs(
     assert publish.not_published(in_parts) == 0
 
 
+def test_a_publisher_records_what_one_that_was_killed_did_not(settings: Settings, in_parts: LakeTable) -> None:
+    """Kafka has the events and the position, and nothing more comes."""
+    killed = publish.EventPublisher(settings, in_parts.name)
+    assert killed.publish(in_parts) == 12
+    assert publish.not_published(in_parts) == 12
+    assert publish.publish(settings, in_parts) == 0
+    assert publish.not_published(in_parts) == 0
+
+
 def test_batches_that_a_new_topic_lacks_are_not_merged(settings: Settings, in_parts: LakeTable) -> None:
     """Its publisher, if it ends within them, goes on where it was, and a merge would have taken what comes next."""
     table = in_parts

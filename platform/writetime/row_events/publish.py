@@ -307,6 +307,9 @@ class EventPublisher(Sender):
                 "stream: the lake was lost, or is back at an earlier state. Begin the stream again with `writetime "
                 f"rebuild {table.name} row_events`"
             )
+        if not self._is_checked and (stream.transaction(self._record_name) or 0) < was.reached.sequence:
+            # An earlier publisher was killed before it recorded this, and maybe nothing is left to publish.
+            self._table = table
         self._is_checked = True
         # A base that is another one by now is published again.
         return was.reached if was.reached.sequence or was.mark == self._base else Reached(0, 0)
