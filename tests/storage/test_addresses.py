@@ -67,6 +67,7 @@ def test_the_host_of_an_address_stays() -> None:
         ),
         ("abfss://container@account/x.db?sas_token=secret", "abfss://container@account/x.db"),
         ("sftp://user:a@b@host:22/x.db", "sftp://user@host:22/x.db"),
+        ("s3://key:a/b@bucket/x.db", "s3://key@bucket/x.db"),
         ("hdfs://namenode:8020/x.db", "hdfs://namenode:8020/x.db"),
         ("file:///my%20backups/x.db", "file:///my%20backups/x.db"),
         ("/my backups/a:b@c?d.db", "/my backups/a:b@c?d.db"),
@@ -127,6 +128,8 @@ def test_no_error_and_no_line_of_a_log_has_a_password() -> None:
     for text, shown in (
         ("GET https://user:a@b@host:80/x?sig=b&part=2: 403", "GET https://user@host:80/x?sig=***&part=2: 403"),
         ('"s3://key:a@bucket" and s3://b/x?secret_key=b', '"s3://key@bucket" and s3://b/x?secret_key=***'),
+        ("s3://key:a/b+c@bucket/d@e: 403", "s3://key@bucket/d@e: 403"),
+        ("http://[::1]:80/a@b and http://h:80, c@d", "http://[::1]:80/a@b and http://h:80, c@d"),
         ("http://host:8081/subjects/a@b?deleted=true", "http://host:8081/subjects/a@b?deleted=true"),
         ("the key of a:b@c", "the key of a:b@c"),
     ):

@@ -6,7 +6,8 @@ import re
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Addresses of stores may have a password, and options that are secrets. Clients quote a whole address in their errors.
-_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s/'\"]*@")
+# A password may have a slash, which was to be `%2F`, as secret keys of S3 often do; a port before a slash is none.
+_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"\[]*):(?:[^\s/'\"]*@|(?!\d*(?:[/?#'\",;)\s]|$))(?:(?!://)\S)*?@)")
 _SECRET_OPTION = re.compile(
     r"([?&][\w.-]*(?:key|token|secret|sig|signature|password|credential)=)[^\s&'\"]+", re.IGNORECASE
 )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from pyarrow import NativeFile, fs
 
+from writetime.core.errors import without_passwords
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
@@ -115,7 +116,7 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
 
 def without_secrets(address: str) -> str:
     """Return an address without a password, and without options, which may have one. It is safe to store or show."""
-    scheme, separator, rest = address.partition("://")
+    scheme, separator, rest = without_passwords(address).partition("://")
     if not separator:
         return address
     host, slash, path = rest.partition("?")[0].partition("/")
