@@ -8,9 +8,11 @@ import pytest
 
 from tests.support.made import add, new_table, write
 from writetime.lake import buckets, parquet, state
+from writetime.lake.cache import Cache
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import READ_SOON, WrittenFile, uncompressed_size, write_file
 from writetime.lake.versions import DataFile
+from writetime.lookup.keys import ALL_TOKENS
 
 
 @pytest.fixture
@@ -93,3 +95,17 @@ def test_nulls_do_not_make_row_groups_small(storage: Storage) -> None:
     written = write_file(storage, rows, 0, rows["token"], layout=READ_SOON)
     with pq.ParquetFile(f"{storage.address}/{written.path}") as file:
         assert file.num_row_groups >= 4
+
+
+@pytest.mark.parametrize("smallest", [0, 1 << 20])
+def test_rows_of_files_of_different_sizes_are_alike(tmp_path: Path, smallest: int) -> None:
+    """A look-up conforms and merges those of all files at once, and not those of each file."""
+    table = new_table(tmp_path / "lake")
+    for number in (1, 2, 3):
+        add(table, [write(n, 1, number, v="a") for n in range(number)], number)
+    files, cache = table.changes.load().files, Cache(tmp_path / "cache", 1 << 30, smallest)
+    assert len({uncompressed_size(table.changes.storage, file.path) for file in files}) == 3
+    tokens = ALL_TOKENS.first, ALL_TOKENS.last
+    batches = [batch for file in files for batch in cache.between(table.changes.storage, file, *tokens)]
+    assert sum(batch.num_rows for batch in batches) == 6
+    assert len({batch.schema for batch in batches}) == 1

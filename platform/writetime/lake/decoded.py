@@ -296,15 +296,16 @@ def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatc
             # A task has one core.
             columns = [PLACE] if PLACE in source.schema_arrow.names else None
             table = source.read_row_groups(groups, columns, use_threads=False).combine_chunks()
-            if columns:
-                table = pa.table(table[PLACE].combine_chunks().flatten(), _fields(source))
+            arrays = table[PLACE].combine_chunks().flatten() if columns else table.columns
+            # With these fields, rows of files that differ only in their metadata are alike, and are merged together.
+            table = pa.table(arrays, _fields(source))
             yield from (batch for batch in table.to_batches() if batch.num_rows)
             groups, size = [], 0
 
 
 def _fields(source: pq.ParquetFile) -> pa.Schema:
     fields = source.schema_arrow
-    return pa.schema(list(fields.field(PLACE).type)) if PLACE in fields.names else fields
+    return pa.schema(list(fields.field(PLACE).type)) if PLACE in fields.names else fields.remove_metadata()
 
 
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:
