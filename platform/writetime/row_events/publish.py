@@ -401,7 +401,8 @@ class EventPublisher(Sender):
             if not self._header:
                 # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later
                 # messages from readers, including those of other tables, until the transaction ends.
-                schemas = Sender(self._settings, self._what)
+                # It gives up in time, as nothing else of the table goes on meanwhile, not even the end of the program.
+                schemas = Sender(self._settings, self._what, **{"message.timeout.ms": round(TIMEOUT_SECONDS * 1000)})
                 self._header = schemas.register(self._topic, event_avro(schema), "BACKWARD_TRANSITIVE")
                 schemas.flush()
             return events["key"].to_pylist(), encode_events(events, schema, self._header).to_pylist()
