@@ -1,4 +1,4 @@
-"""Levels of all buckets may be as large as a task merges, so several are merged by parts of the token range."""
+"""Files of all buckets may be as large as a task merges, so several are merged by parts of the token range."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.timed import deletion
-from writetime.lake import buckets, merging, state, views
+from writetime.lake import buckets, merging, retention, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.contents import dropped_of, levels_of
 from writetime.lake.table import LakeTable, open_table
@@ -30,7 +30,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return tables
 
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", LIMIT)
-    monkeypatch.setattr(merging, "read_changes", noted)
+    for module in (merging, retention):
+        monkeypatch.setattr(module, "read_changes", noted)
     return found
 
 
@@ -53,6 +54,30 @@ def test_levels_of_all_buckets_are_compacted_by_parts(tmp_path: Path, read: list
     # They are not levels of all buckets again, which would be merged for ever.
     assert ALL not in {file.bucket for file in table.state.load().files}
     assert state.compact(table) == 0
+    assert view_rows(views.virtual(table)) == before
+
+
+def test_history_of_all_buckets_is_merged_by_parts(tmp_path: Path, read: list[int]) -> None:
+    """So is the history that a clock wrote that was ahead, which is not merged."""
+    table = new_table(tmp_path, buckets=16)
+    ahead = views.time_now() + 3_600_000_000
+    for number in range(1, 13):
+        at = ahead + number if number % 2 else number
+        # Rows of 64 KiB, each written twice.
+        add(table, [write(10 * (number % 6) + n, 1, at, v=f"{number}{n}" * (1 << 15)) for n in range(8)], number)
+    state.fold(table)
+    assert {file.bucket for file in table.changes.load().files} == {ALL}
+    before = view_rows(views.virtual(table))
+    read.clear()
+    assert retention.trim_history(table, views.time_now()) == 12
+    assert len(read) > 4
+    assert max(read) < 2 * LIMIT
+    found = table.changes.load().files
+    assert ALL not in {file.bucket for file in found}
+    assert sum(file.rows for file in found) == 6 * 8 + 6 * 8 // 2
+    assert retention.trim_history(table, views.time_now()) == 0
+    assert view_rows(views.virtual(table)) == before
+    state.rebuild(table)
     assert view_rows(views.virtual(table)) == before
 
 

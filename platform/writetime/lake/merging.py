@@ -64,10 +64,16 @@ class MergeTask:
     def run(self) -> list[WrittenFile]:
         """Run the task. If nothing is left after the merge, write no file."""
         state = merge_files([self.source], self.schema)
-        # One level of a part of `ALL` could be as large as each merged level, so they would be merged forever.
-        is_part = self.bucket == ALL and self.source.tokens is not None
-        found = split_by_bucket(state, self.buckets) if is_part else [(self.bucket, state)]
+        found = by_bucket_of_result(state, self.source, self.bucket, self.buckets)
         return [file for b, own in found for file in write_state(self.target, own, b, self.buckets, self.prefix)]
+
+
+def by_bucket_of_result(rows: pa.Table, source: Source, bucket: int, buckets: int) -> Iterable[tuple[int, pa.Table]]:
+    """Return the rows that a task made of a source, with the bucket of their file: those of a part of `ALL` by bucket.
+    One file of such a part could be as large as each of those merged, so they would be merged for ever.
+    """
+    is_part = bucket == ALL and source.tokens is not None
+    return split_by_bucket(rows, buckets) if is_part else [(bucket, rows)]
 
 
 def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:

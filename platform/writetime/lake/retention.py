@@ -1,7 +1,7 @@
 """Keeps the lake small: old changes are merged with one another, and files that no version needs are deleted."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake.change_files import read_changes
 from writetime.lake.delta import REMEMBER_REMOVED, BucketedTable
 from writetime.lake.history import after, raise_history, until
-from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import has_vectors
-from writetime.lake.merging import Runner, Source, merge_files
-from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
-from writetime.lake.state import BASE, folded_version, levels_to_fold
+from writetime.lake.merging import Runner, Source, by_bucket_of_result, merge_files
+from writetime.lake.parquet import WrittenFile, conform, sort, write_rows
+from writetime.lake.state import BASE, folded_version, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
@@ -31,7 +31,9 @@ _REMEMBERED_HOURS = 168
 
 @dataclass(frozen=True)
 class _Trim:
-    """Merge the parts of a bucket's old changes that were written up to a time; later parts stay as they are."""
+    """Merge the parts of old changes of one bucket, of all (`ALL`) or of some, that were written up to a time; later
+    parts stay as they are.
+    """
 
     bucket: int
     buckets: int
@@ -41,18 +43,22 @@ class _Trim:
     prefix: str
 
     def run(self) -> list[WrittenFile]:
-        storage: Storage = self.source.storage
         base = merge_files([self.source], self.schema, partial(until, schema=self.schema, instant=self.instant))
-        full = change_schema(self.schema)
-        rest = pa.concat_tables(
-            after(read_file(storage, f.path, full), self.schema, self.instant) for f in self.source.files
-        )
-        rest = sort([rest])
+        rest = sort([after(changes, self.schema, self.instant) for changes in self._changes()])
         return [
             file
             for table in (base, rest)
-            for file in write_rows(storage, table, self.bucket, self.buckets, self.prefix)
+            for bucket, own in by_bucket_of_result(table, self.source, self.bucket, self.buckets)
+            for file in write_rows(self.source.storage, own, bucket, self.buckets, self.prefix)
         ]
+
+    def _changes(self) -> Iterator[pa.Table]:
+        """Yield the changes of each file."""
+        source, full = self.source, change_schema(self.schema)
+        for file in source.files:
+            (changes,) = read_changes([(source.storage, file.path, source.tokens_of(file))], full)
+            # Only some files have dictionaries.
+            yield conform(changes, full, f"{source.storage.address}/{file.path}")
 
 
 def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
@@ -68,16 +74,20 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     changes = table.changes.load()
     schema = table.schema(changes)
     known = {f.path for f in used.files}
-    tasks = []
-    for bucket, files in changes.by_folder.items():
-        if old := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]):
-            source = Source(table.changes.storage, tuple(old))
-            tasks.append(_Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{used.version}-"))
-    if not tasks:
+    old = {
+        bucket: some
+        for bucket, files in changes.by_folder.items()
+        if (some := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]))
+    }
+    if not old:
         return 0
     raise_history(table, instant)
+    tasks = [
+        _Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{used.version}-")
+        for bucket, source in sources_of_tasks(table.changes.storage, old, table.buckets)
+    ]
     written = [file for files in run(_Trim.run, tasks) for file in files]
-    removed = [file for task in tasks for file in task.source.files]
+    removed = [file for files in old.values() for file in files]
     table.changes.rewrite(changes, removed, written, data_change=False)
     return len(removed)
 

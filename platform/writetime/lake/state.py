@@ -244,7 +244,7 @@ def _merged_late(
     if schema is None:
         raise Conflict(f"{storage.address} has a schema that is not known: run this again")
     written: list[WrittenFile] = []
-    for bucket, level in _sources(storage, by_folder(levels), table.buckets):
+    for bucket, level in sources_of_tasks(storage, by_folder(levels), table.buckets):
         covering = replace(level, files=tuple(dropped))
         waiting = Waiting((level,), (covering,), horizon, table.buckets, table.cache)
         written += _Fold(waiting, schema, bucket, table.buckets, storage).run()
@@ -349,11 +349,13 @@ def _merged(
 def _tasks(
     table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, prefix: str = ""
 ) -> list[MergeTask]:
-    sources = _sources(storage, files, table.buckets)
+    sources = sources_of_tasks(storage, files, table.buckets)
     return [MergeTask(s, schema, b, table.buckets, table.state.storage, prefix) for b, s in sources]
 
 
-def _sources(storage: Storage, files: Mapping[int, Sequence[DataFile]], buckets: int) -> Iterator[tuple[int, Source]]:
+def sources_of_tasks(
+    storage: Storage, files: Mapping[int, Sequence[DataFile]], buckets: int
+) -> Iterator[tuple[int, Source]]:
     """Yield the files of each bucket, each for one task. The files of `ALL` are in the least number of parts of the
     token range that are small enough for a task.
     """
