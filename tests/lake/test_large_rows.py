@@ -1,7 +1,9 @@
 """Large rows go by bucket even where they are few, as a task and an Arrow array hold only so much."""
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.event_replay import replayed
@@ -43,6 +45,30 @@ def test_large_rows_are_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.Mon
     assert {file.bucket for file in files} == {0, 1, 2, 3}
     assert max(file.size for file in files) < 4 << 20
     assert packing.pack_batches(table, table.changes.load()) == 0
+    assert view_rows(views.virtual(table)) == before
+
+
+def test_packing_holds_only_one_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files are small in Parquet, as where a program packs again after a long time."""
+    limit = 2 << 20
+    monkeypatch.setattr(packing, "SORTED_AT_ONCE", limit)
+    held: list[int] = []
+    read_files = packing.read_files
+
+    def noted(*given: Any) -> list[pa.Table]:
+        tables = read_files(*given)
+        held.append(sum(table.nbytes for table in tables))
+        return tables
+
+    monkeypatch.setattr(packing, "read_files", noted)
+    table = new_table(tmp_path)
+    for number in range(40):
+        add(table, [write(10 * number + n, 1, number, v="x" * (12 << 10)) for n in range(8)], number)
+    assert max(file.size for file in table.changes.load().files) < 1 << 16
+    before = view_rows(views.virtual(table))
+    assert packing.pack_batches(table, table.changes.load()) == 40
+    assert max(held) <= limit
+    assert len(held) == len(table.changes.load().files) < 4
     assert view_rows(views.virtual(table)) == before
 
 

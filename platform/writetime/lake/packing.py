@@ -59,7 +59,7 @@ def to_pack(storage: Storage, files: Sequence[DataFile], fan: int = FAN) -> list
 @dataclass(frozen=True)
 class _Pack:
     """Write the rows of some files of one bucket, or of `ALL`, as one file. Many or large rows of `ALL` become one file
-    per bucket. Rows that Arrow cannot sort at once become several files.
+    per bucket. More rows than are sorted at once become several files.
     """
 
     bucket: int
@@ -70,8 +70,18 @@ class _Pack:
     prefix: str
 
     def run(self) -> list[WrittenFile]:
-        fields = change_schema(self.schema)
-        tables = read_files(self.storage, [file.path for file in self.files], fields)
+        # Only one portion is in memory.
+        return [
+            file
+            for portion in portions([f.path for f in self.files], self._size, SORTED_AT_ONCE)
+            for file in self._packed(portion)
+        ]
+
+    def _size(self, path: str) -> int:
+        return uncompressed_size(self.storage, path)
+
+    def _packed(self, paths: Sequence[str]) -> list[WrittenFile]:
+        tables = read_files(self.storage, paths, change_schema(self.schema))
         found: dict[int, list[pa.Table]] = {self.bucket: tables}
         few = are_few(sum(map(len, tables)), self.buckets, sum(table.nbytes for table in tables))
         if self.bucket == ALL and not few:
