@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -235,17 +236,47 @@ def test_too_many_waiting_events_are_answered_429(broker: Settings) -> None:
         assert ingress.post([EVENT] * 3).status_code == 413
 
 
-def test_a_batch_that_fails_in_part_names_the_acknowledged_events(broker: Settings) -> None:
-    settings = changed(broker, topic=f"{broker.ingest.topic}-small", ack_timeout_seconds=2.0)
-    ensure_topics(settings, {settings.ingest.topic: {"max.message.bytes": "2000"}}, partitions=8)
-    noise = os.urandom(4_000).hex()
-    batch = [{**EVENT, "userId": f"user-{n}"} for n in range(20)] + [{**EVENT, "payload": noise}]
+def test_an_event_that_is_too_large_for_its_topic_is_refused(broker: Settings) -> None:
+    """And stops no other, also of the same partition and batch. To repeat it would never help."""
+    settings = changed(broker, topic=f"{broker.ingest.topic}-small", ack_timeout_seconds=5.0)
+    ensure_topics(settings, {settings.ingest.topic: {"max.message.bytes": "2000"}}, partitions=1)
+    large = {**EVENT, "payload": os.urandom(4_000).hex()}
+    # Each fits, and the batch of the producer does not.
+    small = [{**EVENT, "userId": f"user-{n}", "payload": os.urandom(300).hex()} for n in range(20)]
     with running(settings) as ingress:
-        answer = ingress.post(batch)
+        queued = ingress.post(small)
+        single = ingress.post(large)
+        batch = ingress.post([*small, large])
+        metrics = ingress.metrics()
+    reason = f"the event is larger than 2000 bytes, which is the largest message that the topic {settings.ingest.topic}"
+    assert (queued.status_code, single.status_code, batch.status_code) == (202, 413, 413)
+    assert single.json()["reason"].startswith(reason)
+    assert batch.json()["reason"].startswith(f"event 20: {reason}")
+    assert batch.json()["reason"].endswith("; 20 of 21 events are queued")
+    assert batch.json()["index"] == 20
+    assert sorted(batch.json()["acknowledged"] + queued.json()["eventIds"]) == ids(stored(settings))
+    assert metrics["writetime_ingress_events_pending"] == 0
+    assert metrics["writetime_ingress_events_acknowledged_total"] == 40
+
+
+def test_a_batch_that_fails_in_part_names_the_acknowledged_events(
+    broker: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = end_offsets(broker, broker.ingest.topic)
+    with running(broker) as ingress:
+        producer = ingress.app._outbox._producer
+
+        def produce(topic: str, value: bytes, *given: Any, **options: Any) -> None:
+            if b"third" in value:
+                raise BufferError("Local: Queue full")
+            producer.produce(topic, value, *given, **options)
+
+        partly = SimpleNamespace(produce=produce, poll=producer.poll, flush=producer.flush)
+        monkeypatch.setattr(ingress.app._outbox, "_producer", partly)
+        answer = ingress.post([{**EVENT, "payload": text} for text in ("first", "second", "third", "fourth")])
     assert answer.status_code == 503
-    acknowledged = sorted(answer.json()["acknowledged"])
-    assert 0 < len(acknowledged) < len(batch)
-    assert acknowledged == ids(stored(settings))
+    assert "has not acknowledged 2 of 4 events (Local: Queue full)" in answer.json()["reason"]
+    assert sorted(answer.json()["acknowledged"]) == ids(stored(broker, start))
 
 
 def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:

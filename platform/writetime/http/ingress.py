@@ -8,7 +8,7 @@ Starlette's. One process, one event loop.
 import math
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -29,7 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.http import bodies, openapi
 from writetime.http.bodies import Disconnected, Refused
 from writetime.http.ingress_metrics import IngressMetrics
-from writetime.http.outbox import BrokerUnreachableError, Outbox, check
+from writetime.http.outbox import BrokerUnreachableError, Fault, Outbox, check
 from writetime.http.protocol import RETRY_AFTER_SECONDS, Gate
 from writetime.http.tokens import Tokens
 from writetime.http.work_items import ItemsEndpoint, max_item_bytes
@@ -135,15 +135,31 @@ class Ingress:
             raise Refused(429, "too many events are waiting for the broker; repeat the call later")
         faults = await self._outbox.deliver(messages)
         ids = [event.event_id for event, _ in messages]
-        if missing := [fault for fault in faults if fault is not None]:
-            acknowledged = [event_id for event_id, fault in zip(ids, faults, strict=True) if fault is None]
-            raise Refused(
+        if missing := {index: fault for index, fault in enumerate(faults) if fault is not None}:
+            acknowledged = [event_id for index, event_id in enumerate(ids) if index not in missing]
+            raise await self._not_queued(missing, acknowledged, is_batch=is_batch)
+        return {"status": "queued", "eventIds": ids} if is_batch else {"status": "queued", "eventId": ids[0]}
+
+    async def _not_queued(
+        self, missing: Mapping[int, Fault], acknowledged: Sequence[Any], *, is_batch: bool
+    ) -> Refused:
+        """Return the refusal of a call of which the broker has not acknowledged some events, by their places."""
+        first, fault = next(iter(missing.items()))
+        count = len(missing) + len(acknowledged)
+        if not all(fault.is_too_large for fault in missing.values()):
+            return Refused(
                 503,
-                f"the broker has not acknowledged {len(missing)} of {len(ids)} events ({missing[0]}); "
+                f"the broker has not acknowledged {len(missing)} of {count} events ({fault.reason}); "
                 "whether they are queued is unknown: repeat the call with the same Idempotency-Key",
                 **({"acknowledged": acknowledged} if is_batch else {}),
             )
-        return {"status": "queued", "eventIds": ids} if is_batch else {"status": "queued", "eventId": ids[0]}
+        limit = await self._outbox.largest()
+        most = f"{limit} bytes, which is the largest message" if limit is not None else "any message"
+        reason = f"the event is larger than {most} that the topic {self._limits.topic} takes (max.message.bytes)"
+        if not is_batch:
+            return Refused(413, reason)
+        queued = f"{len(acknowledged)} of {count} events are queued"
+        return Refused(413, f"event {first}: {reason}; {queued}", index=first, acknowledged=acknowledged)
 
     def _accept_batch(self, parsed: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
         if not parsed:

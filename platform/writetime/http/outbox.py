@@ -6,13 +6,14 @@ confluent-kafka has a producer for asyncio (`AIOProducer`), but it refuses heade
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from writetime.clients.kafka import client_config
+from writetime.clients.kafka import client_config, max_message_bytes
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.http.ingress_metrics import IngressMetrics
@@ -30,15 +31,28 @@ class BrokerUnreachableError(Transient):
     """No broker answers now; one may later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the broker has not acknowledged an event; it never takes one that is too large."""
+
+    reason: str
+    is_too_large: bool = False
+
+    @classmethod
+    def of(cls, error: KafkaError) -> "Fault":
+        """Return the fault of an error."""
+        return cls(error.str(), error.code() == KafkaError.MSG_SIZE_TOO_LARGE)
+
+
 class _Call:
-    """The events of one call of `deliver`, and their outcomes."""
+    """Events that are sent together, and their outcomes."""
 
     __slots__ = ("done", "faults", "waiting")
 
     def __init__(self, done: asyncio.Future[None], events: int) -> None:
         self.done = done
         self.waiting = 0
-        self.faults: list[str | None] = ["not queued"] * events
+        self.faults: list[Fault | None] = [Fault("not queued")] * events
 
 
 class Outbox:
@@ -54,6 +68,8 @@ class Outbox:
         self._topic = settings.ingest.topic
         self._metrics = metrics
         self._producer = _producer(settings, error_cb=self._on_error)
+        # Sends each event alone. It is made once it is needed.
+        self._single: Producer | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._on_fatal = on_fatal
@@ -63,16 +79,34 @@ class Outbox:
         self.pending = 0
         metrics.pending.set_function(lambda: self.pending)
 
-    async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[str | None]:
+    async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[Fault | None]:
         """Send events with their Kafka values; return, for each, None once the broker has it, else the fault.
 
-        An event with a fault may still be in the topic.
+        An event with a fault may still be in the topic, unless it is too large.
         """
+        faults = await self._send(self._producer, messages)
+        # The broker refuses whole batches of the producer, with events that are small, and of other calls.
+        if large := [i for i, fault in enumerate(faults) if fault is not None and fault.is_too_large]:
+            if self._single is None:
+                self._single = _producer(self._settings, error_cb=self._on_error, **{"batch.num.messages": 1})
+            alone = await self._send(self._single, [messages[i] for i in large])
+            for i, fault in zip(large, alone, strict=True):
+                faults[i] = fault
+        return faults
+
+    async def largest(self) -> int | None:
+        """Return the largest message that the topic takes (bytes); None if Kafka does not say."""
+        try:
+            return await asyncio.to_thread(max_message_bytes, self._settings, self._topic)
+        except WritetimeError:
+            return None
+
+    async def _send(self, producer: Producer, messages: Sequence[tuple[Event, bytes]]) -> list[Fault | None]:
         call = _Call(self._loop.create_future(), len(messages))
         started = perf_counter()
         for index, (event, value) in enumerate(messages):
             try:
-                self._producer.produce(
+                producer.produce(
                     self._topic,
                     value,
                     event.key(),
@@ -80,10 +114,10 @@ class Outbox:
                     headers=_FIRST_SEEN if event.first_seen else [],
                 )
             except (BufferError, KafkaException) as e:
-                call.faults[index] = str(e)
+                call.faults[index] = Fault.of(e.args[0]) if isinstance(e, KafkaException) else Fault(str(e))
                 self._metrics.not_queued.inc(len(messages) - index)
                 # Its reason reaches the callback of errors through a poll, and there may be no other.
-                self._loop.call_soon(self._producer.poll, 0)
+                self._loop.call_soon(producer.poll, 0)
                 break
             call.waiting += 1
         if call.waiting:
@@ -111,19 +145,24 @@ class Outbox:
 
     def close(self) -> None:
         """Wait for the broker's answers to pending events; each comes within `ack_timeout_seconds`."""
-        self._producer.flush()
+        for producer in self._producers():
+            producer.flush()
         if self._timer is not None:
             self._timer.cancel()
 
     def _poll(self) -> None:
         # Acknowledgements run as callbacks inside poll(), here on the loop: many per turn, without waking a thread.
-        self._producer.poll(0)
+        for producer in self._producers():
+            producer.poll(0)
         self._timer = self._loop.call_later(_POLL_SECONDS, self._poll) if self.pending else None
+
+    def _producers(self) -> list[Producer]:
+        return [self._producer] if self._single is None else [self._producer, self._single]
 
     def _on_delivery(self, call: _Call, index: int, error: KafkaError | None, _message: Message) -> None:
         self.pending -= 1
         call.waiting -= 1
-        call.faults[index] = None if error is None else error.str()
+        call.faults[index] = None if error is None else Fault.of(error)
         (self._metrics.acknowledged if error is None else self._metrics.failed).inc()
         # A call that a stop has cancelled no longer waits.
         if call.waiting == 0 and not call.done.done():
