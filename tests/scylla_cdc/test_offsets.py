@@ -28,6 +28,7 @@ def source_of(created: int, *sets: int, altered: int | None = None, ttl: int = 2
     """The log of a table that was created and last altered at these times, with sets of streams from some times on."""
     source = CdcSource.__new__(CdcSource)
     source.name, source.settings = TABLE.full_name, ScyllaCdc()
+    source.asked_at = now()
     source.schema = replace(TABLE, id=UUID(int=1))
     source._log = replace(log_table(TABLE), id=first_uuid(created))
     options = {"enabled": "true", "ttl": str(ttl // SECOND)}
@@ -111,6 +112,29 @@ def test_a_stream_in_spark_asks_another_node_if_one_is_behind(monkeypatch: pytes
     monkeypatch.setattr("writetime.scylla_cdc.source.STALE_SECONDS", 0.5)
     with pytest.raises(StaleSets):
         reader.partitions(start.json(), end.json())
+
+
+@pytest.mark.parametrize("earlier", [24, 0])
+def test_a_ttl_that_was_lowered_is_no_gap_while_later_rows_have_not_expired(earlier: int) -> None:
+    """Rows keep the TTL that they were written with, 0 is forever. A stream that is behind saw the earlier one."""
+    created = now() - 100 * HOUR
+    before = source_of(created, created, ttl=earlier * HOUR)
+    start = next_offset(before, first_offset(before, now() - 10 * HOUR, None), before.settled(), None)
+    assert start.until < now() - 9 * HOUR
+    # Another alteration does not matter.
+    other = source_of(created, created, ttl=earlier * HOUR, altered=now())
+    start = next_offset(other, start, other.settled(), None)
+    assert start.ttl_seen_at == other.asked_at
+    source = source_of(created, created, ttl=HOUR, altered=now())
+    end = next_offset(source, start, source.settled(), None)
+    assert end.until > start.until
+    assert (end.ttl, end.ttl_seen_at) == (start.ttl, start.ttl_seen_at)
+    for unknown in (replace(start, ttl_seen_at=now() - HOUR), replace(start, ttl_seen_at=0)):
+        with pytest.raises(Gap, match="the log keeps rows for 3600 seconds"):
+            next_offset(source, unknown, source.settled(), None)
+    if earlier:
+        with pytest.raises(Gap, match="the log keeps rows for 86400 seconds"):
+            next_offset(source, replace(start, until=now() - 25 * HOUR), source.settled(), None)
 
 
 def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:

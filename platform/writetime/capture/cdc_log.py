@@ -310,7 +310,7 @@ class LogAgent:
         # If the table was altered, the sent changes are correct, but may lack columns. Nothing is saved, so they are
         # read again.
         source.check_schema(schema)
-        if source.check_gap(offset.until, snapshot_at, offset.ttl) or found[IN_SNAPSHOT]:
+        if source.check_gap(offset.until, snapshot_at, offset.earlier_ttl) or found[IN_SNAPSHOT]:
             # Later rows may be only in the snapshot, but an agent that starts without --snapshot-at must continue.
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):

@@ -14,7 +14,7 @@ from writetime.schema.types import quote_table
 from writetime.scylla_cdc.column_history import LEEWAY
 from writetime.scylla_cdc.log import Gap, LogError, StaleSets
 from writetime.scylla_cdc.pieces import Piece
-from writetime.scylla_cdc.source import CdcSource, Lack, now
+from writetime.scylla_cdc.source import CdcSource, EarlierTtl, Lack, now
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ class Offset:
     another TTL."""
     whole_since: int = 0
     """From here on the log was sure to have all rows when the stream began; 0 if it has not been recorded."""
+    ttl_seen_at: int = 0
+    """When the log was last seen to have this `ttl`; 0 if it has not been recorded."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":
@@ -68,6 +70,11 @@ class Offset:
     def json(self) -> dict[str, Any]:
         """Return the offset as Spark keeps it."""
         return asdict(self)
+
+    @property
+    def earlier_ttl(self) -> EarlierTtl:
+        """How long the log keeps the next rows, unless they are from after an alteration of the table."""
+        return EarlierTtl(self.ttl, self.ttl_seen_at)
 
     @property
     def is_early(self) -> bool:
@@ -110,7 +117,9 @@ def _first_kept(source: CdcSource) -> int:
 def _offset_at(source: CdcSource, start: int) -> Offset:
     newest = max((t for t in source.sets.times if t <= start), default=source.sets.times[0])
     whole_since = _whole_since(source, start)
-    return Offset(start, newest, start, str(source.schema.id), ttl=source.ttl, whole_since=whole_since)
+    seen_at = source.asked_at
+    table_id = str(source.schema.id)
+    return Offset(start, newest, start, table_id, ttl=source.ttl, whole_since=whole_since, ttl_seen_at=seen_at)
 
 
 def _whole_since(source: CdcSource, start: int) -> int:
@@ -192,7 +201,8 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
     newest = max((t for t in source.sets.times if t < until), default=start.newest)
     # Rows from before the last alteration may have the TTL from before it.
     ttl = source.ttl if until >= source.options_since else start.ttl
-    return replace(start, until=until, newest=max(newest, start.newest), ttl=ttl)
+    seen_at = source.asked_at if ttl == source.ttl else start.ttl_seen_at
+    return replace(start, until=until, newest=max(newest, start.newest), ttl=ttl, ttl_seen_at=seen_at)
 
 
 def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
@@ -210,7 +220,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
     since, until = start.off_since, start.off_until
     if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
         raise Gap(source.name, since, until, _REASONS_BEFORE[start.lack])
-    return source.check_gap(start.until, snapshot_of(start, snapshot_at), start.ttl)
+    return source.check_gap(start.until, snapshot_of(start, snapshot_at), start.earlier_ttl)
 
 
 def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:

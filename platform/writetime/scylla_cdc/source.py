@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -47,6 +48,16 @@ STALE_PAUSE_SECONDS = 0.2
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class EarlierTtl:
+    """How long the log kept rows from before the last alteration of the table, and when that was last read from the
+    table's options. Both are 0 if that is not known.
+    """
+
+    ttl: int = 0
+    seen_at: int = 0
+
+
 class CdcSource:
     """The log of one table. Times are in microseconds."""
 
@@ -58,6 +69,8 @@ class CdcSource:
                 from the database's.
         """
         _check_clock(session)
+        self.asked_at = now()
+        """The time before the options were read."""
         self.settings = settings.scylla_cdc
         self.name = table
         self._session = session
@@ -126,16 +139,22 @@ class CdcSource:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
         return now() - round(self.settings.confidence_seconds * 1e6)
 
-    def first(self, earlier_ttl: int = 0) -> int:
+    def first(self, earlier: EarlierTtl = EarlierTtl()) -> int:
         """Return the time from which the log has all rows that were written to it.
 
-        A row keeps the TTL with which it was written. `earlier_ttl` is the TTL of the rows from before the last
-        alteration of the table, if it is known.
+        A row keeps the TTL with which it was written.
         """
         at, first = now(), self.sets.times[0]
-        if earlier_ttl:
-            first = max(first, min(at - earlier_ttl, self.options_since))
-        return max(first, at - self.ttl) if self.ttl else first
+        if earlier.ttl:
+            first = max(first, min(at - earlier.ttl, self.options_since))
+        if not self.ttl or self._lowered_lately(earlier, at):
+            return first
+        return max(first, at - self.ttl)
+
+    def _lowered_lately(self, earlier: EarlierTtl, at: int) -> bool:
+        """Return whether the TTL was lowered so short a time ago that no row since then has expired."""
+        is_lower = earlier.seen_at > 0 and not 0 < earlier.ttl <= self.ttl
+        return is_lower and earlier.seen_at - _CLOCK_DIFFERENCE >= at - self.ttl
 
     @property
     def created(self) -> int:
@@ -145,23 +164,24 @@ class CdcSource:
             return 0
         return int(uuid_micros(np.frombuffer(log_id.bytes, np.uint8).reshape(1, 16))[0])
 
-    def check_gap(self, start: int, snapshot_at: int | None, earlier_ttl: int = 0) -> bool:
+    def check_gap(self, start: int, snapshot_at: int | None, earlier: EarlierTtl = EarlierTtl()) -> bool:
         """Check whether the log still has all writes since a time, or a snapshot has the missing ones. Return whether
-        the snapshot is needed. See `first` for `earlier_ttl`.
+        the snapshot is needed.
 
         Raises:
             Gap: neither the log nor a snapshot has them.
         """
         if self.settings.log_ttl_seconds is not None:
-            earlier_ttl = 0
-        first = self.first(earlier_ttl)
+            earlier = EarlierTtl()
+        first = self.first(earlier)
         if start >= first:
             return False
         if snapshot_at is not None and snapshot_at >= first:
             return True
         reason = "the streams of that time are no longer known"
         if first > self.sets.times[0]:
-            kept = min(ttl for ttl in (self.ttl, earlier_ttl) if ttl)
+            is_earlier = self._lowered_lately(earlier, now())
+            kept = earlier.ttl if is_earlier else min(ttl for ttl in (self.ttl, earlier.ttl) if ttl)
             reason = f"the log keeps rows for {kept // 1_000_000} seconds"
         raise Gap(self.name, start, first, reason)
 

@@ -16,7 +16,7 @@ the guarantees.
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pyarrow as pa
@@ -44,7 +44,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pieces import Piece
-from writetime.scylla_cdc.source import open_source, until_fresh
+from writetime.scylla_cdc.source import EarlierTtl, open_source, until_fresh
 from writetime.sources.schemas import Selection, option_fields
 from writetime.sources.worker_end import end_quietly
 
@@ -56,13 +56,13 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 @dataclass
 class Part(InputPartition):
     """The part that one task reads; `start` is where the batch begins, without parts that are read again. `snapshot_at`
-    is when the snapshot was begun that has the unreadable rows, `earlier_ttl` as in `CdcSource.first`.
+    is when the snapshot was begun that has the unreadable rows, `earlier_ttl` as in `CdcSource.check_gap`.
     """
 
     pieces: list[Piece]
     start: int
     snapshot_at: int | None
-    earlier_ttl: int = 0
+    earlier_ttl: EarlierTtl = field(default_factory=EarlierTtl)
 
 
 class ScyllaCdcSource(DataSource):
@@ -221,7 +221,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             pieces = pieces_between(source, first, last)
             snapshot_at = snapshot_of(last, self._asked.snapshot_at)
             parts = shared_out(pieces, source.settings.tasks)
-            return [Part(some, first.until, snapshot_at, first.ttl) for some in parts]
+            return [Part(some, first.until, snapshot_at, first.earlier_ttl) for some in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
