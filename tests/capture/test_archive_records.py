@@ -1,13 +1,16 @@
-"""What a checkpoint of an archive keeps of segments that are gone, without a node."""
+"""The checkpoint of an archive: its records of segments that are gone, its cost, and its faults; without a node."""
 
+import os
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from writetime.capture import archives
-from writetime.capture.archives import Archived, Checkpoint
+from writetime.capture import checkpoint, durable
+from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
 from writetime.capture.progress import SegmentProgress
+from writetime.core.errors import WritetimeError
 
 FOLDER = "/archive/node-1"
 
@@ -23,9 +26,10 @@ def key(number: int) -> str:
 def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment has to be gone for a day, also across runs. What is not published whole stays."""
     now = 1_000_000.0
-    monkeypatch.setattr(archives.time, "time", lambda: now)
+    monkeypatch.setattr(checkpoint.time, "time", lambda: now)
     with closing(Checkpoint(tmp_path)) as kept:
-        kept.segments = {key(i): archived(i, finished=i != 3) for i in range(1, 5)}
+        for i in range(1, 5):
+            kept.keep(key(i), archived(i, finished=i != 3))
         kept.forget(set(), {FOLDER})
         assert len(kept.segments) == 4
         assert kept.unsaved
@@ -43,3 +47,60 @@ def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypat
         assert len(kept.segments) == 3
         kept.forget(set(), {FOLDER})
         assert kept.segments.keys() == {key(3)}
+
+
+def test_a_save_costs_what_has_changed(tmp_path: Path) -> None:
+    """However many segments there are. Records of the same segments do not make the file grow for ever."""
+    path = tmp_path / "segments.jsonl"
+    with closing(Checkpoint(tmp_path)) as kept:
+        for i in range(5000):
+            kept.keep(key(i), archived(i))
+        kept.save()
+        size = path.stat().st_size
+        for i in range(8):
+            kept.keep(key(i), archived(i, finished=False))
+        kept.save()
+        assert size < path.stat().st_size < 1.01 * size
+        assert len(read_checkpoint(tmp_path)) == 5000
+        assert not read_checkpoint(tmp_path)[key(7)].is_done
+        for _ in range(20):
+            for i in range(1000):
+                kept.keep(key(i), archived(i))
+            kept.save()
+        assert path.stat().st_size < 2.5 * size
+        assert read_checkpoint(tmp_path) == kept.segments == {key(i): archived(i) for i in range(5000)}
+
+
+@pytest.mark.parametrize("cut", [1, 30, 400])
+def test_a_save_that_was_cut_off_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    """By a kill, or by a full disk. Each whole line counts, and the next save leaves no part of one."""
+    with closing(Checkpoint(tmp_path)) as kept:
+        kept.keep(key(1), archived(1))
+        kept.save()
+
+        def full(path: Path, lines: Any) -> None:
+            durable.append_lines(path, lines)
+            os.truncate(path, path.stat().st_size - cut)
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, "append_lines", full)
+            kept.keep(key(2), archived(2))
+            kept.keep(key(3), archived(3))
+            with pytest.raises(OSError, match="No space left"):
+                kept.save()
+        assert kept.unsaved
+        assert read_checkpoint(tmp_path).keys() == ({key(1), key(2)} if cut < 100 else {key(1)})
+    # After a kill, too.
+    for number in (4, 5):
+        with closing(Checkpoint(tmp_path)) as kept:
+            kept.keep(key(number), archived(number))
+            kept.save()
+            assert read_checkpoint(tmp_path) == kept.segments
+            assert key(number) in kept.segments
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "segments.jsonl").write_text('["a", nul]\n["b", null]\n')
+    with pytest.raises(WritetimeError, match=r"segments\.jsonl is damaged .* start with another state folder"):
+        Checkpoint(tmp_path)

@@ -24,8 +24,9 @@ from tests.support.settings import write_settings
 from tests.support.vault import vault
 from tests.support.waiting import wait_for
 from writetime.capture import archives, durable
-from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
+from writetime.capture.archives import Report, follow_segments, publish_segments, unpublished
 from writetime.capture.change_publisher import ChangePublisher
+from writetime.capture.checkpoint import Checkpoint, read_checkpoint
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -372,12 +373,12 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
     monkeypatch.setattr(archives, "SEGMENTS_PER_TASK", 1)
     with following(captured, [tmp_path / "none", tmp_path / "copies"], tmp_path / "checkpoint") as reports:
         wait_for(lambda: broken.tried[bad.name] >= 3)
-        kept = archives._read_checkpoint(tmp_path / "checkpoint")
+        kept = read_checkpoint(tmp_path / "checkpoint")
         assert {key for key, found in kept.items() if found.is_done} == set(map(str, sound))
         assert str(bad) not in kept
         assert new_ones([str(tmp_path / "copies")], tmp_path / "checkpoint") == [str(bad)]
         broken.error = None
-        wait_for(lambda: archives._read_checkpoint(tmp_path / "checkpoint").get(str(bad)))
+        wait_for(lambda: read_checkpoint(tmp_path / "checkpoint").get(str(bad)))
     assert caplog.text.count(f"{bad} cannot be read: {type(error).__name__}") == 1
     [report] = reports
     assert (report.segments, report.faults) == (len(sound) + 1, {})
@@ -417,11 +418,11 @@ def test_the_readable_part_of_a_segment_is_published_once(
     monkeypatch.setattr(archives, boundary, {"hand_over": hand_over, "unbalanced": unbalanced}[boundary])
     with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
         wait_for(lambda: len(tried) >= 4)
-        kept = archives._read_checkpoint(tmp_path / "checkpoint")
+        kept = read_checkpoint(tmp_path / "checkpoint")
         assert {key for key, found in kept.items() if found.is_done} == set(map(str, sound))
         assert kept[str(bad)].progress.position > 0
         broken.clear()
-        wait_for(lambda: archives._read_checkpoint(tmp_path / "checkpoint")[str(bad)].is_done)
+        wait_for(lambda: read_checkpoint(tmp_path / "checkpoint")[str(bad)].is_done)
     assert (reports[0].segments, reports[0].faults) == (len(sound) + 1, {})
     assert set(published(captured).values()) == {1}
     captured.assert_same("t")
@@ -459,7 +460,7 @@ def test_an_error_of_all_segments_is_waited_for(
 
     monkeypatch.setattr(archives.SchemaWatch, "refresh", fail)
     with following(captured, [folder], tmp_path / "checkpoint") as reports:
-        wait_for((tmp_path / "checkpoint/segments.json").exists)
+        wait_for((tmp_path / "checkpoint/segments.jsonl").exists)
     [report] = reports
     assert report.errors == {kind: 3}
     [logged] = [record for record in caplog.records if record.message.endswith("; trying again")]
@@ -475,15 +476,15 @@ def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
         copy(path, tmp_path / "copies")
     left = [3]
 
-    def full(path: Path, content: Any) -> None:
-        if path.name == "segments.json" and left[0] > 0:
+    def full(path: Path, lines: Any) -> None:
+        if left[0] > 0:
             left[0] -= 1
             raise OSError(28, "No space left on device", str(path))
-        durable.write_json(path, content)
+        durable.write_lines(path, lines)
 
-    monkeypatch.setattr(archives, "write_json", full)
+    monkeypatch.setattr("writetime.capture.checkpoint.write_lines", full)
     with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
-        wait_for((tmp_path / "checkpoint/segments.json").exists)
+        wait_for((tmp_path / "checkpoint/segments.jsonl").exists)
     assert reports[0].errors == {"disk": 3}
     assert new_ones([str(tmp_path / "copies")], tmp_path / "checkpoint") == []
     # The changes were acknowledged, so they are not published again.
@@ -530,12 +531,12 @@ def test_a_refused_topic_ends_the_attempts(
 def test_records_of_published_segments_that_are_gone_are_dropped(
     captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "FORGOTTEN_SECONDS", 0)
+    monkeypatch.setattr("writetime.capture.checkpoint.FORGOTTEN_SECONDS", 0)
     copies = [copy(path, tmp_path / "copies") for path in segments]
     other = copy(copies[-1], tmp_path / "other")
     paths, checkpoint = [str(tmp_path / "copies"), str(tmp_path / "other")], tmp_path / "checkpoint"
     publish_segments(captured.settings, paths, checkpoint)
-    assert archives._read_checkpoint(checkpoint).keys() == {*map(str, copies), str(other)}
+    assert read_checkpoint(checkpoint).keys() == {*map(str, copies), str(other)}
     # A segment that the archive's owner deletes, and one that is new.
     for path in (copies[0], index_of(copies[0])):
         path.unlink()
@@ -545,7 +546,7 @@ def test_records_of_published_segments_that_are_gone_are_dropped(
     new = copy(complete(captured)[-1], tmp_path / "copies")
     with pytest.raises(WritetimeError, match="other does not exist"):
         publish_segments(captured.settings, paths, checkpoint)
-    assert archives._read_checkpoint(checkpoint).keys() == {*map(str, copies[1:]), str(new), str(other)}
+    assert read_checkpoint(checkpoint).keys() == {*map(str, copies[1:]), str(new), str(other)}
 
 
 def test_an_unknown_error_of_a_task_loses_nothing(

@@ -19,16 +19,15 @@ import logging
 import os
 import posixpath
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from writetime.capture.change_publisher import ChangePublisher
+from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
 from writetime.capture.decoding import Decoder
-from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.node_schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.capture.progress import SegmentProgress
@@ -44,15 +43,10 @@ from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
 
-_FILE = "segments.json"
 # Segments per task in one round. Progress is saved after it.
 SEGMENTS_PER_TASK = 8
 # How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
-FORGOTTEN_SECONDS = 86_400
-"""How long a published segment must be missing before its record is dropped. A folder is empty while it is not mounted,
-and without the records, all of its segments would be published again.
-"""
 
 
 @dataclass(frozen=True)
@@ -66,23 +60,6 @@ class Look:
     until: int
     complete: bool
     file: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Archived:
-    """The record of a segment: its progress, its `Look` before it was read, and the time since which it is missing
-    (seconds since 1970, 0 if it exists).
-    """
-
-    progress: SegmentProgress
-    complete: bool
-    file: tuple[int, int]
-    gone_since: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether the segment is published and never read again."""
-        return self.complete and self.progress.finished and self.progress.reason is None
 
 
 @dataclass(frozen=True)
@@ -217,47 +194,6 @@ def _publish_segment(
     return progress, counts, failed
 
 
-class Checkpoint:
-    """How far the segments are published: `segments.json` in a folder that only one run may use at a time.
-
-    Raises:
-        WritetimeError: another run uses it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._lock = lock_folder(folder)
-        self.folder = folder
-        self.segments = _read_checkpoint(folder)
-        # Whether the file lacks a part of the progress, as after a disk was full.
-        self.unsaved = False
-
-    def save(self) -> None:
-        """Save the current progress."""
-        self.unsaved = True
-        write_json(self.folder / _FILE, {key: asdict(found) for key, found in sorted(self.segments.items())})
-        self.unsaved = False
-
-    def forget(self, there: set[str], listed: set[str]) -> None:
-        """Drop the records of published segments that have been missing for a long time from the listed folders."""
-        now = time.time()
-        for key, found in list(self.segments.items()):
-            if posixpath.dirname(key) not in listed:
-                continue
-            since = 0.0 if key in there else found.gone_since or now
-            done = found.progress.finished and found.progress.reason is None
-            if since and done and now - since >= FORGOTTEN_SECONDS:
-                del self.segments[key]
-            elif since != found.gone_since:
-                self.segments[key] = replace(found, gone_since=since)
-            else:
-                continue
-            self.unsaved = True
-
-    def close(self) -> None:
-        """Release the folder for another run."""
-        os.close(self._lock)
-
-
 class Archive:
     """Publishes the segments of some folders, each with the segments of one node, on each call.
 
@@ -354,7 +290,7 @@ class Archive:
             for look, progress in outcome.reached:
                 if look.key not in outcome.failed:
                     self._failed.pop(look.key, None)
-                self._checkpoint.segments[look.key] = Archived(progress, look.complete, look.file)
+                self._checkpoint.keep(look.key, Archived(progress, look.complete, look.file))
                 if progress.finished:
                     self.report.ended.add(look.key)
                 self.report.mutations += progress.mutations - begun[look.key]
@@ -368,7 +304,7 @@ class Archive:
 
     def _note_vanished(self, there: set[str], listed: set[str]) -> None:
         """Record the segments that vanished from the listed folders before all of their data was published."""
-        for key, found in self._checkpoint.segments.items():
+        for key, found in list(self._checkpoint.segments.items()):
             unread = not found.progress.finished and found.progress.reason is None
             if unread and key not in there and posixpath.dirname(key) in listed:
                 reason = (
@@ -378,7 +314,7 @@ class Archive:
                 log.error("%s", reason)
                 # If it is put back, it is read again.
                 progress = replace(found.progress, reason=reason, broken=True)
-                self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
+                self._checkpoint.keep(key, replace(found, progress=progress, file=(0, 0)))
 
     def _report_faults(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
@@ -400,7 +336,7 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict
     Raises:
         WritetimeError, OSError: the checkpoint cannot be read.
     """
-    kept = _read_checkpoint(checkpoint)
+    kept = read_checkpoint(checkpoint)
     sight = _look(_addresses(paths), kept)
     return [look.key for look in sight.looks if _begin(look, kept.get(look.key)) is not None], sight.unlisted
 
@@ -504,18 +440,6 @@ def _shown(key: str) -> str:
     """Return the address of a segment without secrets. The options of its folder are before its name."""
     folder, separator, name = key.rpartition("/")
     return f"{without_secrets(folder)}{separator}{name}"
-
-
-def _read_checkpoint(folder: Path) -> dict[str, Archived]:
-    return {
-        key: Archived(
-            SegmentProgress(**found["progress"]),
-            found["complete"],
-            (found["file"][0], found["file"][1]),
-            found.get("gone_since", 0.0),
-        )
-        for key, found in (read_json(folder / _FILE) or {}).items()
-    }
 
 
 def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,13 @@ def _lock(handle: int, reason: str) -> int:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file in one step. After a crash it has either the old content or all of the new content."""
+    _replace(path, json.dumps(content, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
     with beside.open("w") as file:
-        json.dump(content, file, indent=1)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
@@ -62,7 +67,46 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except ValueError as e:
-        raise WritetimeError(f"{path} is damaged ({e}): restore it, or start with another state folder") from None
+        raise _damaged(path, e) from None
+
+
+def _damaged(path: Path, error: ValueError) -> WritetimeError:
+    return WritetimeError(f"{path} is damaged ({error}): restore it, or start with another state folder")
+
+
+def write_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write a file of lines of JSON in one step, as `write_json` does."""
+    _replace(path, _lines_of(values))
+
+
+def append_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append lines of JSON to a file. After a crash or an error it has some of them, and the last one may lack its end:
+    then write it again.
+    """
+    with path.open("a") as file:
+        file.write(_lines_of(values))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines_of(values: Iterable[Any]) -> str:
+    return "".join(f"{json.dumps(value)}\n" for value in values)
+
+
+def read_lines(path: Path) -> tuple[list[Any], bool]:
+    """Return the lines of a file of lines of JSON, without a last one that lacks its end, and whether lines may be
+    appended: there is such a file, and all of its lines have their ends.
+
+    Raises:
+        WritetimeError: a line is not JSON.
+    """
+    try:
+        *lines, rest = path.read_text().split("\n")
+        return [json.loads(line) for line in lines], not rest
+    except FileNotFoundError:
+        return [], False
+    except ValueError as e:
+        raise _damaged(path, e) from None
 
 
 def copy_file(source: Path, target: Path) -> None:
