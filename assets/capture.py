@@ -68,7 +68,7 @@ commit_logs = AssetSpec(
 @by_kind()
 def agents(kafka: KafkaResource) -> ObserveResult:
     """Observe the agents by their reports in Kafka: the numbers of their metrics and of `writetime status`."""
-    found = statuses(kafka.settings)
+    found = statuses(shared_watermarks(kafka.settings).read())
     numbers = summary(found.values())
     return ObserveResult(
         asset_key=AGENTS,
@@ -88,7 +88,7 @@ def agents(kafka: KafkaResource) -> ObserveResult:
 @by_kind()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     """Find agents that are silent, or whose watermark cannot move."""
-    found = statuses(kafka.settings)
+    found = statuses(shared_watermarks(kafka.settings).read())
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
     faults = {source: of_tables for source, s in found.items() if (of_tables := _faults_of_tables(s))}
     since = time.time() - kafka.settings.capture.stale_seconds

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dagster import (
+    AssetCheckResult,
     AssetCheckSeverity,
     AssetKey,
     AssetMaterialization,
@@ -247,7 +248,9 @@ def test_a_tick_asks_kafka_as_often_for_many_tables(settings: Settings, monkeypa
     assert asked == of_one
 
 
-def test_a_run_reads_the_watermarks_once_for_all_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reads_the_watermarks_once_for_agents_and_all_tables(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = published(settings, "a", "b")
     opened, begin = 0, WatermarkTopic.__init__
 
@@ -263,6 +266,8 @@ def test_a_run_reads_the_watermarks_once_for_all_tables(settings: Settings, monk
         assert observed.metadata["messages"]
         checks: Any = changes.lag_and_freshness(table)(lake=LakeResource(), kafka=KafkaResource())
         assert len(list(checks)) == 3
+    assert isinstance(capture.agents(kafka=KafkaResource()), ObserveResult)
+    assert isinstance(capture.no_agent_is_held_up(kafka=KafkaResource()), AssetCheckResult)
     assert opened == 1
 
 

@@ -108,8 +108,8 @@ def test_the_status_of_an_agent(
         time.sleep(1.5 * captured.pace.status)
         captured.settle()
         node = node_id(captured)
-        wait_for(lambda: table in statuses(captured.settings).get(node, {}).get("changes", {}))
-    said = statuses(captured.settings)[node]
+        wait_for(lambda: table in statuses(captured.watermarks.read()).get(node, {}).get("changes", {}))
+    said = statuses(captured.watermarks.read())[node]
     assert f'writetime_capture_changes_total{{kind="row",table="{table}"}}' in metrics
     for name in said["lag"]:
         assert f"writetime_capture_{name} " in metrics

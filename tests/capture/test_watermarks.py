@@ -144,7 +144,7 @@ def assert_a_broken_segment_holds_the_watermark(landed: Captured, one: Agent) ->
     one.round(threading.Event())
     assert mark(landed).until == held_from
     assert path.name in str(one.held_by)
-    said = statuses(landed.settings)[node_id(landed)]
+    said = statuses(landed.watermarks.read())[node_id(landed)]
     assert said["held_by"] == one.held_by
     assert said["totals"]["segments_set_aside"] == said["lag"]["aside_segments"] == 1
     assert said["published_until"] == held_from

@@ -49,7 +49,7 @@ from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import CdcSource
 from writetime.servers.process import free_port
 from writetime.verify.comparison import verify
-from writetime.wire.watermarks import statuses
+from writetime.wire.watermarks import WatermarkTopic, statuses
 
 
 @pytest.mark.long_only("kills and starts an agent again and again")
@@ -87,7 +87,7 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
         assert captured_until(changes) == reached(settings)[table.schema.full_name]
     shown = list(status_lines(settings))
     assert any(f"{tables[0].schema.full_name}: published up to " in line for line in shown)
-    said = statuses(settings)[source_of(tables[0])]
+    said = statuses(WatermarkTopic(settings).read())[source_of(tables[0])]
     assert said["logs"].keys() == {tables[0].schema.full_name}
     assert said["held_by"] is None
     assert any(line.startswith(f"agent of {source_of(tables[1])} ") for line in agents_lines(settings))

@@ -23,7 +23,7 @@ from tests.support.examples import is_long_run
 from writetime.cli.main import main
 from writetime.core import config
 from writetime.servers.process import port_answers
-from writetime.wire.watermarks import statuses
+from writetime.wire.watermarks import WatermarkTopic, statuses
 
 # Programs that run until Ctrl-C: the test starts and ends them.
 SERVICES = ("serve", "sink", "agent", "follow", "work")
@@ -173,7 +173,8 @@ class Folder:
             "writetime serve": lambda: port_answers(self._ingress_port),
             # It says something of itself in Kafka at the end of its first round, when each table has its topic.
             "writetime agent": lambda: (
-                status.exists() and any(said.get("at", 0) > began for said in statuses(config.load()).values())
+                status.exists()
+                and any(said.get("at", 0) > began for said in statuses(WatermarkTopic(config.load()).read()).values())
             ),
             # Before that, a signal would end it in the middle of its imports.
             "writetime follow": lambda: handles_signals(process.pid),

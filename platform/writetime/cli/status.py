@@ -41,7 +41,7 @@ def agents_lines(settings: Settings, *, everything: bool = False) -> Iterator[st
     """Yield the last reports of the agents of all nodes and logs, from Kafka. A report that cannot be read does not
     hide the others.
     """
-    for source, found in statuses(settings).items():
+    for source, found in statuses(WatermarkTopic(settings).read()).items():
         try:
             address = found.get("address", "")
             lines = [f"agent of {source}      {_ago(found['at'])}      {address}".rstrip()]

@@ -143,10 +143,9 @@ def send_report(sender: Sender, table: str, report: LandingReport | None) -> Non
     sender.produce(WATERMARKS_TOPIC, value, (_LANDING + table).encode(), 0)
 
 
-def statuses(settings: Settings) -> dict[str, AgentStatus]:
+def statuses(sources: Mapping[str, SourceMarks]) -> dict[str, AgentStatus]:
     """Return the last status of the agent of each source that is not retired, by the source's name."""
-    found = WatermarkTopic(settings).read()
-    return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
+    return {source: marks.status for source, marks in sorted(sources.items()) if marks.status and not marks.retired}
 
 
 class Sources(dict[str, SourceMarks]):
