@@ -2,6 +2,8 @@
 
 import dataclasses
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +29,7 @@ from writetime.row_events import changed_rows
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
 from writetime.view import refreshing, view_packing
+from writetime.view.placed_rows import Refresh
 from writetime.view.refreshing import refresh
 
 SECOND = 1_000_000
@@ -210,6 +213,37 @@ def test_rows_that_are_missing_make_it_whole(table: LakeTable, settings: Setting
     add(table, [write(3, 1, 6, v="b")], 2)
     with patch.object(refreshing, "_files_of", lambda *_: ()):
         assert refresh(settings, table).whole
+    assert rows_of(table) == computed(table)
+
+
+@pytest.mark.parametrize("fault", ["rows are missing", "a file is gone"])
+def test_the_files_of_a_refresh_that_did_not_do_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Before the view is written whole: no later refresh knows of them, and only `maintain` would find them."""
+    monkeypatch.setattr(buckets, "FEW_ROWS", 0)
+    settings, table = settings_at(tmp_path), new_table(tmp_path)
+    add(table, [write(i, 1, 5, v="a") for i in range(40)], 1)
+    refresh(settings, table)
+    before = files_in(Path(table.view.storage.address))
+    add(table, [write(i, 1, 6, v="b") for i in range(20)], 2)
+    left: list[Path] = []
+
+    def run(function: Any, tasks: Any) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if function is not Refresh.run:
+                yield function(task)
+                continue
+            if fault == "a file is gone" and number == 2:
+                raise FileNotFoundError("the rows as of the last refresh")
+            done = function(task if fault == "a file is gone" else replace(task, files=()))
+            left.extend(Path(table.view.storage.address, file.path) for file in done.files)
+            yield done
+
+    assert refresh(settings, table, run).whole
+    assert len(left) >= 2
+    named = {Path(table.view.storage.address, path) for path in table.view_files.load().files}
+    assert files_in(Path(table.view.storage.address)) == before | named
     assert rows_of(table) == computed(table)
 
 

@@ -138,7 +138,9 @@ def write_rows(
 
 @contextmanager
 def deleted_if_refused(storage: Storage, files: Iterable[WrittenFile]) -> Iterator[None]:
-    """Delete new files if their check, inside the `with` block, raises, because no commit will name them."""
+    """Delete new files if the check of the files, or the work on them, inside the `with` block, raises. No commit will
+    name them.
+    """
     try:
         yield
     except BaseException:

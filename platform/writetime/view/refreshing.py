@@ -211,10 +211,14 @@ def _next(
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
     tasks = [Refresh(each, _files_of(before, each.bucket), table.view.storage, table.cache) for each in rows]
-    found = _joined(run(Refresh.run, tasks))
-    marked = sum(map(len, found.marks.values()))
-    if marked != found.gone:
-        raise _Whole(f"it has {marked} of the {found.gone} rows that were changed or removed")
+    done: list[Written] = []
+    # Of tasks that ended before one failed, too.
+    with deleted_if_refused(table.view.storage, (file for each in done for file in each.files)):
+        done.extend(run(Refresh.run, tasks))
+        found = _joined(done)
+        marked = sum(map(len, found.marks.values()))
+        if marked != found.gone:
+            raise _Whole(f"it has {marked} of the {found.gone} rows that were changed or removed")
     return found, batch
 
 
