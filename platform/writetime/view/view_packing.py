@@ -1,7 +1,7 @@
 """Packs the files of a view: small ones become a larger one, and marked rows leave.
 
 Files are in classes of size, each `FAN` times the one before; `FAN` of a class become one of the next. A file of which
-more than a twentieth is marked is written again without these rows. So each row is written log8(view / batch) + 20
+more than a fortieth is marked is written again without these rows. So each row is written log8(view / batch) + 40
 times at most for each time that it changes, and a reader reads few files with few marked rows.
 """
 
@@ -31,7 +31,7 @@ FAN = 8
 # Larger files (bytes of Parquet) are written again for their marked rows only.
 _LARGEST = 32 << 20
 # Of a file's rows, one in so many may be marked. Readers pay for each marked row: DuckDB some 100 ns.
-_SHARE = 20
+_SHARE = 40
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
 def pack(table: LakeTable, run: Runner = map) -> int:
     """Pack the files of a view where it is worth it; return how many were replaced.
 
-    At most one file is written again for its marked rows, so that a refresh after it does not wait for many.
+    Files are written again for their marked rows, together at most as many rows as the largest of them has, so that a
+    refresh after it does not wait for many.
     """
     before = table.view_files.load()
     # What another program has changed, the next refresh writes whole.
@@ -122,9 +123,13 @@ def _chosen(storage: Storage, version: LiveVersion) -> list[tuple[int, list[Live
             chosen.append((bucket, [each for each in files if each.file.path in folded]))
     taken = {each.file.path for _, files in chosen for each in files}
     marked = [each for each in placed if each.file.path not in taken and each.marked * _SHARE > each.file.rows]
-    if marked:
-        most = max(marked, key=lambda each: each.marked / each.file.rows)
-        chosen.append((most.file.bucket, [most]))
+    most_rows = max((each.file.rows for each in marked), default=0)
+    rows = 0
+    for each in sorted(marked, key=lambda each: each.marked / each.file.rows, reverse=True):
+        rows += each.file.rows
+        if rows > most_rows:
+            break
+        chosen.append((each.file.bucket, [each]))
     return chosen
 
 
