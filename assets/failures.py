@@ -10,7 +10,7 @@ from dagster._core.errors import DagsterUserCodeProcessError
 from dagster_shared.error import SerializableErrorInfo
 
 from writetime.clients.zookeeper import NoZooKeeper
-from writetime.core.errors import Transient, WritetimeError, reason_of
+from writetime.core.errors import Transient, WritetimeError, hide_passwords, reason_of
 from writetime.core.outages import is_outage
 from writetime.replay import batches as replay
 from writetime.workqueue import statements as workqueue
@@ -55,9 +55,11 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         raise
     except Exception as e:
         if is_outage(e):
+            hide_passwords(e)
             raise RetryRequested(RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):
             raise ToCorrect(reason_of(e)) from None
+        hide_passwords(e)
         raise RetryRequested(RETRIES, soon_seconds) from e
 
 

@@ -6,6 +6,7 @@ from importlib.abc import MetaPathFinder
 from io import TextIOWrapper
 
 from writetime.cli.main import main
+from writetime.core.logs import hide_passwords_of_bugs
 
 # Modules that no command needs. pyarrow and numba import them if they are installed, which takes a quarter of the time
 # of a look-up.
@@ -30,6 +31,7 @@ def run() -> None:
     if names := _NOT_USED.get("".join(sys.argv[1:2])):
         sys.meta_path.insert(0, _Absent(names))
     _show_all_characters()
+    hide_passwords_of_bugs()
     main()
 
 

@@ -42,7 +42,8 @@ def is_loopback(host: str) -> bool:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A value in the wrong place may be a password.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class _Login(_Section):
@@ -511,7 +512,9 @@ class Dagster(_Section):
 class Settings(BaseSettings):
     """All settings. Create it with `load()`, which finds the file and turns mistakes into one readable error."""
 
-    model_config = SettingsConfigDict(env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
     cassandra: Cassandra = Cassandra()
     clusters: dict[str, Cassandra] = Field(

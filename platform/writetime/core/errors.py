@@ -49,6 +49,20 @@ def plain_text(fault: BaseException) -> str:
     return _COLOUR.sub("", _CAUSE.sub(": ", text)).strip() if "\x1b" in text else text
 
 
+def hide_passwords(fault: BaseException) -> None:
+    """Take the passwords and the secret options of addresses out of an error and the errors that led to it, where
+    another program will show them with their traceback.
+    """
+    found: BaseException | None = fault
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        found.args = tuple(without_passwords(part) if isinstance(part, str) else part for part in found.args)
+        if isinstance(found, OSError) and isinstance(found.filename, str):
+            found.filename = without_passwords(found.filename)
+        found = found.__cause__ or found.__context__
+
+
 def without_passwords(text: str) -> str:
     """Return a text without the passwords and the secret options of the addresses in it."""
     return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1@", text)) if "://" in text else text

@@ -4,6 +4,9 @@ of an address.
 
 import json
 import logging
+import sys
+import threading
+import traceback
 from datetime import UTC, datetime
 
 from writetime.core.errors import without_passwords
@@ -40,6 +43,22 @@ KAFKA_CLIENT = "writetime.clients.kafka.client"
 """The logger of librdkafka."""
 ZOOKEEPER_CLIENT = "writetime.clients.zookeeper.client"
 """The logger of kazoo."""
+
+
+def hide_passwords_of_bugs() -> None:
+    """Let Python show the traceback of a bug, also of a thread, without the passwords of addresses."""
+
+    def show(error: BaseException | None) -> None:
+        sys.stderr.write(without_passwords("".join(traceback.format_exception(error))))
+
+    def show_of_thread(found: threading.ExceptHookArgs) -> None:
+        # A thread may end so, as Python's own hook has it.
+        if found.exc_type is not SystemExit:
+            sys.stderr.write(f"Exception in thread {found.thread.name if found.thread else None}:\n")
+            show(found.exc_value)
+
+    sys.excepthook = lambda _kind, error, _trace: show(error)
+    threading.excepthook = show_of_thread
 
 
 def silence_clients() -> None:
