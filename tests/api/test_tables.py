@@ -21,7 +21,7 @@ def items(tmp_path: Path) -> writetime.Table:
     return writetime.open_table("shop.items", settings_at(tmp_path))
 
 
-def test_a_view_now_and_then(items: writetime.Table) -> None:
+def test_a_view_of_now_and_of_an_earlier_time(items: writetime.Table) -> None:
     assert items.name == "shop.items"
     assert items.schema.full_name == SCHEMA.full_name
     now = sorted(items.view().to_pylist(), key=lambda row: (row["id"], row["n"]))

@@ -96,7 +96,9 @@ def test_new_backups_start_a_backfill(manager: ScyllaManager) -> None:
             assert requested() == 0
 
 
-def test_a_place_that_does_not_answer_delays_no_other(manager: ScyllaManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_does_not_answer_does_not_delay_the_others(
+    manager: ScyllaManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     back_up(manager, 0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -116,7 +118,7 @@ def test_a_place_that_does_not_answer_delays_no_other(manager: ScyllaManager, mo
     assert "shop.silent: its places did not answer for 1 s" in str(result.skip_reason.skip_message)
 
 
-def test_a_place_that_takes_long_is_listed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listing_of_a_slow_place_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its tables has its turn, and one thread lists it at a time."""
     tables = [FollowedTable(f"shop.t{i}", Table(snapshots=["/place"])) for i in range(6)]
     turns = [threading.Event() for _ in tables]

@@ -158,7 +158,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
     assert sorted(row["id"] for row in rows) == list(range(20))
 
 
-def test_a_table_that_cannot_land_slows_no_other(
+def test_a_table_that_cannot_land_does_not_slow_the_others(
     settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left out for a while after its failure; the others land at each tick."""
@@ -187,7 +187,7 @@ def requested(tick: SensorExecutionData) -> list[AssetKey]:
     return [key for request in tick.run_requests or [] for key in request.asset_selection or []]
 
 
-def test_a_table_that_takes_long_holds_no_other_up(settings: Settings) -> None:
+def test_a_table_that_takes_long_does_not_delay_the_others(settings: Settings) -> None:
     """Once its run has taken long, the others get another run; most runs are not worth that."""
     slow, sound = published(settings, "a", "b")
     of_slow = land_job(slow, sound).get_subset(asset_selection={key_of(slow, "changes")})
@@ -211,7 +211,7 @@ def step_of(instance: DagsterInstance, run: DagsterRun, kind: DagsterEventType) 
     )
 
 
-def test_a_table_whose_topic_has_no_leader_holds_no_other_up(
+def test_a_table_whose_topic_has_no_leader_does_not_delay_the_others(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, sound = published(settings, "a", "b")
@@ -231,7 +231,9 @@ def test_a_table_whose_topic_has_no_leader_holds_no_other_up(
         assert f"no leader of {lost}" in (skipped.skip_message or "")
 
 
-def test_a_tick_asks_kafka_as_often_for_many_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_queries_kafka_equally_often_for_many_tables(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = published(settings, "a", "b", "c")
     asked, ask = 0, kafka._ask
 

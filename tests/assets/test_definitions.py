@@ -287,7 +287,7 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ("[tables.shop.b__b]\n[tables.shop__b__b.b]", "Dagster cannot distinguish shop__b__b.b and shop.b__b"),
     ],
 )
-def test_a_refused_table_reports_why_and_stops_no_other(
+def test_a_refused_table_reports_why_and_does_not_stop_the_others(
     entry: str, reason: str, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But a command that validates definitions fails."""

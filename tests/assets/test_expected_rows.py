@@ -150,7 +150,7 @@ def test_rows_are_checked_in_portions(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_what_only_all_rows_show_is_checked_on_a_schedule(
+def test_expectations_about_all_rows_are_checked_on_a_schedule(
     written: tuple[LakeTable, list[WrittenFile]], *, whole: bool
 ) -> None:
     assert checked(*written, {"type": "expect_table_row_count_to_equal", "value": 9}, whole=whole) is None

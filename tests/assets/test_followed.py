@@ -105,7 +105,7 @@ def test_progress_is_observed(settings: Settings) -> None:
     assert json.loads(first.cursor or "")["recorded"][tables[0].name][0] == now
 
 
-def test_progress_without_news_is_recorded_now_and_then(settings: Settings) -> None:
+def test_progress_without_news_is_recorded_from_time_to_time(settings: Settings) -> None:
     """Reports come each half a minute, and Dagster keeps all that is recorded."""
     tables = tables_of(settings)
     name, sensor, now = tables[0].name, progress(tables), time.time()

@@ -272,7 +272,7 @@ def run_that_fails(instance: DagsterInstance, broken: AssetKey) -> None:
     assert not job.execute_in_process(instance=instance, raise_on_error=False).success
 
 
-def test_a_fault_of_the_dead_letters_holds_no_events_up(
+def test_a_fault_of_the_dead_letters_does_not_delay_events(
     settings: Settings, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their table is left out for a while."""
@@ -287,7 +287,7 @@ def test_a_fault_of_the_dead_letters_holds_no_events_up(
     assert asked.asset_selection is None
 
 
-def test_sensor_asks_for_a_run_while_there_is_lag(
+def test_sensor_requests_a_run_while_there_is_lag(
     settings: Settings, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tick() -> object:

@@ -142,7 +142,7 @@ def test_report_and_alert(instance: DagsterInstance, posted: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("path", ["wrong", "hooks/secret"])
-def test_a_webhook_that_does_not_answer_does_no_harm(
+def test_a_webhook_that_does_not_answer_is_harmless(
     path: str,
     instance: DagsterInstance,
     posted: list[dict[str, Any]],
@@ -157,7 +157,7 @@ def test_a_webhook_that_does_not_answer_does_no_harm(
     assert "hooks/" not in caplog.text
 
 
-def test_a_report_that_cannot_be_written_keeps_no_alert_back(
+def test_a_report_that_cannot_be_written_does_not_prevent_the_alert(
     instance: DagsterInstance, posted: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither that of a run's own process nor that of a sensor."""
@@ -197,7 +197,7 @@ def test_a_report_is_utf_8_in_every_locale(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "ü\\udc80"
 
 
-def test_nothing_wrong_is_no_alert(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
+def test_no_alert_is_sent_if_nothing_is_wrong(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
     @asset
     def fine(kafka: KafkaResource) -> None:
         """An asset without a fault."""

@@ -12,7 +12,7 @@ from writetime_dagster.resources import KafkaResource
 
 
 @pytest.mark.parametrize("new", [0, 1])
-def test_a_folder_that_cannot_be_listed_keeps_no_run_back(
+def test_a_folder_that_cannot_be_listed_does_not_prevent_a_run(
     new: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run publishes the segments of the others, and fails with an alert."""

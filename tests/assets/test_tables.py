@@ -236,7 +236,7 @@ def test_invalid_states_are_found(settings: Settings, spark: SparkSession) -> No
     }
 
 
-def test_levels_that_are_no_state_are_not_committed(
+def test_levels_that_are_not_a_state_are_not_committed(
     settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = create_table(settings, SCHEMA)
@@ -291,7 +291,7 @@ def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Sett
     assert refreshed("b", 3) == (True, ["b"])
 
 
-def test_a_view_is_refreshed_by_its_changes_unless_a_run_asks_for_all_rows(
+def test_a_view_is_refreshed_by_its_changes_unless_a_run_requests_all_rows(
     settings: Settings, spark: SparkSession
 ) -> None:
     table = create_table(settings, SCHEMA)
@@ -343,7 +343,7 @@ def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Setting
     assert (later.passed, numbers_of) == (True, {"rows_checked": 0, "all_rows_checked": False})
 
 
-def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(settings: Settings) -> None:
+def test_a_fault_for_an_operator_is_one_sentence_and_is_not_retried(settings: Settings) -> None:
     result = materialize(
         [changes.merged(FollowedTable("shop.none"))],
         instance=DagsterInstance.ephemeral(),

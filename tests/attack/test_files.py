@@ -63,7 +63,7 @@ def misbehave(first: int) -> None:
     work(trials(), Limits(touched_mib=32))
 
 
-def test_what_is_to_be_found_is_found() -> None:
+def test_the_attack_finds_known_faults() -> None:
     report = Report()
     root = str(Path(__file__).parents[2])
     script = f"import sys; sys.path.insert(0, {root!r}); from tests.attack.test_files import misbehave; misbehave(%d)"

@@ -68,7 +68,7 @@ def stop_all(patch: pytest.MonkeyPatch) -> None:
         (stop_all, "writetime.schemas", "are missing|no table is landed"),
     ],
 )
-def test_what_is_to_be_found_is_found(
+def test_the_attack_finds_known_faults(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None], topic: str, found: str
 ) -> None:
     for name in ("PAUSE_SECONDS", "SET_ASIDE_SECONDS", "REPORT_SECONDS"):

@@ -99,7 +99,7 @@ def test_ranges_that_meet_keep_their_write_times(published: Captured) -> None:
     assert sorted(c["tombstone"]["write_time"] for c in deletions) == [200, 300]
 
 
-def test_a_deletion_and_a_newer_insert_of_a_row_are_both_there(published: Captured) -> None:
+def test_a_deletion_and_a_newer_insert_of_a_row_both_exist(published: Captured) -> None:
     both = row_of(published, "ranges", k=1, c=0)
     assert (both["tombstone"]["write_time"], both["marker"]["write_time"]) == (400, 500)
 

@@ -202,7 +202,7 @@ def test_segments_that_come_and_grow_are_followed(captured: Captured, segments: 
     captured.assert_same("t")
 
 
-def test_files_that_are_no_known_segments_stop_no_other(
+def test_files_that_are_not_known_segments_do_not_stop_the_others(
     captured: Captured, segments: list[Path], tmp_path: Path
 ) -> None:
     copies = [copy(path, tmp_path / "copies") for path in segments]
@@ -268,7 +268,7 @@ def assert_reported_if_it_vanishes(captured: Captured, growing: Path) -> None:
     assert "vanished before it was read to its end (up to offset " in reason
 
 
-def test_a_folder_that_is_not_there_and_a_checkpoint_in_use_are_refused(captured: Captured, tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_checkpoint_in_use_are_refused(captured: Captured, tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match="copies/none does not exist"):
         publish_segments(captured.settings, [str(tmp_path / "copies/none")], tmp_path / "checkpoint")
     kept = Checkpoint(tmp_path / "checkpoint")
@@ -332,7 +332,7 @@ def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterat
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("x"), RecursionError("too deep")])
-def test_an_unknown_error_of_a_segment_stops_no_other(
+def test_an_unknown_error_of_a_segment_does_not_stop_the_others(
     captured: Captured, tmp_path: Path, caplog: pytest.LogCaptureFixture, break_one: BreakOne, error: Exception
 ) -> None:
     broken, bad, sound = break_one(error)
@@ -360,7 +360,7 @@ def test_an_unknown_error_of_a_segment_stops_no_other(
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("a segment is large")])
-def test_a_segment_that_the_disk_does_not_return_stops_no_other(
+def test_a_segment_that_the_disk_does_not_return_does_not_stop_the_others(
     captured: Captured,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -437,7 +437,7 @@ def test_the_readable_part_of_a_segment_is_published_once(
         (OSError(28, "No space left on device"), "disk"),
     ],
 )
-def test_an_error_of_all_segments_is_waited_for(
+def test_an_error_of_all_segments_is_retried(
     captured: Captured,
     segments: list[Path],
     tmp_path: Path,

@@ -54,7 +54,7 @@ def truncated_at(session: Session) -> int:
     return read_cluster_truncations(session, "system.truncated")[UUID(int=7)].at
 
 
-def test_nodes_that_joined_are_asked_for_truncations_and_those_that_left_are_not(nodes: Nodes) -> None:
+def test_nodes_that_joined_are_queried_for_truncations_and_those_that_left_are_not(nodes: Nodes) -> None:
     first = nodes.add(1)
     session = nodes.session()
     assert truncated_at(session) == 1000
@@ -65,7 +65,7 @@ def test_nodes_that_joined_are_asked_for_truncations_and_those_that_left_are_not
     assert truncated_at(session) == 2000
 
 
-def test_nodes_of_other_data_centers_are_not_asked(nodes: Nodes) -> None:
+def test_nodes_of_other_data_centers_are_not_queried(nodes: Nodes) -> None:
     """The driver takes one for up after an event, though it connects to none."""
     nodes.add(1)
     remote = nodes.add(9, "dc2", is_up=None)
@@ -93,7 +93,7 @@ def test_a_node_that_may_be_up_has_to_answer(nodes: Nodes) -> None:
         truncated_at(session)
 
 
-def test_events_are_heard_from_a_node_that_is_there_now(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_received_from_a_present_node(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def connect(endpoint: DefaultEndPoint) -> Any:

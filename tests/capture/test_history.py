@@ -74,7 +74,7 @@ def test_schemas_that_change(captured: Captured) -> None:
     assert Column("late", Native("decimal")) in kept[-1].columns
 
 
-def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path) -> None:
+def test_changes_of_schemas_are_received(captured: Captured, tmp_path: Path) -> None:
     """Sooner than the agent asks, where no write makes it ask."""
     captured.pace = Pace(schema=3600.0)
     empty = tmp_path / "no segments"

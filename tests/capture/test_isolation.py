@@ -70,7 +70,9 @@ def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bo
     return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
 
 
-def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_cannot_be_read_does_not_stop_the_others(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     state = captured.settings.capture.state_dir
 
@@ -105,7 +107,9 @@ def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypa
     captured.assert_same(_BAD, "good")
 
 
-def test_a_change_that_cannot_be_encoded_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_encoded_does_not_stop_the_others(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
 
     def has_poison(_: Any, __: ChangeEncoder, changes: Any) -> bool:
@@ -127,7 +131,7 @@ def test_a_change_that_cannot_be_encoded_stops_no_other(captured: Captured, monk
             assert list(status_of(captured)["held"]) == [f"{captured.keyspace}.{_BAD}"]
 
 
-def test_a_table_whose_schema_cannot_be_read_stops_no_other(
+def test_a_table_whose_schema_cannot_be_read_does_not_stop_the_others(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
@@ -151,7 +155,7 @@ def test_a_table_whose_schema_cannot_be_read_stops_no_other(
     captured.assert_same("good")
 
 
-def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
+def test_a_topic_that_kafka_refuses_does_not_stop_the_others(captured: Captured) -> None:
     # Each message is older than the broker takes.
     refused = changes_topic(f"{captured.keyspace}.{_BAD}")
     ensure_topics(captured.settings, {refused: {"message.timestamp.before.max.ms": "0"}}, 1)
@@ -168,7 +172,9 @@ def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
     captured.assert_same("good", "marks")
 
 
-def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_fault_of_a_topic_does_not_stop_the_others(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     bad = f"{captured.keyspace}.{_BAD}"
     is_bad = failing(
@@ -195,7 +201,7 @@ def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypa
     captured.assert_same(_BAD, "good")
 
 
-def test_a_segment_that_cannot_be_released_stops_no_other(
+def test_a_segment_that_cannot_be_released_does_not_stop_the_others(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck: list[str] = []
@@ -242,7 +248,7 @@ def test_a_reason_without_the_rights_to_read_it_is_a_gap_of_all_tables(tmp_path:
     assert (gap.until, gap.tables) == (OPEN, None)
 
 
-def test_an_index_that_cannot_be_read_stops_no_other_segment(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_read_does_not_stop_other_segments(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"CommitLog-7-{number}.log").write_bytes(b"")
     (tmp_path / "CommitLog-7-1_cdc.idx").mkdir()
@@ -258,7 +264,9 @@ STRAY = ("CommitLog-9-1700000000000.log", "agent.log")
 REFUSED = ("commit log version 9 is not supported", "is not named like a commit log segment")
 
 
-def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_known_segments_do_not_stop_the_others(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
     """A segment of a later version, and a file of something else."""
     captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
     strays = [captured.node.cdc_raw / name for name in STRAY]
@@ -286,7 +294,7 @@ def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, capl
     captured.assert_same("good", "marks")
 
 
-def test_a_segment_that_cannot_be_read_stops_no_other(
+def test_a_segment_that_cannot_be_read_does_not_stop_the_others(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as one that an operator has put back as another user."""
@@ -343,7 +351,9 @@ def test_a_fault_of_the_disk_publishes_nothing_twice(captured: Captured, monkeyp
     captured.assert_same("good", "marks")
 
 
-def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_cannot_be_read_does_not_stop_the_others(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     write_rows(captured, _BAD, "good")
     bad = f"{captured.keyspace}.{_BAD}"
@@ -377,7 +387,7 @@ def test_a_fault_of_no_known_kind_does_not_end_the_agent(
     assert "nobody expects this" in caplog.text
 
 
-def test_a_full_disk_is_waited_for(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_waits_while_a_disk_is_full(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
     left = [2]
 

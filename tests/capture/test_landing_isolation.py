@@ -70,7 +70,7 @@ def test_an_unknown_error_sets_its_table_aside(
     assert second not in "\n".join(status_lines(settings))
 
 
-def test_an_outage_is_waited_for(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_waits_during_an_outage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
     first, second = published(settings, "a", "b")
     broken = Broken(monkeypatch, first, OSError(errno.ENOSPC, "No space left on device"))
@@ -99,7 +99,9 @@ def test_a_report_that_cannot_be_sent_stops_no_table(
     assert "RuntimeError: a bug" in caplog.text
 
 
-def test_a_full_disk_is_waited_for(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_waits_while_a_disk_is_full(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hurry(monkeypatch)
     with small_disk(tmp_path, 512) as disk:
         settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(disk / "lake")})})

@@ -145,7 +145,7 @@ def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer)
     )
 
 
-def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: RegistryServer) -> None:
+def test_a_refused_schema_does_not_stop_other_tables(registered: Captured, registry: RegistryServer) -> None:
     name = f"{registered.keyspace}.t"
     subject = f"{changes_topic(name)}-value"
     other = {"type": "record", "name": "other", "fields": [{"name": "kind", "type": "long"}]}
@@ -218,7 +218,7 @@ def test_the_agent_waits_for_a_registry_that_answers_anything(
     assert landing.drain() == 1
 
 
-def test_a_subject_that_the_user_may_not_write_stops_no_other_table(landed: Captured, fake: FakeRegistry) -> None:
+def test_a_subject_that_the_user_may_not_write_does_not_stop_other_tables(landed: Captured, fake: FakeRegistry) -> None:
     name = f"{landed.keyspace}.t"
     subject = f"{changes_topic(name)}-value"
     fake.instead = lambda method, path: error(403, 40301, "not yours") if subject in path else None
@@ -246,7 +246,7 @@ def test_a_registry_that_does_not_answer(registered: Captured) -> None:
     assert Registry(registered.settings).get(987_654) is None
 
 
-def test_a_registry_that_asks_for_a_login(registered: Captured, registry: RegistryServer) -> None:
+def test_a_registry_that_requires_a_login(registered: Captured, registry: RegistryServer) -> None:
     """The agent registers with it, landing reads with it, and a client without a valid login gets an error."""
     name, password = f"{registered.keyspace}.marks", "p\u00e4ss:word"
     with with_login(registry.url, "writetime", password) as (url, answers):

@@ -61,7 +61,7 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     captured.assert_same("marks")
 
 
-def test_an_archive_that_does_not_answer_is_asked_once_per_pause(
+def test_an_archive_that_does_not_answer_is_called_once_per_pause(
     captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not once for each segment that waits; and one segment with a fault holds up no other."""
@@ -177,7 +177,7 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
     captured.assert_same("t")
 
 
-def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
+def test_a_change_that_is_too_large_does_not_stop_the_others(captured: Captured) -> None:
     topic = changes_topic(f"{captured.keyspace}.t")
     ensure_topics(captured.settings, {topic: {"max.message.bytes": "150000"}}, 4)
     captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v blob) WITH cdc = true")
@@ -213,7 +213,7 @@ def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
     captured.assert_same("t", "marks")
 
 
-def test_an_invalid_index_stops_no_other_segment(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_index_does_not_stop_other_segments(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
     segment = captured.node.cdc_raw / "CommitLog-8-1.log"
     index = segment.with_name("CommitLog-8-1_cdc.idx")
     segment.write_bytes(b"")

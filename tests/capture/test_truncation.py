@@ -138,7 +138,9 @@ def test_a_table_that_is_created_again_while_the_agent_runs(landed: Captured) ->
         landed.settle()
 
 
-def test_a_record_that_cannot_be_read_stops_no_other_table(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_read_does_not_stop_other_tables(
+    landed: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table's watermark waits, as it is not known which of its changes count. Once readable, the record counts."""
     for table in ("bad", "t"):
         landed.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY, v text) WITH cdc = true")

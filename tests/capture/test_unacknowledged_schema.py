@@ -13,7 +13,7 @@ from writetime.wire import publishing
 
 
 @pytest.mark.parametrize("is_followed", [False, True], ids=["first", "after a fault"])
-def test_it_holds_no_end_up(monkeypatch: pytest.MonkeyPatch, *, is_followed: bool) -> None:
+def test_the_wait_ends_at_a_stop(monkeypatch: pytest.MonkeyPatch, *, is_followed: bool) -> None:
     """The client would wait for the broker without a time limit."""
     monkeypatch.setattr(change_publisher, "ensure_schemas_topic", lambda _: None)
     monkeypatch.setattr(change_publisher, "ensure_topics", lambda *_: [])

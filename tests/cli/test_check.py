@@ -64,7 +64,7 @@ def test_each_invalid_setting_is_a_line(file: Path) -> None:
     assert "alerts.owners.0: Value error, 'data' is not an owner that Dagster accepts" in owner
 
 
-def test_what_is_fine_is_a_short_line_each(settings: Settings, tmp_path: Path) -> None:
+def test_each_passed_check_is_a_short_line(settings: Settings, tmp_path: Path) -> None:
     """On real servers, with a table whose changes are not logged at first."""
     name = f"{settings.cassandra.keyspace}.orders"
     tables = {settings.cassandra.keyspace: {"orders": {}}}

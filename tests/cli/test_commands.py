@@ -35,7 +35,7 @@ def test_a_database_that_does_not_answer_is_one_line(fault: Exception, monkeypat
     "command", [["commitlog", "."], ["sstable", "."], ["backfill", "shop.orders", "."]], ids=lambda c: c[0]
 )
 @pytest.mark.parametrize("schema", ["missing.cql", "."])
-def test_a_schema_that_is_no_file_is_named(command: list[str], schema: str) -> None:
+def test_a_schema_that_is_not_a_file_is_named(command: list[str], schema: str) -> None:
     answer = CliRunner().invoke(main, [*command, "--schema", schema])
     assert answer.exit_code == 2
     assert f"Invalid value for '--schema': File '{schema}'" in answer.output

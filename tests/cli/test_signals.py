@@ -9,7 +9,7 @@ from writetime.cli.signals import stopped_by_signal
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_heard_while_the_program_begins_to_wait_for_it(number: signal.Signals) -> None:
+def test_a_signal_is_noticed_while_the_program_begins_to_wait_for_it(number: signal.Signals) -> None:
     """`Event.wait` and `Event.set` take the same lock, and a handler runs in the thread that waits."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -33,7 +33,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     del cluster
 
 
-def test_a_question_about_a_missing_topic_does_not_create_it(brokers: Settings) -> None:
+def test_a_request_about_a_missing_topic_does_not_create_it(brokers: Settings) -> None:
     with pytest.raises(kafka.NoTopic):
         kafka.partitions_of(brokers, "missing")
     Sender(brokers, "test")._producer.list_topics("missing", timeout=15)

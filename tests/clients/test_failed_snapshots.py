@@ -66,7 +66,7 @@ def test_a_snapshot_that_is_not_found_is_deleted(node: Node, tmp_path: Path) -> 
     assert node.snapshots() == []
 
 
-def test_none_is_taken_where_the_data_folders_are_not(node: Node, tmp_path: Path) -> None:
+def test_no_snapshot_is_taken_without_the_data_folders(node: Node, tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match=r"as a user who may read its data folders"):
         take([str(tmp_path / "elsewhere")], 7199, IDS, "night")
     assert node.calls == []

@@ -128,7 +128,7 @@ def test_outages_may_pass_and_refusals_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["LISTENER_NOT_FOUND", "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"])
-def test_a_partition_that_is_being_moved_is_asked_for_again(name: str) -> None:
+def test_a_partition_that_is_being_moved_is_requested_again(name: str) -> None:
     answers: Iterator[Any] = iter([KafkaException(KafkaError(getattr(KafkaError, name))), "a"])
 
     def ask(_: object) -> str:

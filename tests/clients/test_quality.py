@@ -38,7 +38,7 @@ def test_findings_name_the_faults(spark: SparkSession) -> None:
     assert markdown(findings).startswith("1 of 4 met")
 
 
-def test_rows_that_cannot_be_read_are_no_finding(spark: SparkSession) -> None:
+def test_rows_that_cannot_be_read_are_not_a_finding(spark: SparkSession) -> None:
     """The library catches every error of its metrics, also that of an outage."""
     frame = spark.range(3).select(F.raise_error(F.lit("the store does not answer")).cast("long").alias("id"))
     with pytest.raises(PySparkException, match="the store does not answer"):

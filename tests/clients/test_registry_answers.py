@@ -65,7 +65,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
-def test_a_bad_answer_is_waited_for(fake: FakeRegistry, method: str, name: str) -> None:
+def test_a_bad_answer_is_retried(fake: FakeRegistry, method: str, name: str) -> None:
     """Of each call of a registration, and of asking for a schema; and the same client goes on when that is over."""
     own = client(fake.url)
     asked = client(fake.url)

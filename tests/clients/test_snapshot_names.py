@@ -19,7 +19,7 @@ def test_a_name_that_may_not_be_a_folder_is_refused(tag: str) -> None:
 
 
 @pytest.mark.parametrize("tag", WRONG)
-def test_nor_is_one_deleted(tag: str) -> None:
+def test_an_invalid_name_is_not_deleted(tag: str) -> None:
     with pytest.raises(WritetimeError, match="a snapshot cannot be named"):
         clear_snapshot(Settings(), "shop.orders", tag)
 

@@ -32,7 +32,7 @@ def _disagreement(asked: Session, session: Session) -> Iterator[None]:
 
 
 @pytest.mark.long_only("starts three nodes and three brokers")
-def test_a_column_that_a_node_does_not_know_yet_is_asked_for_again(servers: Servers) -> None:
+def test_a_column_that_a_node_does_not_know_yet_is_queried_again(servers: Servers) -> None:
     name = f"k{uuid.uuid4().hex[:10]}"
     with connect(servers.settings) as session, connect(servers.settings) as compared:
         session.execute(f"CREATE KEYSPACE {name} WITH replication = {REPLICATION}", timeout=60)

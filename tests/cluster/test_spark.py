@@ -140,6 +140,6 @@ def test_snapshots_of_three_nodes_by_two_workers(
     assert not proof.differences
 
 
-def test_a_folder_of_the_driver_is_no_lake() -> None:
+def test_a_folder_of_the_driver_is_not_a_lake() -> None:
     with pytest.raises(WritetimeError, match=r"lake\.path is \.writetime/lake, below the working folder"):
         spark_conf(config.load(spark={"master": "spark://master:7077"}, lake={}))

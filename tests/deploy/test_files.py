@@ -86,7 +86,7 @@ def test_each_probe_of_dagster_has_the_time_that_its_program_needs() -> None:
     assert (set(probes), len(probes)) == ({20}, 6)
 
 
-def test_the_files_that_the_compose_file_names_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_that_the_compose_file_names_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for found in compose()["configs"].values():
         assert (CONTAINERS / found["file"]).is_file()
     settings = load((CONTAINERS / "writetime.toml").read_text(), tmp_path, monkeypatch)

@@ -49,7 +49,7 @@ SIZES = (1_050_000, 2_500_000, 4_193_800, 4_194_100, 4_300_000, 9_000_000)
 LIMITS = (4_193_800, 4_194_100)
 
 
-def test_poison_becomes_dead_letters_and_holds_nothing_up(stage: Callable[..., Stage]) -> None:
+def test_poison_becomes_dead_letters_and_delays_nothing(stage: Callable[..., Stage]) -> None:
     port = free_port()
     s = stage(mode="lwt-batch", sink_metrics_port=port)
     for value in POISON:

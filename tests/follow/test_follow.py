@@ -139,7 +139,7 @@ def test_a_step_that_is_no_longer_wanted_holds_no_state(
 
 
 @pytest.mark.parametrize("step", ["extend", "refresh", "EventPublisher"])
-def test_a_step_that_fails_stops_no_other_table(
+def test_a_step_that_fails_does_not_stop_other_tables(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = published(settings, "bad", "good")
@@ -164,7 +164,7 @@ def test_a_step_that_fails_stops_no_other_table(
     assert sum("a bug" in record.message for record in caplog.records if record.name == steps.__name__) == 1
 
 
-def test_tables_that_stand_still_delay_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_stand_still_do_not_delay_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also as many as there are places for tables at work."""
     *still, last = published(settings, *"abcdefgh", "i")
     released, real, seen = threading.Event(), pipeline.extend, set[str]()
@@ -272,7 +272,7 @@ def reports_soon(settings: Settings, table: str, step: str) -> str | None:
     return reports(settings)[table].steps[step].fault
 
 
-def test_two_at_once_do_no_harm(settings: Settings) -> None:
+def test_two_at_once_are_harmless(settings: Settings) -> None:
     """Without shares: both follow both tables."""
     names = published(settings, "a", "b")
     with following(settings, *names), following(settings, *names):

@@ -40,7 +40,7 @@ def assert_each_event_once(settings: Settings, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("free", [0, 9_000])
-def test_a_full_disk_is_waited_for(settings: Settings, tmp_path: Path, free: int) -> None:
+def test_the_program_waits_while_a_disk_is_full(settings: Settings, tmp_path: Path, free: int) -> None:
     """Also if it has room for the files of some of the steps."""
     with small_disk(tmp_path, 1024) as disk:
         settings = with_lake(settings, path=str(disk / "lake"))
@@ -56,7 +56,7 @@ def test_a_full_disk_is_waited_for(settings: Settings, tmp_path: Path, free: int
             wait_for(lambda: not faults_of(follower, name))
 
 
-def test_an_object_store_that_stops_is_waited_for(settings: Settings, tmp_path: Path) -> None:
+def test_programs_wait_for_an_object_store_that_stops(settings: Settings, tmp_path: Path) -> None:
     store = ObjectStore(tmp_path / "store")
     store.start()
     try:

@@ -57,7 +57,7 @@ def test_the_longest_waiting_table_is_next() -> None:
     assert tables.begun == ["a", "c", "d"]
 
 
-def test_tables_that_stand_still_delay_no_other() -> None:
+def test_tables_that_stand_still_do_not_delay_the_others() -> None:
     with few_turns() as given:
         tables = Tables(given, "a", "b")
         tables.look("a", "b", "c")

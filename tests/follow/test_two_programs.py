@@ -70,7 +70,7 @@ def test_two_publishers_in_turn(alerted: tuple[Settings, list[dict[str, Any]]]) 
 
 
 @pytest.mark.parametrize("count", [5, 30_000])
-def test_a_fenced_publisher_says_so(settings: Settings, count: int) -> None:
+def test_a_fenced_publisher_reports_it(settings: Settings, count: int) -> None:
     """Also if its client learns of that between two messages."""
     (name,) = published(settings, "a")
     publish(settings, schema_of(settings, "a"), *range(10, 10 + count))

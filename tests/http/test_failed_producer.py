@@ -16,7 +16,7 @@ from writetime.http.outbox import Outbox
 FATAL = KafkaError(KafkaError._FATAL, "out of order", True)
 
 
-def test_it_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingress_with_a_failed_producer_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Outbox):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -27,7 +27,7 @@ def test_it_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         serve(changed(Settings(), NO_BROKER, port=0))
 
 
-def test_events_that_it_does_not_take_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_a_failed_producer_refuses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise KafkaException(FATAL)
 

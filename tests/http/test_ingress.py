@@ -170,7 +170,7 @@ def test_a_body_without_end_is_refused_while_it_is_sent(shared: Running) -> None
         assert s.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_leaves_harms_no_other(shared: Running) -> None:
+def test_a_client_that_leaves_does_not_harm_the_others(shared: Running) -> None:
     start = end_offsets(shared.settings, shared.settings.ingest.topic)
     with socket.create_connection(("127.0.0.1", shared.port)) as s:
         s.sendall(b"POST /events HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n" + orjson.dumps(EVENT))
@@ -418,7 +418,7 @@ def test_items_are_enqueued_over_http(broker: Settings) -> None:
 
 
 @pytest.mark.parametrize("error", [OperationTimedOut(), RuntimeError("a bug")])
-def test_a_database_that_fails_at_the_first_item_is_asked_again(
+def test_a_database_that_fails_at_the_first_item_is_queried_again(
     broker: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Such as one that does not answer in time while the statements are prepared. No session of a failure stays."""

@@ -195,7 +195,7 @@ def test_the_limits_of_headers_are_exact(ingress: Running, trailing: bool, size:
     assert refused(b"h: " + b"x" * (room + 1) + b"\r\n")
 
 
-def test_trailers_are_no_headers(alone: Settings) -> None:
+def test_trailers_are_not_headers(alone: Settings) -> None:
     with running(changed(alone, tokens=[SecretStr(TOKEN)])) as ingress:
         secret = b"authorization: Bearer " + TOKEN.encode() + b"\r\n"
         assert statuses(ingress.port, [chunked(b"{}", trailers=secret)]) == [401]
@@ -324,7 +324,7 @@ def errors(ingress: Running) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("path", [b"/events", b"/queues/jobs/items", b"/none"])
 @pytest.mark.parametrize("before", [b"", GET])
-def test_a_refused_call_that_expects_100_continue_is_no_fault(
+def test_a_refused_call_that_expects_100_continue_is_not_a_fault(
     ingress: Running, errors: list[str], path: bytes, before: bytes
 ) -> None:
     head = before + POST.replace(b"/events", path) + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -339,7 +339,7 @@ def test_a_refused_call_that_expects_100_continue_is_no_fault(
 
 
 @pytest.mark.parametrize("pipelined", [0, 1, 3])
-def test_a_caller_that_leaves_is_no_fault(ingress: Running, errors: list[str], pipelined: int) -> None:
+def test_a_caller_that_leaves_is_not_a_fault(ingress: Running, errors: list[str], pipelined: int) -> None:
     name = "writetime_ingress_requests_total/503"
     answered = ingress.metrics().get(name, 0)
     for reset in (False, True):
@@ -388,7 +388,7 @@ def test_a_call_that_does_not_come_in_time_is_answered_408(hasty: Running, begin
         assert caller.answer() is None
 
 
-def test_nor_may_a_call_that_was_answered_go_on_forever(hasty: Running) -> None:
+def test_an_answered_call_may_not_continue_forever(hasty: Running) -> None:
     with Caller(hasty.port) as caller:
         caller.send(b"PUT" + POST[4:] + b"content-length: 100000\r\n\r\n")
         assert not caller.send(*[b"x"] * 100, pause=0.05)
@@ -408,7 +408,7 @@ def test_a_connection_without_calls_is_closed(alone: Settings, monkeypatch: pyte
                     assert caller.answer() is None
 
 
-def test_waiting_for_an_answer_is_no_delay_of_the_caller(alone: Settings) -> None:
+def test_waiting_for_an_answer_is_not_a_delay_of_the_caller(alone: Settings) -> None:
     call = post(json.dumps(EVENT).encode())
     with running(changed(alone, request_seconds=0.2, ack_timeout_seconds=1.0)) as ingress:
         assert statuses(ingress.port, [call, call], within=4.0) == [503, 503]

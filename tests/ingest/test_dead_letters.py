@@ -79,7 +79,7 @@ def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(se
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
 
 
-def test_a_letter_that_is_too_large_now_is_a_dead_letter_again_and_stops_no_other(settings: Settings) -> None:
+def test_a_letter_that_is_too_large_now_is_a_dead_letter_again_and_does_not_stop_the_others(settings: Settings) -> None:
     large = os.urandom(10_000)
     produce(settings, [large, b"small"])
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 2
@@ -158,7 +158,7 @@ def test_the_status_without_a_topic_or_kafka(settings: Settings) -> None:
     assert list(deadletters.status_lines(settings.model_copy(update={"kafka": away}))) == []
 
 
-def test_headers_that_look_like_our_own_do_no_harm(settings: Settings) -> None:
+def test_headers_that_look_like_our_own_are_harmless(settings: Settings) -> None:
     produce(settings, [b"poison"], headers=[("redriven", b"often"), ("dead-letter.offset", b"\xff"), ("k", None)])
     run_once(settings)
     (letter,) = dead_letters(settings)
@@ -167,7 +167,7 @@ def test_headers_that_look_like_our_own_do_no_harm(settings: Settings) -> None:
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]
 
 
-def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_no_other_message(settings: Settings) -> None:
+def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_does_not_stop_other_messages(settings: Settings) -> None:
     # Many, as Python checks what the client returns in the first calls only.
     values = [an_event(n).value() for n in range(40)]
     produce_raw_name(settings, settings.ingest.topic, *values)
@@ -181,7 +181,7 @@ def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_no_other_mes
     assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 40
 
 
-def test_such_a_header_in_the_dead_letter_topic_does_no_harm(settings: Settings) -> None:
+def test_such_a_header_in_the_dead_letter_topic_is_harmless(settings: Settings) -> None:
     produce_raw_name(settings, settings.ingest.dead_letter_topic, b"foreign")
     produce(settings, [b"poison"])
     run_once(settings)

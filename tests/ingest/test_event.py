@@ -132,7 +132,7 @@ def test_invalid_events(body: Any, reason: str) -> None:
         (b'{"eventId":"5f0b1c5e-52f7-5a0e-9d0f-0a4c3f1f6c11","userId":"u","eventType":"t"}', "timestamp is missing"),
     ],
 )
-def test_messages_that_are_no_events(value: bytes | None, reason: str) -> None:
+def test_messages_that_are_not_events(value: bytes | None, reason: str) -> None:
     with pytest.raises(InvalidEvent, match=reason):
         decode(value)
 

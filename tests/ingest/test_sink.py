@@ -42,7 +42,7 @@ def test_upsert_stamps_event_time_and_keeps_the_larger_content_in_any_order(sett
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_reading_a_message_again_is_no_duplicate(settings: Settings, mode: str) -> None:
+def test_reading_a_message_again_is_not_a_duplicate(settings: Settings, mode: str) -> None:
     settings = with_ingest(settings, mode=mode)
     produce(settings, [an_event(n).value() for n in range(50)])
     first = run_once(settings, commit=False)
@@ -108,7 +108,7 @@ def test_a_missing_topic_or_table_is_reported_at_once(settings: Settings) -> Non
         sink.run(elsewhere, threading.Event())
 
 
-def test_messages_lost_to_retention_stop_the_sink_until_someone_decides(settings: Settings) -> None:
+def test_messages_lost_to_retention_stop_the_sink_until_an_operator_decides(settings: Settings) -> None:
     topic, group = settings.ingest.topic, settings.ingest.group
     produce(settings, [an_event(n).value() for n in range(10)])
     commit_offsets(settings, topic, group, {0: 2})
@@ -167,7 +167,7 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
     assert 2 < max(most) <= 12
 
 
-def test_messages_that_the_broker_has_lost_stop_the_sink_until_someone_decides(settings: Settings) -> None:
+def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decides(settings: Settings) -> None:
     """Else messages that come later, at the offsets of the lost ones, would count as stored."""
     topic, group = settings.ingest.topic, settings.ingest.group
     produce(settings, [an_event(n).value() for n in range(4)])

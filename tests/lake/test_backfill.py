@@ -127,7 +127,7 @@ def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -
     assert view_rows(views.virtual(lake)) == cluster.wanted
 
 
-def test_paths_that_are_no_snapshots(tmp_path: Path) -> None:
+def test_paths_that_are_not_snapshots(tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match="does not exist"):
         find_snapshots([str(tmp_path / "none")])
     with pytest.raises(WritetimeError, match="holds no SSTables"):

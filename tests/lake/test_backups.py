@@ -325,7 +325,7 @@ def test_a_backfill_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyP
     nightly.assert_rows(1)
 
 
-def test_what_backfills_leave_does_not_grow(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remains_of_backfills_do_not_grow(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a transaction per bucket, and a record lists what the nodes have."""
     monkeypatch.setattr(backfilled, "MOST_LISTED", 0)
     monkeypatch.setattr(backfilled, "KEPT_SECONDS", -1)

@@ -68,6 +68,6 @@ def test_the_number_is_fixed(tmp_path: Path) -> None:
         open_table(settings_at(tmp_path), "shop.items")
 
 
-def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_table(tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match="writetime backfill"):
         open_table(settings_at(tmp_path), "shop.none")

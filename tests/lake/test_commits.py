@@ -95,7 +95,7 @@ def test_a_commit_whose_request_is_repeated(tmp_path: Path, monkeypatch: pytest.
     assert values(table) == [(1, 1, "a"), (2, 1, "a")]
 
 
-def test_files_of_no_commit_go(tmp_path: Path) -> None:
+def test_files_without_a_commit_are_deleted(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     add(table, [write(1, 1, 5, v="a")], 1)
     lost = ChangeWriter.of(table, SCHEMA).write([batch([write(2, 1, 5, v="lost")])])

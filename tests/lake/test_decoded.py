@@ -98,7 +98,7 @@ def test_a_changed_file_is_damaged_or_unused(source: Path) -> None:
             _all_of(path, tokens)
 
 
-def test_only_what_is_used_is_checked(source: Path) -> None:
+def test_only_used_parts_are_checked(source: Path) -> None:
     path = written(source)
     whole = bytearray(path.read_bytes())
     tokens = np.unique(pq.read_table(source)["token"])

@@ -95,7 +95,7 @@ def test_schemas_as_json() -> None:
         {"more": 1},
     ],
 )
-def test_what_is_not_a_stored_schema_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_stored_schema_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(WritetimeError):
         from_json(to_json(SCHEMA) | change)
     with pytest.raises(SchemaError, match="a stored schema cannot be read"):

@@ -27,7 +27,7 @@ def fresh(table: LakeTable) -> DeltaTable:
     return DeltaTable(table.changes.storage.address)
 
 
-def test_it_follows_others(tmp_path: Path, is_long: bool) -> None:
+def test_an_open_table_follows_other_commits(tmp_path: Path, is_long: bool) -> None:
     # There is a checkpoint at each 20th version.
     count = 50 if is_long else 25
     table = new_table(tmp_path)
@@ -61,7 +61,7 @@ def test_files_are_counted_without_a_list_of_them(tmp_path: Path) -> None:
     assert "files" not in vars(table.changes.load())
 
 
-def test_a_number_first_asked_for_after_the_log_was_trimmed(tmp_path: Path) -> None:
+def test_a_number_that_is_first_requested_after_the_log_was_trimmed(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.changes.append([], "early", 7)
     kept = deepcopy(table)
@@ -77,7 +77,7 @@ def test_a_number_first_asked_for_after_the_log_was_trimmed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("commits", [1, 3, 9])
-def test_it_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
+def test_an_open_table_that_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
     table = new_table(tmp_path)
     kept = deepcopy(table)
     for number in range(3):
@@ -111,7 +111,7 @@ def test_another_table_appears_while_it_is_open(tmp_path: Path) -> None:
     assert len(kept.changes.load().files) == 4
 
 
-def test_its_format_is_checked(tmp_path: Path) -> None:
+def test_the_format_of_an_open_table_is_checked(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     kept = deepcopy(table)
     kept.changes.load()

@@ -43,7 +43,7 @@ _BATCHES = 10 if is_long_run() else 5
 @SCHEMAS
 @given(st.data(), st.integers(99, 106))
 @settings(max_examples=200 if is_long_run() else 20)
-def test_what_is_left_and_what_is_dropped_are_the_state(schema: TableSchema, data: st.DataObject, second: int) -> None:
+def test_remaining_and_dropped_entries_are_the_state(schema: TableSchema, data: st.DataObject, second: int) -> None:
     changes = around(data.draw(st.lists(generated.change(schema), min_size=1, max_size=8)))
     whole = merge([generated.table(changes, schema)], schema)
     parts = [part(whole, schema, second * SECOND) for part in (without_dropped, only_dropped)]
@@ -250,7 +250,7 @@ def test_a_late_write_costs_its_row(tmp_path: Path) -> None:
     assert dropped_of(table.state.load()) == dropped
 
 
-def test_what_was_dropped_is_compacted(tmp_path: Path) -> None:
+def test_dropped_entries_are_compacted(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     add(table, [write(1, n, 5 * SECOND, v="a") for n in range(8)], 0)
     for n in range(1, 8):

@@ -46,7 +46,7 @@ def pack(table: LakeTable, **limit: int) -> int:
     return packing.pack_batches(table, table.changes.load(), **limit)
 
 
-def test_what_was_packed_is_not_new(tmp_path: Path, is_long: bool) -> None:
+def test_packed_changes_are_not_new(tmp_path: Path, is_long: bool) -> None:
     """Each batch reads its own rows, though files are packed between batch and fold, as landing does."""
     packs = 4 if is_long else 2
     count = 16 * packs + 6
@@ -66,7 +66,7 @@ def test_what_was_packed_is_not_new(tmp_path: Path, is_long: bool) -> None:
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_many_new_files_are_packed_all_the_same(tmp_path: Path) -> None:
+def test_many_new_files_are_packed_nevertheless(tmp_path: Path) -> None:
     """As where row events are no longer wanted."""
     table = new_table(tmp_path)
     for number in range(80):
@@ -237,7 +237,7 @@ def test_killed_at_the_commit(tmp_path: Path, *, after: bool) -> None:
     assert kept_rows(table) == before
 
 
-def test_what_packing_replaced_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_packing_replaced_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "STREAM_HOURS", 0)
     table = new_table(tmp_path)
     for number in range(80):

@@ -18,7 +18,7 @@ from writetime.lake.table import create_table, open_table
 from writetime.view.refreshing import refresh
 
 
-def test_behind_an_address(tmp_path: Path) -> None:
+def test_a_lake_at_an_address(tmp_path: Path) -> None:
     settings = settings_at(tmp_path).model_copy(update={"lake": config.Lake(path=f"file://{tmp_path}/lake", buckets=2)})
     table = create_table(settings, SCHEMA)
     for number in range(5):

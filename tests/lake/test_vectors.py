@@ -39,7 +39,7 @@ def rows(kind: str) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", ["first and last", "few", "many", "a run", "all but one"])
-def test_other_engines_leave_out_what_is_marked(tmp_path: Path, kind: str) -> None:
+def test_other_engines_leave_out_marked_rows(tmp_path: Path, kind: str) -> None:
     storage = Storage(str(tmp_path))
     table = BucketedTable(storage)
     table.create(pa.schema([("n", pa.int64())]), 1, {})
@@ -61,7 +61,9 @@ def test_other_engines_leave_out_what_is_marked(tmp_path: Path, kind: str) -> No
 
 @given(st.lists(st.sets(st.integers(0, 1 << 18), min_size=1, max_size=60), min_size=1, max_size=4))
 @examples(25)
-def test_they_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, several: list[set[int]]) -> None:
+def test_vectors_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, several: list[set[int]]
+) -> None:
     storage = Storage(str(tmp_path_factory.mktemp("vectors")))
     found = write_vectors(storage, {str(i): pyroaring.BitMap(marked) for i, marked in enumerate(several)})
     with pytest.MonkeyPatch.context() as patch:

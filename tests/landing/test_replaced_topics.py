@@ -81,7 +81,7 @@ def test_a_compacted_topic_is_read_again(settings: Settings) -> None:
         delete_topics(settings, [name])
 
 
-def test_ids_of_many_topics_are_asked_for_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_many_topics_are_requested_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a topic that is new is known by its own id."""
     asked: list[Sequence[str]] = []
 
@@ -133,7 +133,7 @@ def test_a_new_topic_that_gets_more_partitions(settings: Settings) -> None:
     assert command("land", name).stdout == f"300 changes of {name}\n"
 
 
-def test_ids_are_asked_for_by_threads(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_requested_by_threads(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many tables land at the same time."""
     names = [changes_topic(f"shop.t{n:02}") for n in range(40)]
     wanted = {name: number for number, name in enumerate(names, 1)}
@@ -150,7 +150,7 @@ def test_ids_are_asked_for_by_threads(settings: Settings, monkeypatch: pytest.Mo
         sys.setswitchinterval(before)
 
 
-def test_a_topic_that_kafka_refuses_to_describe_stops_no_other(settings: Settings) -> None:
+def test_a_topic_that_kafka_refuses_to_describe_does_not_stop_the_others(settings: Settings) -> None:
     name, refused = changes_topic(f"{settings.cassandra.keyspace}.t"), "not a name!"
     ensure_topics(settings, {name: {}}, 1)
     assert topic_ids(settings, [name, refused]).keys() == {name}

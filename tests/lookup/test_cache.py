@@ -66,7 +66,7 @@ def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
     assert [(path, path.stat().st_ino) for path in files_of(cache)] == before
 
 
-def test_its_size_is_that_of_its_files(table: LakeTable, cache: Cache) -> None:
+def test_the_size_of_the_cache_is_that_of_its_files(table: LakeTable, cache: Cache) -> None:
     assert cache.size() == 0
     assert_right(table, cache)
     assert cache.size() == sum(path.stat().st_size for path in files_of(cache)) > 0

@@ -303,7 +303,7 @@ def test_a_table_whose_files_are_removed(table: LakeTable, tmp_path: Path) -> No
     assert found.lookup([{"id": 1}]).num_rows == 0
 
 
-def test_a_column_that_is_not_there(table: LakeTable, tmp_path: Path) -> None:
+def test_a_missing_column(table: LakeTable, tmp_path: Path) -> None:
     del table
     found = open_table("shop.items", settings_at(tmp_path / "lake"))
     with pytest.raises(WritetimeError, match=r"shop\.items has no column 'nothing'; known are id, n, v, w"):

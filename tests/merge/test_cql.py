@@ -18,7 +18,7 @@ def test_the_commit_log_gives_the_rows_that_the_database_returns(histories: list
         assert_answers(merge([history.log], history.schema), history)
 
 
-def test_whatever_is_read_twice_or_in_pieces_gives_the_same_state(histories: list[History]) -> None:
+def test_reading_twice_or_in_pieces_gives_the_same_state(histories: list[History]) -> None:
     for seed, history in enumerate(histories):
         chooser = random.Random(seed)
         whole = merge([history.log, *history.sstables], history.schema)

@@ -101,7 +101,7 @@ def test_the_schema_is_the_one_that_the_statements_made(recorded: Recorded) -> N
         assert found.dropped_at == ours.dropped_at if ours.dropped_at else recently
 
 
-def test_a_table_that_cannot_be_read_hides_no_other() -> None:
+def test_a_table_that_cannot_be_read_does_not_hide_the_others() -> None:
     recording = Recording(RECORDED / "rec101")
     session = session_of(recording)
     rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])

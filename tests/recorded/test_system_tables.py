@@ -13,7 +13,7 @@ _QUERY = re.compile(
 )
 
 
-def test_columns_that_are_asked_for() -> None:
+def test_requested_columns() -> None:
     recordings = [Recording(RECORDED / name) for name in ("rec101", "rec102")]
     known = {
         path.name.removesuffix(".jsonl"): recording.system(path.name.removesuffix(".jsonl")).names

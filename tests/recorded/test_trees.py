@@ -70,7 +70,7 @@ def test_a_store_without_times(tmp_path: Path) -> None:
     assert len(untaken(table, found(f"memory:/{place}"))) == 1
 
 
-def test_a_digest_that_is_no_number(tmp_path: Path) -> None:
+def test_a_digest_that_is_not_a_number(tmp_path: Path) -> None:
     [digest] = tree(tmp_path / "node").glob("*-Digest.crc32")
     digest.write_text("")
     [file] = found(tmp_path).files

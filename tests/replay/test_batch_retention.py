@@ -63,7 +63,9 @@ def blocks(settings: Settings, queue: str) -> int:
         return sum(row.queue == queue for row in rows)
 
 
-def test_old_batches_go_when_all_have_done_them(trimming: Settings, queue: str, replay_settings: Settings) -> None:
+def test_old_batches_are_deleted_when_all_processors_have_done_them(
+    trimming: Settings, queue: str, replay_settings: Settings
+) -> None:
     with pytest.raises(WritetimeError, match=r"all batches of queue \w+ are kept.*\[replay.keep_days\]"):
         trim(replay_settings, queue)
     publish(trimming, queue, *range(1, 8))

@@ -47,7 +47,7 @@ def test_the_top_level(name: str) -> None:
     assert (ROOT / name).exists()
 
 
-def test_platform_is_no_package() -> None:
+def test_platform_is_not_a_package() -> None:
     # It would shadow the standard library's module of that name.
     assert not (ROOT / "platform" / "__init__.py").exists()
 
@@ -81,12 +81,12 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert headings[0] == f"## {version}"
 
 
-def test_every_module_has_a_room() -> None:
+def test_every_module_is_in_a_package() -> None:
     loose = {path.name for path in (ROOT / "platform" / "writetime").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py"}
 
 
-def test_no_two_rooms_have_a_module_of_one_name() -> None:
+def test_no_two_packages_have_a_module_of_one_name() -> None:
     """But for those that CONTRIBUTING.md allows: their rooms make the meaning clear."""
     engine, named = ROOT / "platform" / "writetime", dict[str, set[str]]()
     for path in engine.rglob("*.py"):
@@ -118,7 +118,7 @@ def test_no_module_imports_from_a_test_module() -> None:
         assert not (is_module and parts[-1].startswith("test_")), f"{path} imports {'.'.join(parts)}"
 
 
-def test_what_several_folders_of_tests_use_is_in_support() -> None:
+def test_helpers_of_several_folders_are_in_support() -> None:
     imports = list(imports_of_tests())
     assert imports
     for path, parts in imports:

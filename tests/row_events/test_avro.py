@@ -70,7 +70,7 @@ def test_values_of_every_type(seed: int, data: st.DataObject) -> None:
     assert_read_as_written(cql_type, data.draw(st.lists(st.none() | values(arrow_type(cql_type)), max_size=5)))
 
 
-def test_the_edges_of_numbers() -> None:
+def test_numbers_at_the_ends_of_their_ranges() -> None:
     for bits, name in ((8, "tinyint"), (16, "smallint"), (32, "int"), (64, "bigint")):
         edge = 1 << bits - 1
         assert_read_as_written(Native(name), [-edge, -edge + 1, -64, -65, -1, 0, 63, 64, edge - 1])

@@ -88,7 +88,7 @@ def test_a_batch_that_comes_in_between(table: LakeTable, monkeypatch: pytest.Mon
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_parts_that_are_gone(table: LakeTable) -> None:
+def test_missing_parts(table: LakeTable) -> None:
     """The versions of the state are others then, of which the stream remembers one."""
     wanted = view_rows(views.virtual(table))
     remembered = table.state.load().version

@@ -139,7 +139,7 @@ def test_much_expires_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_a_killed_batch_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_batch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     stream.extend(table, SECOND)
@@ -163,7 +163,7 @@ def test_a_killed_batch_was_never_there(tmp_path: Path, monkeypatch: pytest.Monk
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_of_two_that_add_the_same_batch_one_counts(tmp_path: Path) -> None:
+def test_one_of_two_that_add_the_same_batch_counts(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     add(table, [write(1, 1, 5, v="a")], 1)
 
@@ -176,7 +176,7 @@ def test_of_two_that_add_the_same_batch_one_counts(tmp_path: Path) -> None:
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_a_batch_that_another_process_was_before_is_made_again(tmp_path: Path) -> None:
+def test_a_batch_after_that_of_another_process_is_made_again(tmp_path: Path) -> None:
     """The other one went up to earlier changes."""
     table = new_table(tmp_path)
     add(table, [write(1, 1, 1, v="a")], 1)

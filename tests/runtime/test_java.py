@@ -20,7 +20,7 @@ def test_falls_back_to_the_packaged_jdk(tmp_path: Path, monkeypatch: pytest.Monk
     java.java.cache_clear()
 
 
-def test_a_wrong_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_java_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = tmp_path / "bin" / "java"
     launcher.parent.mkdir()
     launcher.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")

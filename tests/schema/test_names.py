@@ -95,7 +95,7 @@ def test_a_name_that_is_like_no_other_stays() -> None:
 @EXAMPLES
 @given(NAMES)
 @example(["key", "column_key", "column_column_key"])
-def test_fields_outside_of_the_lake(names: list[str]) -> None:
+def test_fields_outside_the_lake(names: list[str]) -> None:
     fields = [field_name(c) for c in columns(names)]
     assert len({*fields, *RESERVED}) == len(names) + len(RESERVED)
     assert without_labels(newly_labelled(table(names))).columns == table(names).columns

@@ -105,7 +105,7 @@ def test_a_table_reads_back_from_its_statement(seed: int) -> None:
     assert from_json(json.loads(json.dumps(to_json(schema)))) == schema
 
 
-def test_a_snapshots_schema() -> None:
+def test_the_schema_of_a_snapshot() -> None:
     """As Cassandra writes it: dropped columns are created and dropped again, and added again if they were."""
     text = """
     CREATE TYPE IF NOT EXISTS shop.address (street text, "Zip" int);
@@ -241,7 +241,7 @@ def test_the_history_keeps_columns_that_are_gone() -> None:
         history.add(TableSchema("k", "t", (Column("k", Native("text")),), id=ID))
 
 
-def test_the_history_follows_a_type_inside_of_the_key() -> None:
+def test_the_history_follows_a_type_inside_the_key() -> None:
     """ALTER TYPE adds fields to a type that a clustering column uses, and renames them; it changes no other type."""
     a, b = ("a", Native("int")), ("b", Native("text"))
 

@@ -388,7 +388,9 @@ def two(cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path) -> Two
     return Two(settings_for(cdc, tmp_path, late, other, window_seconds=0.5), late, other)
 
 
-def test_an_error_of_one_watermark_stops_no_other(cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_watermark_does_not_stop_the_others(
+    cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = cdc_log.LogAgent._mark
     two.is_broken = True
 
@@ -416,7 +418,7 @@ def test_an_error_of_one_watermark_stops_no_other(cdc: CdcDatabase, two: Two, mo
         ("save", OSError(28, "No space left on device"), "disk"),
     ],
 )
-def test_an_error_of_one_table_stops_no_other(
+def test_an_error_of_one_table_does_not_stop_the_others(
     cdc: CdcDatabase,
     two: Two,
     monkeypatch: pytest.MonkeyPatch,

@@ -131,7 +131,7 @@ def test_failures_that_do_not_pass(cdc: CdcDatabase, logged: list[Logged], monke
     assert sum(refused.failed.values()) == 1
 
 
-def test_failures_that_pass_are_no_errors_of_the_agent(
+def test_failures_that_pass_are_not_errors_of_the_agent(
     cdc: CdcDatabase, late: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even those that last for longer than a read is repeated; those that stay are."""

@@ -62,7 +62,7 @@ def test_without_a_known_creation_the_log_is_read_from_where_that_of_the_earlier
     assert offset_of_new(source, replace(before, until=now())).until < now() - 23 * HOUR
 
 
-def test_an_answer_that_lacks_a_known_set_of_streams_is_asked_for_again() -> None:
+def test_a_query_whose_answer_lacks_a_known_set_of_streams_is_repeated() -> None:
     """A node that is behind may answer. Without the set, its rows would be missed, as the next batch begins later."""
     created = now() - HOUR
     newest = now() - HOUR // 2
@@ -90,7 +90,7 @@ def test_an_answer_without_the_set_that_was_read_last_is_of_a_node_that_is_behin
                     pieces_between(source, start, end)
 
 
-def test_a_stream_in_spark_asks_another_node_if_one_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_in_spark_queries_another_node_if_one_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that said how far may be read is not asked again: each call has its own session."""
     created, newest = now() - HOUR, now() - HOUR // 2
     behind, other = source_of(created, created), source_of(created, created, newest)
@@ -146,7 +146,7 @@ def test_a_stream_that_begins_at_a_time_to_come_waits() -> None:
         next_offset(source, replace(start, until=start.until + SECOND), source.settled(), None)
 
 
-def test_rows_from_before_the_last_alteration_of_the_table_are_not_sure_to_be_there(
+def test_rows_from_before_the_last_alteration_of_the_table_may_be_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It may have raised the log's TTL, and no one was there to see that."""

@@ -109,7 +109,7 @@ def test_a_batch_of_a_log_that_lacks_written_values(
         interval(source, None, None, None)
 
 
-def test_a_table_of_keys_alone_lacks_nothing(cdc: CdcDatabase) -> None:
+def test_a_table_with_only_keys_lacks_nothing(cdc: CdcDatabase) -> None:
     odd = Odd(cdc, "p int, c int, PRIMARY KEY (p, c)")
     odd.log(1, {"operation": 2, "p": 1, "c": 1})
     cdc.set_options(odd.schema, enabled="true", delta="keys")

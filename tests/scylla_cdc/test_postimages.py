@@ -254,7 +254,7 @@ def test_an_insert_of_keys_beside_a_late_write() -> None:
     assert checked(ordered(table)) == (0, [])
 
 
-def test_an_insert_of_keys_into_a_row_that_was_there() -> None:
+def test_an_insert_of_keys_into_an_existing_row() -> None:
     """Only a preimage shows that it was there, so without preimages there is nothing to compare."""
     table = Table(random.Random(1), preimage=False)
     table.apply(Mutation().write(1, {"v": 5}, START + 3))

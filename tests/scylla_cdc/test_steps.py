@@ -87,7 +87,7 @@ def test_a_fault_that_lasts_repeats_nothing(
         assert published(settings, odd.name) == before + 6 * ROWS + 1
 
 
-def test_a_table_that_is_behind_stops_no_other(
+def test_a_table_that_is_behind_does_not_stop_the_others(
     cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log is read a few windows at a time, and the other table is read in between."""

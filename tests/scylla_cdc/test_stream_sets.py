@@ -76,7 +76,7 @@ def test_a_table_with_tablets_never_has_the_generations(number: int) -> None:
     assert _sets(timestamp=_times(_FIRST_SET), time=_times(_GENERATION), **of_tablets).times == [_FIRST_SET]
 
 
-def test_a_node_that_is_behind_is_asked_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_behind_is_queried_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     @contextmanager

@@ -106,7 +106,7 @@ def test_incomplete_sets(written: Written, tmp_path: Path) -> None:
         list(find_sstables(str(tmp_path / "nowhere")))
 
 
-def test_a_schema_that_is_not_the_files_is_refused(written: Written) -> None:
+def test_a_schema_of_another_table_is_refused(written: Written) -> None:
     schema, location = next((s, x) for s, x in one_of_each(written) if s.clustering)
     reversed_ = tuple(dataclasses.replace(c, reversed=not c.reversed) for c in schema.clustering)
     with pytest.raises(SchemaError, match="clustering columns"):

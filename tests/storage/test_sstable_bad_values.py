@@ -93,7 +93,7 @@ def test_the_changes_before_a_bad_value_stay(table: Table, place: int) -> None:
     wanted = [(key, c) for key in KEYS for c in (0, 1)][: 2 * place + 1]
     found: list[tuple[bytes, int]] = []
     where = re.escape(f"ks.t, partition 0x{KEYS[place].hex()}: ")
-    with pytest.raises(CorruptFile, match=rf"Data\.db, offset \d+: {where}.* is no varint"):
+    with pytest.raises(CorruptFile, match=rf"Data\.db, offset \d+: {where}.* is not a valid varint"):
         read_into(found, SSTable(location, schema))
     assert found == wanted
     report = Report()
@@ -101,7 +101,7 @@ def test_the_changes_before_a_bad_value_stay(table: Table, place: int) -> None:
     assert len(report.skipped) == 1
 
 
-def test_pieces_leave_out_what_the_whole_does(table: Table) -> None:
+def test_pieces_leave_out_the_same_values_as_the_whole(table: Table) -> None:
     location, schema = table(1, 20, 39)
     sstable = SSTable(location, schema)
     whole = keys_and_rows(sstable.scan(on_corrupt="skip-partition"))

@@ -111,7 +111,7 @@ def test_a_type_with_added_fields(written: Written) -> None:
     assert [e["value"]["b"] for e in new[0]["l"]["elements"]] == ["new", "new"]
 
 
-def test_a_type_inside_of_the_key_that_has_grown(written: Written) -> None:
+def test_a_type_inside_the_key_that_has_grown(written: Written) -> None:
     """By SSTables and by commit logs, the rows are those that CQL answers, whether their keys have the new fields."""
     schema, locations = written.handmade("keyed")
     arrow = change_schema(schema)

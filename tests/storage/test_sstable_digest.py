@@ -57,7 +57,7 @@ def test_no_change_is_given_of_a_file_that_is_not_sound(large: Location, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "-1", "2 3"])
-def test_digests_that_are_not_the_files(tmp_path: Path, text: str) -> None:
+def test_digests_of_other_files(tmp_path: Path, text: str) -> None:
     _, here = small(tmp_path / "small")
     Path(here.path("Digest.crc32")).write_text(text)
     assert_nothing(here)
@@ -97,7 +97,7 @@ def test_no_checksum_at_all(tmp_path: Path) -> None:
         rows_of(here)
 
 
-def test_it_is_one_piece(tmp_path: Path) -> None:
+def test_a_file_without_checksums_of_chunks_is_one_piece(tmp_path: Path) -> None:
     """As the reader of each piece has to compare all of the file; tokens still choose a part of it."""
     recorded, here = small(tmp_path / "small")
     assert len(SSTable(recorded).splits(1)) == 2

@@ -135,7 +135,7 @@ def test_pieces_leave_out_the_same_parts_as_the_whole(written: Written, tmp_path
     assert set(found) < set(everything)
 
 
-def test_a_digest_that_is_not_the_files(written: Written, tmp_path: Path) -> None:
+def test_a_digest_of_another_file(written: Written, tmp_path: Path) -> None:
     """Every chunk has its checksum, but the file is not the one that was written."""
     for name, table in (("compressed", "many"), ("plain", "many")):
         schema, (location,) = written.handmade(table)

@@ -359,7 +359,7 @@ def test_newer_cells_of_the_old_type_are_an_error(tmp_path: Path, then: str, now
                 read(location, schema, fields)
 
 
-def test_a_type_that_is_not_the_schemas_is_refused(tmp_path: Path) -> None:
+def test_a_type_that_differs_from_the_schema_is_refused(tmp_path: Path) -> None:
     """Also where values have the same length, so that they could be read as something else."""
     for i, (then, now) in enumerate(OTHER_TYPES):
         location = write(tmp_path / str(i), [("m", then)], [(0, {"m": sample(then, 1)})])

@@ -40,7 +40,7 @@ def test_recorded_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "rec109/Tab4"])
-def test_their_splits(name: str) -> None:
+def test_splits_of_recorded_tables(name: str) -> None:
     """The indexes that ScyllaDB writes to `me`."""
     table = RecordedTable(*name.split("/"))
     for location in table.locations:
@@ -52,7 +52,7 @@ def test_their_splits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rec101/t0", "rec104/x_1", "rec105/x_2", "rec109/Tab4"])
-def test_a_header_with_a_flipped_bit_is_no_crash(tmp_path: Path, name: str) -> None:
+def test_a_header_with_a_flipped_bit_does_not_crash_the_reader(tmp_path: Path, name: str) -> None:
     """Statistics.db of these versions has no checksum: not every flip can be seen, and each fault has a file's name."""
     table = RecordedTable(*name.split("/"))
     here = copy(table.locations[0], tmp_path / "here")
@@ -74,7 +74,7 @@ def test_a_header_with_a_flipped_bit_is_no_crash(tmp_path: Path, name: str) -> N
     assert all(here.folder in text for text in refused)
 
 
-def test_they_are_of_all_kinds() -> None:
+def test_recorded_tables_are_of_all_kinds() -> None:
     """Not a test of the reader: it makes sure that the others read these."""
     kinds = set()
     for name in TABLES:
@@ -182,7 +182,7 @@ def test_dictionaries_that_are_not_whole(tmp_path: Path, name: str) -> None:
             rows_of(here)
 
 
-def test_a_dictionary_that_is_not_the_files(tmp_path: Path) -> None:
+def test_a_dictionary_of_another_file(tmp_path: Path) -> None:
     """A trained dictionary has a number, which Zstandard keeps with each chunk; LZ4 has nothing of the kind."""
     here = copy(dictionary_table("tz"), tmp_path / "tz")
     compressor, options, rest = compression(here)

@@ -150,7 +150,7 @@ def test_partitions_are_split_where_a_block_of_rows_starts(location: Location, t
     assert [s.start.open for s in splits if s.start.partition is not None] == [o for b in blocks for _, o in b.starts]
 
 
-def test_blocks_start_inside_of_range_tombstones(tmp_path: Path) -> None:
+def test_blocks_start_inside_range_tombstones(tmp_path: Path) -> None:
     here, _ = copy_with_blocks(WIDE, tmp_path / "here", 1000)
     splits = SSTable(here).splits(1)
     assert sum(split.start.open is not None for split in splits) > 50

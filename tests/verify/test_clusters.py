@@ -134,7 +134,7 @@ def test_the_command(
     assert (row["database"]["v"], row["against"]["v"]) == ("v0", "x")
 
 
-def test_what_cannot_be_compared(both: Settings, sessions: tuple[Session, Session]) -> None:
+def test_tables_that_cannot_be_compared(both: Settings, sessions: tuple[Session, Session]) -> None:
     with pytest.raises(WritetimeError, match=r"no cluster 'old' \(known: new\); add a section \[clusters.old\]"):
         verify_clusters(both, "old", _TABLE)
     sessions[1].execute(f"ALTER TABLE {_TABLE} ADD more int")

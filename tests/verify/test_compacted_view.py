@@ -42,7 +42,7 @@ def test_a_missing_file_is_named(table: LakeTable, side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["view", "changes"])
-def test_an_outage_of_the_store_is_no_fault_of_the_view(
+def test_an_outage_of_the_store_is_not_a_fault_of_the_view(
     table: LakeTable, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = getattr(table, side)

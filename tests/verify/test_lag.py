@@ -82,7 +82,7 @@ def test_a_row_that_only_one_side_has() -> None:
     assert (gone.lagging.tolist(), gone.written_at.tolist()) == ([False], [0])
 
 
-def test_a_static_cell_is_no_cell_of_a_row_that_one_side_lacks() -> None:
+def test_a_static_cell_is_not_a_cell_of_a_row_that_one_side_lacks() -> None:
     """The lake may have it in the other rows of the partition."""
     assert lag(side(), side(row(s="old", v="a")), s=_OLD, v=_NEW).lagging.tolist() == [True]
     alone = row(s="old") | _ALONE

@@ -131,7 +131,7 @@ def assert_differences(settings: Settings, lake: LakeTable) -> None:
     assert "`writetime backfill`" in answer.stderr
 
 
-def test_a_row_of_the_future_that_differs_is_no_lag(settings: Settings, session: Session) -> None:
+def test_a_row_of_the_future_that_differs_is_not_lag(settings: Settings, session: Session) -> None:
     table = make_items(settings, session)
     session.execute(f"UPDATE {table} USING TIMESTAMP 4000000000000001 SET v = 'later' WHERE id = 1 AND n = 1")
     (difference,) = verify(settings, open_table(settings, table), 0).differences

@@ -13,7 +13,7 @@ from writetime.view.refreshing import refresh
 from writetime.view.upkeep import upkeep
 
 
-def test_what_another_engine_restored_is_written_whole(tmp_path: Path) -> None:
+def test_a_view_that_another_engine_restored_is_written_whole(tmp_path: Path) -> None:
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)

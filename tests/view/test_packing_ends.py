@@ -14,7 +14,7 @@ from writetime.view import refreshing, view_packing
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_rows_that_compress_well_are_not_packed_for_ever(
+def test_rows_that_compress_well_are_not_packed_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """What is sorted at once is far less than what counts as a small file, as with rows that Parquet makes 32 times

@@ -136,7 +136,7 @@ def test_a_file_without_rows_that_count_leaves(table: LakeTable, settings: Setti
     assert rows_of(table) == computed(table)
 
 
-def test_of_two_at_once_one_counts(table: LakeTable, settings: Settings) -> None:
+def test_one_of_two_refreshes_at_once_counts(table: LakeTable, settings: Settings) -> None:
     refresh(settings, table)
     add(table, [write(3, 1, 6, v="b")], 2)
 

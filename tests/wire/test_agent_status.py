@@ -52,7 +52,7 @@ def read_by_all(marks: SourceMarks) -> None:
 
 
 @pytest.mark.parametrize("status", [NODE, LOG, {}])
-def test_what_agents_report_is_read_whole(status: dict[str, Any]) -> None:
+def test_reports_of_agents_are_read_completely(status: dict[str, Any]) -> None:
     marks = read(status)
     assert marks.status == status
     read_by_all(marks)

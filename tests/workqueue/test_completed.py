@@ -45,7 +45,7 @@ def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[Plac
     assert max(batch.num_rows for batch in batches) < 20
 
 
-def test_a_bucket_that_cannot_be_read_stops_no_other(
+def test_a_bucket_that_cannot_be_read_does_not_stop_the_others(
     queue_settings: Settings, places: list[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Tables.completed
@@ -68,7 +68,7 @@ def test_a_bucket_that_cannot_be_read_stops_no_other(
         list(completed.read_place(queue_settings, places[0]))
 
 
-def test_of_a_bucket_that_was_read_in_part_no_item_counts(spark: SparkSession) -> None:
+def test_items_of_a_partly_read_bucket_do_not_count(spark: SparkSession) -> None:
     item = {"item_id": "i", "key": None, "payload": "1", "result": None, "attempts": 1, "worker": "w"}
     at = datetime(2024, 1, 1, tzinfo=UTC)
     places = [Place("q", 0, 1), Place("q", 0, 2), Place("q", 1, 1)]

@@ -76,7 +76,7 @@ def test_a_slow_call_is_kept_once_and_named_by_the_next_items_of_its_queue() -> 
     run_virtually(work())
 
 
-def test_of_slow_calls_at_once_the_first_item_counts() -> None:
+def test_the_first_item_of_concurrent_slow_calls_counts() -> None:
     database = memory()
     tables = Slow(database)
 
@@ -99,7 +99,7 @@ def test_of_slow_calls_at_once_the_first_item_counts() -> None:
 
 
 @pytest.mark.parametrize("fault", [WritetimeError("the database refuses a statement"), ValueError("a bug")])
-def test_a_statement_that_fails_is_no_group_of_errors(fault: Exception) -> None:
+def test_a_statement_that_fails_is_not_a_group_of_errors(fault: Exception) -> None:
     """The ids of all items are known, as some may be there."""
 
     class Refusing(MemoryTables):

@@ -108,7 +108,7 @@ def enqueue_all(settings: Settings, queues: dict[str, str]) -> tuple[set[str], s
     [[*BOUNDARIES], *(pytest.param([name], marks=ALONE) for name in BOUNDARIES)],
     ids=["all", *BOUNDARIES],
 )
-def test_a_fault_of_one_shard_or_queue_stops_no_other(
+def test_a_fault_of_one_shard_or_queue_does_not_stop_the_others(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, boundaries: list[str]
 ) -> None:
     queues = {name: f"{jobs}-{name}" for name in (*boundaries, "other")}

@@ -81,7 +81,7 @@ def test_failures_are_repeated_then_dead_then_redriven(queue_settings: Settings,
     assert inspect(settings, jobs).redriven == 2
 
 
-def test_a_delayed_item_runs_when_it_is_due_and_holds_nothing_up(queue_settings: Settings, jobs: str) -> None:
+def test_a_delayed_item_runs_when_it_is_due_and_delays_nothing(queue_settings: Settings, jobs: str) -> None:
     begun: dict[str, float] = {}
     with Enqueuer(queue_settings) as enqueuer:
         enqueuer.enqueue(jobs, "later", key="k", delay_seconds=2.0)

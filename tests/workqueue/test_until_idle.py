@@ -71,7 +71,7 @@ def test_a_database_that_does_not_answer_for_a_while_hides_no_items(statement: s
     assert tables.failed > 1
 
 
-def test_a_queue_without_an_answer_holds_up_no_other() -> None:
+def test_a_queue_without_an_answer_does_not_delay_the_others() -> None:
     database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
 
     class Half(MemoryTables):

@@ -86,7 +86,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
         try:
             return inner(data) if data else None
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is not a {cql_type}: {e}") from None
+            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is not a valid {cql_type}: {e}") from None
 
     return encode
 

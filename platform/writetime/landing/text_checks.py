@@ -47,7 +47,7 @@ def check_texts(changes: pa.Table, schema: TableSchema) -> None:
             values = one_chunk(changes[field_name(column)])
             for name, texts in _leaves(values, column.type) if column in keys else _cells(values, column.type):
                 if (wrong := _first_wrong(texts, name)) is not None:
-                    raise WritetimeError(f"column {column.name}: {wrong[:_SHOWN]!r} is no {name}")
+                    raise WritetimeError(f"column {column.name}: {wrong[:_SHOWN]!r} is not a valid {name}")
 
 
 def _has_texts(cql_type: CqlType) -> bool:

@@ -61,7 +61,7 @@ def decoder(cql_type: CqlType) -> Decoder:
         try:
             return inner(data)
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is no {cql_type}: {e}") from None
+            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is not a valid {cql_type}: {e}") from None
 
     return decode
 
