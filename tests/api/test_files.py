@@ -1,4 +1,4 @@
-"""Files of the database as a notebook reads them."""
+"""The database's files, read as in a notebook."""
 
 from pathlib import Path
 

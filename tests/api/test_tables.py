@@ -1,4 +1,4 @@
-"""A captured table as a notebook reads it."""
+"""A captured table, read as in a notebook."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What runs of assets report."""
+"""The reports of runs of assets."""
 
 from dagster import (
     AssetKey,

@@ -1,4 +1,4 @@
-"""`make demo`, small."""
+"""`make demo` with few flights."""
 
 import os
 import re

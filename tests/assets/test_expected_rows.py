@@ -1,4 +1,4 @@
-"""`writetime follow` checks new rows of a view by pandas; the oracle is Great Expectations on Spark, as in Dagster."""
+"""`writetime follow` checks new rows of a view with pandas. The oracle is Great Expectations on Spark."""
 
 import dataclasses
 from datetime import UTC, date, datetime

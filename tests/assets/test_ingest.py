@@ -1,4 +1,4 @@
-"""The ingest assets on real servers: drained, checked, committed, repeated, refused."""
+"""The ingest assets on real servers: runs drain a topic, check and commit it, are repeated, and are refused."""
 
 import time
 from collections import Counter

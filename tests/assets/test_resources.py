@@ -1,4 +1,4 @@
-"""The resources of the platform."""
+"""The Dagster resources."""
 
 import pytest
 from dagster import asset, materialize

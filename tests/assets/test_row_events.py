@@ -1,4 +1,6 @@
-"""The row events' assets, on a real lake and Kafka: found, checked, published, each once; old ones merged."""
+"""The assets of row events, on a real lake and Kafka: each event is computed, checked and published once, and old
+events are merged.
+"""
 
 from dataclasses import replace
 from typing import Any

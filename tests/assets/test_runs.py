@@ -1,4 +1,4 @@
-"""The end of a run, however it was started: one report, and one alert to a webhook that accepts it or not."""
+"""The end of a run, for each way to start it: one report, and one alert, which the webhook may refuse."""
 
 import locale
 import os

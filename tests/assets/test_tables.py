@@ -1,4 +1,6 @@
-"""The assets of a followed table on a real snapshot: by token range, merged, checked against the database's answer."""
+"""The assets of a followed table on a real snapshot: read by token range, merged, and compared with the database's
+rows.
+"""
 
 import dataclasses
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which assets the unfinished runs of a job work at."""
+"""The assets that the unfinished runs of a job are working on."""
 
 import time
 from typing import Any

@@ -1,4 +1,6 @@
-"""The assets of the work queue on a real database: observed, drained on Spark, copied to the lake, checked."""
+"""The assets of the work queue on a real database: they observe queues, drain them on Spark, copy items to the lake,
+and check them.
+"""
 
 import json
 import time

@@ -1,5 +1,5 @@
-"""Attacks on every input: what is not meant to be read is refused with an error, and harms nothing else.
+"""Attacks on each input: invalid input must be refused with an error, and must not harm anything else.
 
-Each module is a command, `python -m tests.attack.<module>`, that tries until its time is over and prints what it tried
-and found.
+Each module is a command, `python -m tests.attack.<module>`. It tries inputs until its time is over, and prints the
+numbers of inputs and its findings.
 """

@@ -1,4 +1,4 @@
-"""A connection to the ingress that sends any bytes, and reads answers strictly."""
+"""A connection to the ingress that sends arbitrary bytes, and parses answers strictly."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""What is sent to the ingress on one connection: sound and broken calls, whole, in pieces, or cut off.
+"""The inputs of one connection to the ingress: valid and broken calls, complete, in pieces, or cut off.
 
-Each input follows from its number and the seed. Where it is known which answers it must have, the input says so.
+Each input follows from its number and the seed. If its answers are known, the input has them.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What the commands of all attacks share: their options, the numbers of their inputs, and how they end."""
+"""The common parts of the attacks' commands: options, the numbers of inputs, and the exit status."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Sound files to begin with: what Cassandra and ScyllaDB wrote, as it is in tests/data."""
+"""The valid files that attacks begin with: those in tests/data, which Cassandra and ScyllaDB wrote."""
 
 from collections.abc import Iterator
 from pathlib import Path

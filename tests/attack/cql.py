@@ -1,8 +1,8 @@
-"""Random tables of every type under odd names, and statements that write to them in every way that CQL has.
+"""Random tables with all types and odd names, and statements that write to them in each way that CQL has.
 
-What `tests.support.generate` makes is the base; what it leaves out as unusual comes here: names in quotes, text that is
-not UTF-8, write times at the ends of their range, list operations by index, conditions, several keys at once, and
-values of wrong types, which the database refuses.
+`tests.support.generate` makes the common statements. This module adds unusual ones: names in quotes, text that is not
+UTF-8, write times at the ends of their range, list operations by index, conditions, several keys at once, and values of
+wrong types, which the database refuses.
 """
 
 import re

@@ -1,10 +1,10 @@
 """Attacks the readers of SSTables and commit logs with files that nobody wrote:
 `python -m tests.attack.files [--seconds N | --rounds N] [--seed S] [--first N]`.
 
-It changes what databases wrote, at random, and makes checksums right again, so that a change gets to what is behind
-them. Whatever becomes of it must be changes or the documented error: no other one, no crash, no hang, no memory out of
-proportion. Closed pages follow all memory that compiled code reads and writes, so that a byte beyond a buffer is a
-crash. Each input has a number, and follows from it and the seed: `--first` tries it again.
+It changes random bytes of files that databases wrote, and corrects their checksums, so that the readers decode the
+changed bytes. The result must be changes or the documented error: no other error, no crash, no hang, and no excessive
+memory. Closed pages follow all memory that compiled code reads and writes, so access beyond a buffer is a crash. Each
+input follows from its number and the seed, and `--first` tries it again.
 """
 
 import json

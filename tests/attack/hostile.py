@@ -1,4 +1,4 @@
-"""Messages that no program of the platform sends: made from sound ones, or of nothing."""
+"""Messages that no program of the platform sends, made from valid ones or from scratch."""
 
 import json
 import random

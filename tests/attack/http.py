@@ -1,10 +1,10 @@
 """Attacks the HTTP ingress: `python -m tests.attack.http [--seconds N | --rounds N] [--seed S] [--first N]`.
 
-It starts ZooKeeper, Kafka, Cassandra and `writetime serve`, and sends calls that are sound, broken, slow, cut off or
-too large, on several connections at once. Each call must have an answer that is documented, and the right one where it
-is known. The process must live, take a bounded amount of memory, and answer sound calls of others meanwhile. At the end
-the topic must have exactly the events that were acknowledged, each once for each acknowledgement, and the database the
-work items. Each input has a number, and follows from it and the seed: `--first` tries it again.
+It starts ZooKeeper, Kafka, Cassandra and `writetime serve`, and sends calls that are valid, broken, slow, cut off or
+too large, on several connections at once. Each call must have a documented answer, and the expected one if it is known.
+The process must survive, use bounded memory, and answer valid calls of others meanwhile. At the end, the topic must
+have exactly the acknowledged events, each once per acknowledgement, and the database the work items. Each input follows
+from its number and the seed, and `--first` tries it again.
 """
 
 import json

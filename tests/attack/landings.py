@@ -1,9 +1,9 @@
 """Attacks landing with messages of the topics that it reads: changes, schemas, watermarks.
 
-Each trial has a table of its own that is attacked, and two sound ones, which have to land exactly whatever is sent. All
-are landed by one process, as by `writetime follow`. A message that is refused has to be named with its place,
-and only messages that were made for the attack; then it is skipped, as an operator does. In the end the attacked table
-has each sound change, and one for each hostile message that was read; and its watermark is behind what was refused.
+Each trial attacks a table of its own. Two other tables must land exactly, regardless of the messages. One process lands
+all of them, like `writetime follow`. The error of a refused message must name its place, and only messages of the
+attack may be refused. Then the message is skipped, as an operator does. At the end, the attacked table has each valid
+change, and one change for each hostile message that was read. Its watermark is before the refused messages.
 """
 
 import json

@@ -1,10 +1,9 @@
 """Attacks the readers of Kafka's topics: `python -m tests.attack.messages [--seconds N | --rounds N] [--seed S]
 [--first N]`.
 
-It starts ZooKeeper, Kafka and Cassandra. It sends mutated and meaningless messages among sound ones: to the topics of
+It starts ZooKeeper, Kafka and Cassandra. It sends mutated and meaningless messages among valid ones: to the topics of
 changes, schemas and watermarks, which landing reads (see `landings`), and to the topic of events, which
-`writetime sink` reads (see `storing`). Each input has a number, and follows from it and the seed: `--first` tries it
-again.
+`writetime sink` reads (see `storing`). Each input follows from its number and the seed, and `--first` tries it again.
 """
 
 import os

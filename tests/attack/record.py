@@ -1,4 +1,6 @@
-"""Records what a Cassandra writes in each format, for attacks that start no server: `python -m tests.attack.record`."""
+"""Records files that Cassandra writes in each format, for attacks that start no server: `python -m
+tests.attack.record`.
+"""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""What an attack tried and what came of it."""
+"""The inputs of an attack and their outcomes."""
 
 from collections import Counter
 from dataclasses import dataclass, field

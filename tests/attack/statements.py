@@ -1,10 +1,10 @@
 """Attacks capture and the lake with tables and statements: `python -m tests.attack.statements
 [--seconds N | --rounds N] [--seed S] [--first N]`.
 
-It starts Kafka and Cassandra, and an agent as a program, which is killed at random moments. A round makes tables of
-every type under odd names (see `cql`), writes to all of them at once, and lands what was captured. Then the state and
-the views of each table must be what the database answers, and `verify` must prove it. No table stops another one: each
-is compared by itself. What a round does follows from its number and the seed: `--first` repeats it.
+It starts Kafka and Cassandra, and an agent as a program, which is killed at random moments. A round creates tables with
+all types and odd names (see `cql`), writes to all of them at once, and lands the captured changes. Then the state and
+the views of each table must equal the database's rows, and `verify` must prove it. A table must not stop another, so
+each is compared separately. A round follows from its number and the seed, and `--first` repeats it.
 """
 
 import os

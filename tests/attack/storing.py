@@ -1,7 +1,7 @@
-"""Attacks the sink with messages of the topic of events, sound and hostile ones in any order.
+"""Attacks the sink with messages of the topic of events, valid and hostile ones in any order.
 
-Each sound event must be stored once. Each other message is a dead letter with its key and value, or a stored event if
-it is one; none is both, or neither. The sink must commit every offset, and end well when it is stopped.
+Each valid event must be stored once. Each other message must be either a dead letter with its key and value, or a
+stored event if it is a valid one. The sink must commit each offset, and end cleanly when it is stopped.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The attack on files, briefly: nothing is found, and what is to be found would be."""
+"""A short attack on files: it finds nothing, and it would find known faults."""
 
 import ctypes
 import threading

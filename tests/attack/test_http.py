@@ -1,4 +1,4 @@
-"""The attack on the ingress, briefly: nothing is found, and what is to be found would be."""
+"""A short attack on the ingress: it finds nothing, and it would find known faults."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""The attack on the readers of topics, briefly: nothing is found, and what is to be found would be."""
+"""A short attack on the readers of topics: it finds nothing, and it would find known faults."""
 
 from collections.abc import Callable
 from pathlib import Path

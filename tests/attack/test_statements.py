@@ -1,4 +1,4 @@
-"""The attack by tables and statements, briefly."""
+"""A short attack with tables and statements."""
 
 from pathlib import Path
 

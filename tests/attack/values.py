@@ -1,4 +1,4 @@
-"""JSON bodies of calls: sound ones, and ones with a fault in any place. Each knows whether it is to be accepted."""
+"""JSON bodies of calls: valid ones, and ones with a fault in any place. Each records whether it must be accepted."""
 
 import json
 import random

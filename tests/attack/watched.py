@@ -1,5 +1,5 @@
-"""A process that tries inputs one by one, and another that watches it: one that dies or hangs is a finding, and the
-attack goes on behind the input that did it."""
+"""A process that tries inputs one by one, and a process that watches it. If the first dies or hangs, this is a finding,
+and the attack continues after that input."""
 
 import json
 import queue

@@ -1,4 +1,4 @@
-"""Where the screenshots go: `pytest tests/browser --screenshots FOLDER`."""
+"""The folder for screenshots: `pytest tests/browser --screenshots FOLDER`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page of the demo on the screen of a phone, with names and numbers as a run of the demo has them."""
+"""The page of the demo on the screen of a phone, with names and numbers like those of a real run."""
 
 import time
 from collections.abc import Iterator

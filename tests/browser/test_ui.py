@@ -1,4 +1,4 @@
-"""The pages of the web UI that matter, in a real browser: the graph, an asset with checks and plots, a run's log.
+"""The important pages of the web UI in a real browser: the graph, an asset with checks and plots, and a run's log.
 
 `--screenshots FOLDER` keeps pictures of the pages.
 """

@@ -1,4 +1,4 @@
-"""What an agent has done, and what the lake has of it."""
+"""The progress of an agent, and of its changes in the lake."""
 
 import json
 from pathlib import Path

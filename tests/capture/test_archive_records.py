@@ -1,4 +1,4 @@
-"""The checkpoint of an archive: its records of segments that are gone, its cost, and its faults; without a node."""
+"""The checkpoint of an archive: its records of missing segments, its cost, and its faults. No node is needed."""
 
 import os
 from contextlib import closing

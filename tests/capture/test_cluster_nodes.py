@@ -1,4 +1,4 @@
-"""Which nodes of a ScyllaDB cluster are asked, as nodes come and go; no server is needed."""
+"""The nodes of a ScyllaDB cluster that are queried while nodes join and leave; no server is needed."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

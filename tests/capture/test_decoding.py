@@ -1,4 +1,4 @@
-"""The reader of an agent's segments follows the schemas, also if there is no memory for a new one at first."""
+"""The reader of an agent's segments follows the schemas, even if there is no memory for a new reader at first."""
 
 import gc
 import weakref

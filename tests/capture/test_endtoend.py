@@ -1,4 +1,4 @@
-"""The whole way from writes to the lake, while everything is killed; `endtoend` runs it for longer."""
+"""From writes to the lake, while everything is killed; `endtoend` runs this for longer."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`writetime follow` goes on while its table changes: a new column, a TRUNCATE, a DROP and a CREATE."""
+"""`writetime follow` continues while its table changes: a new column, a TRUNCATE, a DROP and a CREATE."""
 
 from collections.abc import Iterator
 from typing import Any

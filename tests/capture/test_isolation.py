@@ -1,6 +1,7 @@
-"""The rule of isolation: whatever is wrong with one table, value or topic stops no other, and never counts as done.
+"""The rule of isolation: a fault of one table, value or topic does not stop the others, and its changes never count as
+published.
 
-Unknown faults are injected at each boundary of a real agent; what Kafka refuses, a real broker refuses.
+Unknown faults are injected at each boundary of a real agent. Refusals come from a real broker.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""From Kafka into the lake: each change once, however a batch ends, and the faults that stop landing."""
+"""From Kafka to the lake: each change lands once, for each end of a batch; and the faults that stop landing."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

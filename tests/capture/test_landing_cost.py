@@ -1,4 +1,4 @@
-"""What landing costs: nothing for tables without new messages, and one reading of what all tables share."""
+"""The cost of landing: nothing for tables without new messages, and one read of the topics that all tables share."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

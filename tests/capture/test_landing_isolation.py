@@ -1,4 +1,4 @@
-"""No table, message or topic stops the landing of another table."""
+"""A fault of a table, message or topic does not stop the landing of other tables."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Values that are legal in the database and have no plain form in Arrow, Spark or Python, on their whole way.
+"""Values that are valid in the database but have no direct form in Arrow, Spark or Python, from capture to the views.
 
 The oracle is the database's answer in raw bytes, as the driver raises on such values.
 """

@@ -1,4 +1,4 @@
-"""Changes of a queue's items that the agent publishes wake a worker."""
+"""A worker wakes up when the agent publishes changes of its queue's items."""
 
 import threading
 import time

@@ -1,4 +1,6 @@
-"""Messages in Confluent's wire format, by a real registry; read by another library, landed beside older messages."""
+"""Messages in Confluent's wire format with a real registry. Another library reads them, and they land with older
+messages.
+"""
 
 import io
 import json

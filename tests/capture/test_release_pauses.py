@@ -1,4 +1,4 @@
-"""How often an agent tries to release segments that hang, as live changes wait meanwhile; no server is needed."""
+"""The pauses of an agent that cannot release segments, because live changes wait meanwhile; no server is needed."""
 
 import itertools
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""The end of segments: read to their ends and released, archived, kept; faulty, unknown and vanished ones."""
+"""The end of segments: they are released, archived or kept; and segments that are faulty, unknown or vanished."""
 
 import itertools
 import json

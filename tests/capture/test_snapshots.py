@@ -1,4 +1,4 @@
-"""The data that a table had before its capture: published beside live writes, whichever program is killed meanwhile."""
+"""The data from before the capture of a table is published along with live writes, while any program is killed."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""TRUNCATE, and DROP followed by CREATE of the same name: the lake forgets what the database forgot."""
+"""TRUNCATE, and DROP followed by CREATE of the same name: the lake discards the same data as the database."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How far the lake knows its sources: never beyond published and landed changes, and the sources that hold it back."""
+"""The watermarks of sources in the lake never pass unpublished or unlanded changes. Some sources hold them."""
 
 import json
 import threading

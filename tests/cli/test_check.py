@@ -1,4 +1,4 @@
-"""`writetime check`, and the warning of all commands about entries that are refused."""
+"""`writetime check`, and the warning of all commands about refused entries."""
 
 import socket
 from collections.abc import Iterator

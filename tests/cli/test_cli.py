@@ -1,4 +1,4 @@
-"""The shell command itself: its list of commands, and the cost of that."""
+"""The command line itself: its list of commands, and the cost of the list."""
 
 import subprocess
 import sys

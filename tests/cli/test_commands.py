@@ -1,4 +1,4 @@
-"""How the shell command shows errors."""
+"""The errors of the command line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the shell command prints, and where it cannot print."""
+"""The output of the command line, and outputs that fail."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Services end at a signal, whatever they do when it comes."""
+"""Services end at a signal, at any moment."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Requests of admin clients: their answers are lost with the client, and a question creates no topic."""
+"""Requests of admin clients: their answers are lost with the client, and a request creates no topic."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Snapshots that fail: the node keeps no part of them. nodetool is a stub, which makes and deletes folders."""
+"""Snapshots that fail: the node keeps no part of them. nodetool is a stub that creates and deletes folders."""
 
 import shutil
 from collections.abc import Callable

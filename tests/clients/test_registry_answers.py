@@ -1,4 +1,4 @@
-"""A schema registry that answers anything: the agent waits for temporary faults, and a refusal names the remedy."""
+"""A schema registry with any answers: the agent waits for temporary faults, and a refusal names the remedy."""
 
 import json
 import pickle

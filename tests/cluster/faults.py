@@ -2,10 +2,10 @@
 
 python -m tests.cluster.faults --seconds 600 --seed 1
 
-Each node has its own agent. Threads write at QUORUM. A broker is killed while changes are published, landed, and row
-events too; a node is killed while writes go on, and a table changes meanwhile. While one is down, the lake still
-follows, and `verify` proves it. At the end, for every table, the views match `SELECT *` at ALL, each write that was
-acknowledged is among the lake's changes, and each message of Kafka is in the lake once.
+Each node has its own agent. Threads write at QUORUM. A broker is killed while changes and row events are published and
+landed. A node is killed while writes continue, and a table changes meanwhile. While a node or broker is down, the lake
+still follows, and `verify` proves it. At the end, for each table, the views match `SELECT *` at ALL, each acknowledged
+write is among the lake's changes, and each message of Kafka is in the lake once.
 """
 
 import argparse

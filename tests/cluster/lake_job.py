@@ -1,4 +1,4 @@
-"""The lake's work on a Spark cluster, as a program: the master and all else come from the settings.
+"""The lake's work on a Spark cluster, as a program. The master and all other options come from the settings.
 
     python -m tests.cluster.lake_job KS.TABLE SNAPSHOT...
 

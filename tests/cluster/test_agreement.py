@@ -1,4 +1,4 @@
-"""Answers of nodes that do not have the same schema yet, as one that was down while a table was changed."""
+"""Answers of nodes without the newest schema, such as a node that was down while a table was altered."""
 
 import uuid
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Compiled functions where no folder can keep their code."""
+"""Compiled functions, if no folder can keep their code."""
 
 import os
 import subprocess

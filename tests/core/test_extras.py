@@ -1,4 +1,4 @@
-"""The errors where a package is not installed, and the code that works without it."""
+"""The errors if a package is not installed, and the code that works without it."""
 
 from pathlib import Path
 

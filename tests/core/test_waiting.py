@@ -1,4 +1,4 @@
-"""How often a condition is checked, on a clock of the test's own."""
+"""The number of checks of a condition, with a clock of the test."""
 
 import pytest
 

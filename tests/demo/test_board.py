@@ -1,4 +1,4 @@
-"""The demo's way from the work queue to the departures board, and its figures there: some real flights."""
+"""Some real flights of the demo, from the work queue to the departures board, and the figures on the board."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The files in deploy/ that describe containers, as what they hold."""
+"""The content of the files in deploy/ that describe containers."""
 
 import re
 from pathlib import Path

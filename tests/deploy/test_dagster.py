@@ -1,4 +1,4 @@
-"""Dagster's three containers, by the commands, files and probes of the compose file, as processes beside a Postgres."""
+"""Dagster's three containers as processes with a Postgres, by the commands, files and probes of the compose file."""
 
 import shutil
 from pathlib import Path

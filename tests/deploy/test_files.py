@@ -1,4 +1,4 @@
-"""What can be checked of images, the compose file and manifests without containers."""
+"""Checks of images, the compose file and manifests that need no containers."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The commands in documents are run: README and docs/*.md, block by block. `tests.support.documents` has the rules."""
+"""The commands in README and docs/*.md are run, block by block. `tests.support.documents` has the rules."""
 
 import re
 from collections.abc import Iterator

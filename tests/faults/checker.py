@@ -1,4 +1,4 @@
-"""The one checker at the end of every fault test. It reads Kafka and the database, never the sink's own counters."""
+"""The checker at the end of each fault test. It reads Kafka and the database, and never the sink's own counters."""
 
 from collections.abc import Iterable
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The dead-letter topic is down for a while: no offset past the poison may be committed until it is back."""
+"""The topic of dead letters is missing for a while: no offset after the poison may be committed until it is back."""
 
 from collections.abc import Callable
 

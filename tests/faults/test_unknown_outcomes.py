@@ -1,4 +1,4 @@
-"""The database applies a conditional write and its reply is lost: the sink must find out, not guess."""
+"""The database applies a conditional write and its reply is lost: the sink must find the outcome, and not guess it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Settings of a broker that runs, without a database, with a lake and a name of their own."""
+"""Settings of a running broker without a database, with a lake and a name of their own."""
 
 import uuid
 from pathlib import Path

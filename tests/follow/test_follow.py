@@ -1,4 +1,4 @@
-"""One program takes changes from Kafka to row events and views, also when it fails, is killed, or is not alone."""
+"""One program turns changes in Kafka into row events and views, even if it fails, is killed, or is not alone."""
 
 import threading
 import time

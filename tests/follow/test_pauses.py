@@ -1,4 +1,4 @@
-"""When a step that fails is tried again."""
+"""The pauses of a step that fails."""
 
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a terminal shows of followed tables."""
+"""The followed tables on a terminal."""
 
 from types import SimpleNamespace
 from typing import Any

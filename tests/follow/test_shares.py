@@ -1,4 +1,4 @@
-"""Programs share the tables out: each table has one, and a program that dies leaves its tables to the others."""
+"""Programs share the tables: each table has one program, and the others take over the tables of a program that dies."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The alerts of a step that fails: one per lasting fault, whatever came before it."""
+"""The alerts of a step that fails: one per lasting fault, regardless of earlier faults."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A program that is to end does not finish a long step first."""
+"""A program that must end does not finish a long step first."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tables take turns: one with much to do delays no other one for long."""
+"""Tables take turns: a table with much work does not delay the others for long."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""A table that one program has after another one: its events go on, and nothing fails."""
+"""A table that moves from one program to another: its events continue, and nothing fails."""
 
 import logging
 from collections.abc import Iterator

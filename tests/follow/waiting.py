@@ -1,4 +1,4 @@
-"""Waiting for programs that follow tables. A look at a table costs more CPU than most of their work, so it is rare."""
+"""Waiting for programs that follow tables. Reading a table costs more CPU than most of their work, so it is rare."""
 
 from collections.abc import Callable
 from typing import Any

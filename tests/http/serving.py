@@ -1,4 +1,4 @@
-"""Ingresses in threads and processes, and the events that they stored."""
+"""Ingresses in threads and processes, and the events in their topics."""
 
 import socket
 import subprocess

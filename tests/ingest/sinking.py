@@ -1,4 +1,4 @@
-"""Events, bounded runs of the sink, and what they stored."""
+"""Events, bounded runs of the sink, and the stored rows."""
 
 import time
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Dead letters: kept completely, listed, and sent again."""
+"""Dead letters are stored completely, listed, and sent again."""
 
 import os
 from typing import Any, ClassVar

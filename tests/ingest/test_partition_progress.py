@@ -1,4 +1,4 @@
-"""The progress of a partition, against a model that remembers every offset."""
+"""The progress of a partition, compared with a model that stores each offset."""
 
 from itertools import pairwise
 

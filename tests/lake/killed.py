@@ -1,4 +1,4 @@
-"""A program that works on a lake and is killed at one commit after another, each time to be run again.
+"""A program that works on a lake, is killed at each commit in turn, and is run again each time.
 
 python -m tests.lake.killed FOLDER [EVERY [FIRST]]
 

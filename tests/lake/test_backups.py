@@ -1,4 +1,4 @@
-"""Backups as operators have them, made of a real server's snapshots, against the database's answer."""
+"""Backups like those of operators, made from a real server's snapshots, compared with the database's rows."""
 
 import dataclasses
 import os

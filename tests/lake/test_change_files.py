@@ -1,4 +1,4 @@
-"""Our reader of files of changes against Parquet's own reader of the same files."""
+"""Our reader of files of changes, compared with Parquet's own reader of the same files."""
 
 from collections import Counter
 from pathlib import Path

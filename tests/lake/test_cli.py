@@ -1,4 +1,4 @@
-"""`writetime view`, `maintain` and `rebuild`, and how values are printed."""
+"""`writetime view`, `maintain` and `rebuild`, and the printing of values."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Decoded files: they hold what the file of the lake holds, or are found damaged."""
+"""Decoded files: they have the rows of the lake's file, or are recognised as damaged."""
 
 import random
 from pathlib import Path

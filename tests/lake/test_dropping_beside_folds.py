@@ -1,4 +1,4 @@
-"""Tombstones are dropped while changes are folded in, as on a table that is written all the time."""
+"""Tombstones are dropped while changes are folded in, as on a table with continuous writes."""
 
 import random
 from collections.abc import Iterator

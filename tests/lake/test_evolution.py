@@ -1,4 +1,4 @@
-"""Schemas come in any order, and no file is rewritten for one."""
+"""Schemas arrive in any order, and none requires that a file is rewritten."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Nothing is kept for a view that is too far behind to go on, and all other steps keep what they need."""
+"""Nothing is kept for a view that is too far behind to continue, and the files of all other steps are kept."""
 
 import os
 import time

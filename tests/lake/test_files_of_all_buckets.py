@@ -1,4 +1,4 @@
-"""Few rows are one file of all buckets. By bucket it reads as the files of the buckets would."""
+"""Few rows become one file of all buckets. Read by bucket, it has the same rows as files of the buckets."""
 
 import random
 from pathlib import Path

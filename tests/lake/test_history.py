@@ -1,4 +1,4 @@
-"""Views as of a time, if the changes kept show it, and the changes that retention leaves."""
+"""Views as of a time, if the changes in the lake can show it, and the changes that retention leaves."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tombstones that the state drops: no view or event shows that, with any later changes; a snapshot that would is
+"""Tombstones that the state drops: with any later changes, no view or event differs. A snapshot that could differ is
 refused.
 """
 

@@ -1,4 +1,4 @@
-"""A table that stays open follows its log: the commits of others, and a table that was removed and created again."""
+"""A table that stays open follows its log: commits of others, and a table that was removed and created again."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Columns whose names are alike get labels, and each engine reads them by these."""
+"""Columns with similar names get labels, and each engine reads them by their labels."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Large rows go by bucket even where they are few, as a task and an Arrow array hold only so much."""
+"""Large rows are written by bucket even if they are few, as a task and an Arrow array have a limited size."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Late writes, from before the horizon: something that the state has dropped may cover them."""
+"""Late writes, from before the horizon: entries that the state has dropped may cover them."""
 
 import random
 from collections.abc import Callable, Iterator

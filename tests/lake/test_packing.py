@@ -1,4 +1,4 @@
-"""Small files of a stream are packed while it goes on: no row is lost, and none counts twice."""
+"""Small files of a stream are packed while the stream continues: no row is lost, and none counts twice."""
 
 import os
 import signal

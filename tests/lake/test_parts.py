@@ -1,4 +1,4 @@
-"""Few large rows of all buckets are read by as few tasks as hold them, so that the cost follows the change."""
+"""The least possible number of tasks reads few large rows of all buckets, so that the cost depends on the change."""
 
 import random
 from collections.abc import Sequence

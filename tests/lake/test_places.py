@@ -1,4 +1,4 @@
-"""A merge of what files have at some places is the merge of everything, at these places."""
+"""A merge of the entries of files at some places equals the merge of everything, at these places."""
 
 import random
 from pathlib import Path

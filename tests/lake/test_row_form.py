@@ -1,4 +1,4 @@
-"""The row form of values: timestamps of microseconds, null where they do not fit, at any depth."""
+"""The row form of values: timestamps in microseconds, null if they do not fit, at any depth."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which errors of an object store are outages: those of its clients, with their texts as delta-rs 1.6 has them."""
+"""The errors of an object store's clients that are outages, with the texts of delta-rs 1.6."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

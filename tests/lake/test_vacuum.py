@@ -1,4 +1,4 @@
-"""How long a vacuum keeps files that were replaced."""
+"""The time for which a vacuum keeps replaced files."""
 
 import os
 import time

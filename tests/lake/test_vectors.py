@@ -1,4 +1,4 @@
-"""Deletion vectors: other engines leave out the rows that ours name, and they are read as they were written."""
+"""Deletion vectors: other engines leave out the rows in our vectors, and vectors are read as they were written."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A backlog that never ends, as more is written meanwhile than each call lands."""
+"""A backlog that never ends, because more changes are written meanwhile than each call lands."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A topic of changes that was deleted and created again is not taken for the one that was landed before."""
+"""A topic of changes that was deleted and created again is not mistaken for the one that was landed before."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which tables `writetime follow` follows, by the reports of landing, which others send too."""
+"""The tables that `writetime follow` follows, by the reports of landing, which other programs also send."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A table of the lake follows its schemas, after a kill too."""
+"""A table of the lake follows its schemas, even after a kill."""
 
 from dataclasses import replace
 from pathlib import Path

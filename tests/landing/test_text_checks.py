@@ -1,4 +1,4 @@
-"""Texts in changes that are invalid for their types are refused, in any place; the database's own are accepted."""
+"""Texts that are invalid for their types are refused in any place of a change; valid texts are accepted."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cache changes no answer: deleted, full, damaged, or shared."""
+"""The cache changes no result, even if it is deleted, full, damaged, or shared."""
 
 import multiprocessing
 import os

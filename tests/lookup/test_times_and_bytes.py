@@ -1,4 +1,4 @@
-"""Conditions on dates, timestamps and bytes find the rows that DuckDB finds in the whole view, and read by key."""
+"""Conditions on dates, timestamps and bytes read by key, and find the rows that DuckDB finds in the whole view."""
 
 import random
 from collections import Counter

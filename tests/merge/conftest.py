@@ -1,4 +1,4 @@
-"""A real server's tables: their changes from SSTables and commit logs, and its answers."""
+"""A real server's tables: their changes from SSTables and commit logs, and their rows by CQL."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The rules of the merge again, slowly and in plain Python: the cells that live after changes."""
+"""A second, slow implementation of the merge in plain Python: the live cells after changes."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Counters whose greatest clock is not the latest write, and whose deletions are deleted themselves."""
+"""Counters whose greatest clock is not that of the latest write, and whose deletions are covered by other deletions."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""The state's live rows against the database's answers, from any source of changes."""
+"""The live rows of a state from any source of changes, compared with the database's rows."""
 
 import random
 

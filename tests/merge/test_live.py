@@ -1,4 +1,4 @@
-"""Values that live, of forms that no driver writes."""
+"""Live values in forms that no driver writes."""
 
 import pyarrow as pa
 

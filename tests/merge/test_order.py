@@ -1,4 +1,4 @@
-"""The order of items against Python's."""
+"""The order of items, compared with Python's."""
 
 import numpy as np
 import pyarrow as pa

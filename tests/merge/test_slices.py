@@ -1,4 +1,4 @@
-"""A slice of an array, with nulls or without, counts as an array of its own with the same values: for each type."""
+"""A slice of an array, with or without nulls, counts like a separate array with its values, for each type."""
 
 import random
 from collections.abc import Callable

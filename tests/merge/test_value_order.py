@@ -1,4 +1,4 @@
-"""The order of values against the bytes that a real database sent."""
+"""The order of values, compared with the bytes that a real database sent."""
 
 import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Merging changes of a wide table, of which few columns were written, does not make the other columns."""
+"""Merging changes of a wide table does not create the columns that were not written."""
 
 import pyarrow as pa
 import pytest

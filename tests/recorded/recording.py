@@ -1,4 +1,4 @@
-"""What a real ScyllaDB wrote and answered, as `tests/data/scylla` has it, and stand-ins for the sessions that ask it.
+"""The files and answers of a real ScyllaDB in `tests/data/scylla`, and stand-ins for sessions with it.
 
 A recording is a folder: `about.json`, rows of system tables in `system/`, and for each table its CDC log, its rows,
 their write times and TTLs, and a snapshot. Rows are lists of the native protocol's bytes.

@@ -1,4 +1,4 @@
-"""Backups of Scylla Manager, made of the SSTables of a real ScyllaDB, against its own answer."""
+"""Backups of Scylla Manager, made from the SSTables of a real ScyllaDB, compared with its own rows."""
 
 import gzip
 import json

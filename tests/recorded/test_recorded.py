@@ -1,4 +1,4 @@
-"""Each table that a real ScyllaDB recorded: its schema, its CDC log and its SSTables against its answers."""
+"""Each recorded table of a real ScyllaDB: its schema, its CDC log and its SSTables, compared with its rows."""
 
 import re
 from collections.abc import Iterator

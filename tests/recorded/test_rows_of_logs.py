@@ -1,4 +1,4 @@
-"""Rows of recorded CDC logs beside changes: of dropped static columns, and images."""
+"""Rows of recorded CDC logs that are not changes: rows of dropped static columns, and images."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The columns of system tables that the product asks for, against those that a real ScyllaDB has."""
+"""The columns of system tables that the product reads, compared with those of a real ScyllaDB."""
 
 import re
 from pathlib import Path

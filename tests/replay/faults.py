@@ -1,5 +1,5 @@
-"""Publishers, subscribers and retention that are killed and stopped, ZooKeeper's data lost, servers restarted; two
-instances without knowledge of each other; and the checker.
+"""The faults, and the checker: publishers, subscribers and retention are killed and stopped, ZooKeeper's data is lost,
+servers are restarted, and two instances run without knowledge of each other.
 
 `python -m tests.replay.faults --runs 20 --seed 1` makes many runs on separate servers.
 """

@@ -5,7 +5,8 @@
     heedless QUEUE NAME LOG              the same, but without the lock that keeps two instances apart
     trim QUEUE                           delete what all processors have done, again and again
 
-`step:count[:stop]` kills it by SIGKILL (or stops it by SIGSTOP) before it does that step for the so-manieth time.
+`step:count[:stop]` kills the process by SIGKILL (or stops it by SIGSTOP) before it does that step for the `count`th
+time.
 """
 
 import os

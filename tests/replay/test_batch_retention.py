@@ -1,4 +1,4 @@
-"""Retention: from the front, no batch that a known processor has not done, and numbers never start again."""
+"""Retention: it deletes the oldest batches, but none that a known processor has not done. Numbers never start again."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""How batches are distributed to tasks and become rows; `tests/assets/test_replay.py` reads them in Spark."""
+"""Batches are distributed to tasks and become rows. `tests/assets/test_replay.py` reads them in Spark."""
 
 import pyarrow as pa
 

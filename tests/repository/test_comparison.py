@@ -1,4 +1,4 @@
-"""Every row of the comparison has links to tests, which exist."""
+"""Each row of the comparison has links to existing tests."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The places of things: tools and users find them there."""
+"""The places of files, on which tools and users rely."""
 
 import ast
 import re

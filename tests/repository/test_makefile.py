@@ -1,4 +1,4 @@
-"""The Makefile, in a copy of the repository whose path has a space, with programs that only report their calls."""
+"""The Makefile, in a copy of the repository whose path has a space, with programs that only record their calls."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""`make test-python`: the interpreters that it finds, and that all places name the same versions."""
+"""`make test-python`: the interpreters that it finds, and the versions, which must be the same in all places."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What `make release` lists and refuses. What it builds is tested in tests/repository/test_wheel.py."""
+"""The list of components of `make release`, and its refusals. tests/repository/test_wheel.py tests the wheel."""
 
 import json
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""What a wheel installs, with an extra and without any.
+"""The installation of a wheel, with and without an extra.
 
-The wheel is built once, and installed by pip into environments that are empty otherwise. The packages that its metadata
-requires, and those that these require in turn, are links to the packages of the environment that runs the tests, which
-has the versions of `requirements.lock`. So nothing is downloaded, and a package that the metadata does not name is
-missing in the new environment, as it would be on a user's machine. What pip itself would choose is not tested.
+The wheel is built once, and pip installs it into empty environments. The packages that its metadata requires, directly
+or indirectly, are links to the packages of the environment that runs the tests, which has the versions of
+`requirements.lock`. So nothing is downloaded, and a package that the metadata does not name is missing in the new
+environment, as on a user's machine. The versions that pip itself would choose are not tested.
 """
 
 import json

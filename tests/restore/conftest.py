@@ -1,4 +1,4 @@
-"""A database that is captured, and what the platform keeps beside it: the state of an agent, a broker, a lake."""
+"""A captured database, and the other data of the platform: the state of an agent, a broker, and a lake."""
 
 import shutil
 import signal

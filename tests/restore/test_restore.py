@@ -1,4 +1,4 @@
-"""Each thing that the platform keeps is lost, and restored by the commands of docs/backup.md."""
+"""Each kind of persistent data is lost, and restored by the commands of docs/backup.md."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""The keyspace of each test has no tables of ingest."""
+"""A keyspace without tables of ingest for each test."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Avro as another library reads it: every type, and the changing schema of a table's events."""
+"""Avro messages, read by another library: each type, and the changing schema of a table's events."""
 
 import io
 import json

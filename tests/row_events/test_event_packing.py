@@ -1,4 +1,4 @@
-"""The files of the stream: few, whatever the number of batches, with the same events in the same order."""
+"""The files of the stream: there are few for any number of batches, with the same events in the same order."""
 
 import os
 import random

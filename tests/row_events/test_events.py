@@ -1,5 +1,5 @@
-"""The events of generated histories: they rebuild the rows, each begins where the last one ended, and each changes a
-row.
+"""The events of generated histories: they rebuild the rows, each begins with the row of the previous one, and each
+changes a row.
 """
 
 from collections.abc import Iterator

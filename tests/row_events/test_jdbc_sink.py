@@ -1,4 +1,6 @@
-"""A consumer that users have: Debezium's JDBC sink makes a table in Postgres of the row events of one in Cassandra."""
+"""A consumer that is in common use: Debezium's JDBC sink writes the row events of a Cassandra table to a Postgres
+table.
+"""
 
 import datetime
 import random

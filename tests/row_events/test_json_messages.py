@@ -1,4 +1,4 @@
-"""Row events as JSON: as Kafka Connect and Debezium read them, and keys that are those of rows."""
+"""Row events as JSON that Kafka Connect and Debezium read, with the keys of rows."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Row events of large rows: published like all others, in parts of a bounded size, or refused with the remedy."""
+"""Row events of large rows: published like all others, in bounded parts, or refused with the remedy."""
 
 import os
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Old row events are replaced by the rows that they resulted in: the stream still gives the view; unpublished ones
-stay.
-"""
+"""Old row events are replaced by the resulting rows. The stream still gives the view; unpublished events stay."""
 
 import random
 from pathlib import Path

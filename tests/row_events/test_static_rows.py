@@ -1,5 +1,5 @@
-"""Partitions with static columns: a batch reads few of their rows, and finds when static cells are a row of their
-own.
+"""Partitions with static columns: a batch reads few of their rows, and finds out whether static cells are a row of
+their own.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The whole platform against a ScyllaDB that runs already: `make test-scylla SCYLLA=host:port`.
+"""The whole platform with a running ScyllaDB: `make test-scylla SCYLLA=host:port`.
 
     pytest tests/scylla --scylla 127.0.0.1:9042 --scylla-tablets on
 

@@ -1,4 +1,4 @@
-"""TRUNCATE, and DROP followed by CREATE of the same name, on a running ScyllaDB: the lake forgets the same data."""
+"""TRUNCATE, and DROP followed by CREATE of the same name, on a running ScyllaDB: the lake discards the same data."""
 
 import time
 from collections.abc import Callable

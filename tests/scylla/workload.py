@@ -1,7 +1,8 @@
-"""Random tables in ScyllaDB and threads that write to them, each to a table of its own.
+"""Random tables in ScyllaDB, and threads that write to them, each to a table of its own.
 
-What a thread writes, and in what order, follows from its seed. Write times follow from the clock: with CDC, ScyllaDB
-takes only those that are near to its own. Statements avoid what ScyllaDB refuses and Cassandra takes (branch-2026.1):
+The writes of a thread and their order follow from its seed. Write times come from the clock, because with CDC, ScyllaDB
+accepts only times near its own. Cassandra accepts these parts of statements, but ScyllaDB (branch-2026.1) refuses them,
+so they are avoided:
 
 - a write time before the streams, or more than 5 s ahead (`cdc/metadata.cc`);
 - `IF NOT EXISTS` and `IF EXISTS` in ALTER (`cql3/Cql.g`);

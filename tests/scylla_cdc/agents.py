@@ -1,4 +1,4 @@
-"""Agents of logs: how far they are, and what the lake has of it."""
+"""The progress of agents of logs, and of their changes in the lake."""
 
 import json
 import random

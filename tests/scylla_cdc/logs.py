@@ -1,4 +1,4 @@
-"""Logs of tables, read whole."""
+"""Logs of tables, read completely."""
 
 import time
 

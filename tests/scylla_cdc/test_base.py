@@ -1,4 +1,4 @@
-"""The changes of a log against the database's answers of the base table."""
+"""The changes of a log, compared with the database's rows of the base table."""
 
 from collections import Counter
 

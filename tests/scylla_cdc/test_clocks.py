@@ -1,4 +1,4 @@
-"""A clock of this machine that is not the database's."""
+"""A clock of this machine that differs from the database's."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Servers that answer with an error: a cluster with one node, and failures that pass."""
+"""Servers that answer with an error: a cluster with one node, and temporary failures."""
 
 import random
 import time

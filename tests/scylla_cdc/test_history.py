@@ -1,4 +1,4 @@
-"""Rows of a log after generated alterations of its table, against the written values: a model of ScyllaDB."""
+"""Rows of a log after generated alterations of its table, compared with the written values of a model of ScyllaDB."""
 
 import random
 import struct

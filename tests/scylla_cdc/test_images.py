@@ -1,4 +1,4 @@
-"""Images against changes: they agree, until writes are missing from the log."""
+"""Images compared with changes: they agree, until writes are missing in the log."""
 
 import random
 import re

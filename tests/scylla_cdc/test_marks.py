@@ -1,4 +1,4 @@
-"""The order of what an agent of logs hands over to Kafka."""
+"""The order of the messages that an agent of logs hands over to Kafka."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Snapshots that an operator took and named: which of them the agent publishes, and which of their rows count."""
+"""Snapshots that an operator took and named: those that the agent publishes, and their rows that count."""
 
 import time
 from collections.abc import Sequence

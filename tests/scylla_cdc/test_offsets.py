@@ -1,4 +1,4 @@
-"""Where a stream begins and continues; no server is needed."""
+"""The offsets at which a stream begins and continues; no server is needed."""
 
 import itertools
 from collections.abc import Iterator

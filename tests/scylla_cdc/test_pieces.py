@@ -1,4 +1,4 @@
-"""How the rows of streams are put together to batches; no server is needed."""
+"""The rows of streams become batches; no server is needed."""
 
 import random
 import time

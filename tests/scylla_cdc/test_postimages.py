@@ -1,9 +1,9 @@
-"""Postimages as ScyllaDB makes them, compared with the changes of their writes; no server is needed.
+"""Postimages like those of ScyllaDB, compared with the changes of their writes; no server is needed.
 
-`Table` follows `cdc/split.cc` and `cdc/log.cc` of ScyllaDB 2026.1: it reads the rows that a mutation names, splits the
-mutation by write times, and applies each part to what it read without regard to write times. So a postimage has the
+`Table` follows `cdc/split.cc` and `cdc/log.cc` of ScyllaDB 2026.1. It reads the rows that a mutation names, splits the
+mutation by write times, and applies each part to these rows without regard to write times. So a postimage has the
 values of its own write even if the table keeps newer ones. Statements come in any order of their write times, as from
-several clients with clocks of their own.
+several clients with different clocks.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Logs that cannot be read, or only partly: each error names the remedy; and schemas that change."""
+"""Logs that cannot be read, or only in part, for which each error names the remedy; and schemas that change."""
 
 import time
 from typing import Any

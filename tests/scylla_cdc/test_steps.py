@@ -1,4 +1,4 @@
-"""How far an agent of logs goes at once: faults that last repeat nothing, and tables take turns."""
+"""The steps of an agent of logs: lasting faults repeat nothing, and tables take turns."""
 
 import random
 import struct

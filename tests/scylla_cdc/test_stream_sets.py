@@ -1,4 +1,4 @@
-"""Which streams a table has, by the answers of nodes that may be behind; no server is needed."""
+"""The streams of a table, by the answers of nodes that may be behind; no server is needed."""
 
 import re
 import struct

@@ -1,4 +1,4 @@
-"""How much time an agent spends on nodes that do not answer when it asks for truncations; no server is needed."""
+"""The time that an agent loses when nodes do not answer a query for truncations; no server is needed."""
 
 from types import SimpleNamespace
 from typing import Any, cast

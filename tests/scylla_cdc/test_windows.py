@@ -1,4 +1,4 @@
-"""How a stream advances: windows, sets of streams that change, late writes, and rows that are no longer in the log."""
+"""The advance of a stream: windows, changing sets of streams, late writes, and rows that the log no longer has."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The tests' own writer of logs, against ScyllaDB's known log rows of a statement."""
+"""The tests' own writer of logs, compared with the known log rows of ScyllaDB for a statement."""
 
 from typing import Any
 

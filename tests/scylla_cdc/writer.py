@@ -1,8 +1,8 @@
-"""Writes CDC logs as ScyllaDB does: of each mutation, as Cassandra has it in its commit log, the rows of the log.
+"""Writes CDC logs like ScyllaDB: the log rows of each mutation in Cassandra's commit log.
 
 The rules are those of ScyllaDB's `cdc/split.cc` and `cdc/log.cc`: one group per time, the tombstone of a collection
-counted as one microsecond later than it is, rows by kind, then by clustering, then by TTL. What was written is what
-Cassandra's own `CommitLogReader` prints of it, as serialised bytes, so no code of Writetime's is on the way.
+counted as one microsecond later than it is, and rows ordered by kind, then by clustering key, then by TTL. Cassandra's
+own `CommitLogReader` prints the mutations as serialised bytes, so no code of Writetime is involved.
 """
 
 import random

@@ -1,4 +1,6 @@
-"""A run of Dagster that fails, in a separate process: `DAGSTER_HOME` and `WRITETIME_CONFIG` set where and how."""
+"""A run of Dagster that fails, in a separate process. `DAGSTER_HOME` and `WRITETIME_CONFIG` name its instance and
+settings.
+"""
 
 import urllib.request
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Certificates, verified as Python 3.13 and later verify by default, and the reports of rejected ones.
+"""Certificates, verified by the default rules of Python 3.13 and later, and the reports of rejected ones.
 
 No Cassandra, Kafka or ZooKeeper is needed.
 """

@@ -1,4 +1,4 @@
-"""A database that requires credentials and certificates: the settings alone are enough, and nothing less is."""
+"""A database that requires credentials and certificates: the settings suffice, and all of them are needed."""
 
 import contextlib
 import logging

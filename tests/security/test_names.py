@@ -1,6 +1,6 @@
-"""Names that look like something else: they are quoted wherever they stand in a statement, and lead to no other place.
+"""Names that look like something else: they are quoted in each statement, and never name another place.
 
-Cassandra takes letters, digits and '_' for keyspaces and tables, and anything in quotes for columns, types and fields.
+Cassandra allows letters, digits and '_' for keyspaces and tables, and anything in quotes for columns, types and fields.
 """
 
 import os

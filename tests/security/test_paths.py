@@ -1,4 +1,4 @@
-"""Every path that talks to a server does so where all of them are secured."""
+"""Each path through the platform works with secured servers."""
 
 import ipaddress
 import json

@@ -1,4 +1,4 @@
-"""Secrets are shown nowhere: not by commands that fail, nor by runs, their metadata, and Spark."""
+"""Secrets are never shown: not by commands that fail, and not by runs, their metadata, or Spark."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How the process of a server is found again and stopped, without a real server."""
+"""The process of a server is found again and stopped; no real server is needed."""
 
 import signal
 import socket

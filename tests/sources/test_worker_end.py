@@ -1,4 +1,4 @@
-"""What a Python worker of Spark prints when it ends."""
+"""The output of a Python worker of Spark at its end."""
 
 import inspect
 import subprocess

@@ -1,4 +1,5 @@
-"""Tables made by hand, beside the generated ones: what needs a history of schemas, and what CQL itself can be asked."""
+"""Tables made by hand, in addition to the generated ones: those that need a history of schemas, and those that CQL can
+check."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Writes small SSTables of version `me` as ScyllaDB does, with what no recorded one has.
+"""Writes small SSTables of version `me` like ScyllaDB, with parts that no recorded SSTable has.
 
 Source: sstables/mx/writer.cc of ScyllaDB 2026.1 (`make_sstable_schema`, `write_missing_columns`, `write_cell`,
 `write_collection`). Tables have the key `k int`, or of another type, and the clustering column `c int`.

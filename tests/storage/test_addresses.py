@@ -1,4 +1,4 @@
-"""Addresses of what is in a folder: a task has the address alone, and opens the same file by it."""
+"""Addresses of files in a folder: a task has only the address, and opens the same file."""
 
 import logging
 import traceback

@@ -1,4 +1,4 @@
-"""Mutations that no node writes: from a file made to harm its reader."""
+"""Mutations that no node writes, from a file that was made to harm its reader."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""Every change in the commit logs of generated tables against what Cassandra's `CommitLogReader` reads."""
+"""Each change in the commit logs of generated tables, compared with the output of Cassandra's `CommitLogReader`."""
 
 import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Blocks that claim more than they can hold: memory is bounded by the existing data, whatever lengths a file has."""
+"""Blocks with lengths larger than their data: memory is bounded by the existing data, for any lengths in a file."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Where SSTables are found: snapshots, backups, identifiers of both kinds, and file systems that are not local."""
+"""The places in which SSTables are found: snapshots, backups, identifiers of both kinds, and remote file systems."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The memory that compiled code writes to: few mappings, and no array reaches into another."""
+"""The memory that compiled code writes to: there are few mappings, and arrays do not overlap."""
 
 import mmap
 from itertools import pairwise

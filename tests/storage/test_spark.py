@@ -1,4 +1,4 @@
-"""The data sources in Spark, and the commands in the shell: the same changes as read directly."""
+"""The data sources in Spark, and the commands: they return the same changes as the readers."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Values that are invalid for their types, where every checksum is right: only their partitions are left out."""
+"""Values that are invalid for their types, with correct checksums: only their partitions are left out."""
 
 import re
 import struct

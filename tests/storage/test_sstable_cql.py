@@ -1,4 +1,4 @@
-"""Data read from a real server's files against the server's own answers by CQL."""
+"""Data from a real server's files, compared with the server's own rows by CQL."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

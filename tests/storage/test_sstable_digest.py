@@ -1,4 +1,4 @@
-"""Uncompressed files without CRC.db: only Digest.crc32 shows whether they are sound."""
+"""Uncompressed files without CRC.db: only Digest.crc32 shows whether they are valid."""
 
 import random
 from pathlib import Path

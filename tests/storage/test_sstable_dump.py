@@ -1,4 +1,4 @@
-"""Data read from simple tables against `sstabledump` of the same files."""
+"""Data from simple tables, compared with `sstabledump` of the same files."""
 
 from typing import Any
 

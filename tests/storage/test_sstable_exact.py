@@ -1,4 +1,4 @@
-"""Every change of generated tables against what Cassandra's own classes read from the same files."""
+"""Each change of generated tables, compared with the output of Cassandra's own classes for the same files."""
 
 from tests.storage.conftest import WRITES
 from tests.storage.written import Written

@@ -1,4 +1,4 @@
-"""Faults on disk: a flipped bit raises, exactly the parts left out are counted, and no bytes kill the process."""
+"""Faults on disk: a flipped bit raises an error, omitted parts are counted, and no bytes kill the process."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""SSTables of a real ScyllaDB, against its answers: formats `me` and `mt`, all compressors, with dictionaries."""
+"""SSTables of a real ScyllaDB, compared with its rows: formats `me` and `mt`, all compressors, with dictionaries."""
 
 import random
 import struct

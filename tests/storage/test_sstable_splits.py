@@ -1,4 +1,4 @@
-"""Splits: all pieces together give the changes of the whole, at any cuts; a wrong index is always detected."""
+"""Splits: all pieces together give the changes of the whole file, at any cuts, and a wrong index is always detected."""
 
 import dataclasses
 import random

@@ -1,6 +1,6 @@
-"""Splits of ScyllaDB's `ms` and `mt`, whose indexes are tries: on what a server wrote, and on tries made from its data.
+"""Splits of ScyllaDB's `ms` and `mt`, whose indexes are tries: on a server's files, and on tries made from their data.
 
-Few recorded files have partitions of several blocks. So Rows.db is made here, too, for blocks of any size.
+Few recorded files have partitions with several blocks. So these tests also make Rows.db, for blocks of any size.
 """
 
 import random

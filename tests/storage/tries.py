@@ -1,4 +1,4 @@
-"""Indexes as ScyllaDB writes them for `ms` and `mt`, and what they index, found in the data without an index.
+"""Writes indexes like ScyllaDB's for `ms` and `mt`, and finds their content in the data without an index.
 
 Sources: sstables/mx/writer.cc, sstables/trie/bti_node_sink.cc, bti_partition_index_writer.cc and
 bti_row_index_writer.cc of ScyllaDB. Pages are left out: a reader does not need them.

@@ -1,4 +1,4 @@
-"""The tables that a server wrote, and what is read of them."""
+"""The tables that a server wrote, and their rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What several folders of tests use."""
+"""Helpers that several folders of tests use."""

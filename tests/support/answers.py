@@ -1,4 +1,5 @@
-"""A real database's answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
+"""A real database's rows, without the driver's decoding, which fails for dates beyond Python's, not-a-number and empty
+values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

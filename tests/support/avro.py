@@ -1,4 +1,4 @@
-"""Values and schemas as another Avro library has them."""
+"""Values and schemas in the form of another Avro library."""
 
 import json
 import random

@@ -1,5 +1,5 @@
-"""Trees of backups as operators have them, from the snapshots of a real server: the paths and manifests are those that
-the tools write (the sources are named in `writetime.lake.medusa` and `scylla_manager`).
+"""Trees of backups like those of operators, made from the snapshots of a real server. The paths and manifests are those
+of the tools (`writetime.lake.medusa` and `scylla_manager` name the sources).
 """
 
 import gzip

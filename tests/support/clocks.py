@@ -1,4 +1,4 @@
-"""A clock of this machine that is wrong."""
+"""A wrong clock of this machine."""
 
 import time
 

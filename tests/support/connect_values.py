@@ -1,4 +1,4 @@
-"""Values of every CQL type, as Arrow takes them, and as Connect's JSON has them by its documentation."""
+"""Values of each CQL type for Arrow, and their form in Connect's JSON according to its documentation."""
 
 import base64
 import math

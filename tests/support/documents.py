@@ -1,11 +1,11 @@
-"""The fenced blocks of a document, and what HTML comments above them say:
+"""The fenced blocks of a document, and the HTML comments above them:
 
-- `<!-- not run: REASON -->`: the block is not run. Its `writetime` commands must exist all the same.
+- `<!-- not run: REASON -->`: the block is not run. Its `writetime` commands must exist nevertheless.
 - `<!-- file: NAME -->`: the block is the content of this file.
-- `<!-- fails: TEXT -->`: the last command fails, and says this.
-- `<!-- shown -->`: each line of the block is in what the commands before it print, but for spaces;
-  `...` stands for a few words that differ from run to run.
-- `<!-- ends: COMMAND -->`, above no block: a program that runs until Ctrl-C is ended.
+- `<!-- fails: TEXT -->`: the last command fails, and prints this text.
+- `<!-- shown -->`: each line of the block is in the output of the commands before it, except for spaces. `...` stands
+  for a few words that differ from run to run.
+- `<!-- ends: COMMAND -->`, without a block: a program that runs until Ctrl-C is ended.
 """
 
 import re

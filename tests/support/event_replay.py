@@ -1,4 +1,4 @@
-"""Applies row events to a dictionary, as a consumer would."""
+"""Applies row events to a dictionary, like a consumer."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,6 +1,6 @@
-"""How many inputs a test tries: a quarter of them by `make test`, all by `make test-long`.
+"""The number of inputs that a test tries: a quarter in `make test`, all in `make test-long`.
 
-Each run tries others, so that many short runs find what one long run does.
+Each run tries other inputs, so that many short runs find as much as one long run.
 """
 
 import os

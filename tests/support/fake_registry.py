@@ -1,4 +1,4 @@
-"""A schema registry in this process that answers like Confluent's, or as a test sets it."""
+"""A schema registry in this process that answers like Confluent's, or with answers that a test sets."""
 
 import json
 import re

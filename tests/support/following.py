@@ -1,4 +1,4 @@
-"""A program that follows tables, and the views that it makes."""
+"""A program that follows tables, and its views."""
 
 import threading
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Tables and writes made by a seeded generator: every type, every kind of write, the sizes at which encodings
-change."""
+"""Tables and writes from a seeded generator: all types, all kinds of writes, sizes at which encodings change."""
 
 import os
 import random

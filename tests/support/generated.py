@@ -1,4 +1,4 @@
-"""Changes of a small table, made by hypothesis: few keys, times and values, so that most of them meet."""
+"""Changes of a small table, made by hypothesis. There are few keys, times and values, so that most changes conflict."""
 
 import struct
 from typing import Any

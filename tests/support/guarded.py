@@ -1,6 +1,6 @@
-"""Memory that ends where no program may read or write: whatever compiled code does beyond a buffer ends the process.
+"""Memory with closed pages after it: if compiled code reads or writes beyond a buffer, the process ends.
 
-For a process of its own: `guard` replaces how the readers take memory, and where files that are mapped as they are lie.
+Use it in a separate process: `guard` replaces the functions by which readers allocate memory and map files.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Schema files for tests that need a keyspace, and no tables of ingest: each table costs a tenth of a second."""
+"""Schema files for tests that need a keyspace without tables of ingest. Each table costs a tenth of a second."""
 
 import shutil
 from pathlib import Path

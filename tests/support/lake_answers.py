@@ -1,4 +1,4 @@
-"""The database's answers to SELECT *, in the form of the lake's views."""
+"""The rows that the database returns for SELECT *, in the form of the lake's views."""
 
 import ipaddress
 import uuid

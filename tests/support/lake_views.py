@@ -1,4 +1,4 @@
-"""Compares both views of a table with the database's answer."""
+"""Compares both views of a table with the rows that the database returns."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""One look at the tables that are landed, as `writetime follow` takes it."""
+"""One pass over the landed tables, like that of `writetime follow`."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The partitions of a table, to be looked up."""
+"""The partitions of a table, for look-ups."""
 
 from writetime.core.arrow import one_chunk
 from writetime.lake.places import Places, partitions

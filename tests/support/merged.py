@@ -1,4 +1,4 @@
-"""Merged changes, compared with the database's answers."""
+"""Merged changes, compared with the rows that the database returns."""
 
 from dataclasses import dataclass, replace
 from decimal import Decimal

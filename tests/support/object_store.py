@@ -1,7 +1,7 @@
-"""An object store that speaks S3's protocol: SeaweedFS, whose one program comes from PyPI.
+"""An object store with S3's protocol: SeaweedFS, a single program from PyPI.
 
-Its conditional writes are atomic, as those of the stores that a lake may be in: of many at once for one key, one
-succeeds.
+Its conditional writes are atomic, like those of the stores that a lake may use: if there are many at once for one key,
+one succeeds.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Names of columns that are alike."""
+"""Similar names of columns."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Text in parts, of which not all are valid."""
+"""Texts with valid and invalid parts."""
 
 # Whole characters, parts of characters, and what only Cassandra takes for text.
 PIECES = [

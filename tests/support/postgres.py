@@ -1,4 +1,4 @@
-"""A real Postgres server, of the programs that a package of PyPI carries."""
+"""A real Postgres server, with the programs of a package from PyPI."""
 
 import importlib.util
 import os

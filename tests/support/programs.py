@@ -1,4 +1,4 @@
-"""Programs of Writetime as an operating system runs them, and agents in threads."""
+"""Programs of Writetime as processes, and agents in threads."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tables whose changes are published without an agent, how landing is made to look at them, and what it reports."""
+"""Tables whose changes are published without an agent, and the landing of these tables with its reports."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Runs a program as a container with a read-only root and no capabilities does: python -m tests.support.read_only
 FOLDER... -- COMMAND...
 
-It can write below the given folders only, and the superuser is like any user. Linux enforces both, by Landlock and by
-the bounding set of capabilities, for the program and all that it starts. Source: `landlock(7)`, `prctl(2)` and
-`linux/landlock.h`; the numbers of the system calls are the same on x86-64 and AArch64.
+The program can write only below the given folders, and the superuser has no more rights than any user. Linux enforces
+both for the program and its children, by Landlock and by the bounding set of capabilities. Source: `landlock(7)`,
+`prctl(2)` and `linux/landlock.h`. The numbers of the system calls are the same on x86-64 and AArch64.
 """
 
 import ctypes

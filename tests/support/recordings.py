@@ -1,4 +1,4 @@
-"""What a real ScyllaDB wrote and answered: tests/data/scylla, see the README there."""
+"""The files and answers of a real ScyllaDB in tests/data/scylla; see the README there."""
 
 import json
 from collections.abc import Iterator

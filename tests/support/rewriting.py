@@ -1,4 +1,4 @@
-"""Compressed SSTables rewritten: with another compressor, other options, or another dictionary."""
+"""Rewrites compressed SSTables with another compressor, other options, or another dictionary."""
 
 import dataclasses
 import shutil

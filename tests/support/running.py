@@ -1,4 +1,4 @@
-"""A folder like a fresh clone, in which the blocks of documents are run as a user would run them."""
+"""A folder like a fresh clone, in which the blocks of documents are run like by a user."""
 
 import os
 import re

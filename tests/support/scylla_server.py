@@ -1,4 +1,4 @@
-"""A ScyllaDB that runs already: its settings, and keyspaces with and without tablets."""
+"""A running ScyllaDB: its settings, and keyspaces with and without tablets."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""Commit log segments, taken apart and put together."""
+"""Takes commit log segments apart, and builds them from parts."""
 
 import struct
 import zlib

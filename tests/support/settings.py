@@ -1,4 +1,4 @@
-"""Settings as the file that programs read."""
+"""Settings as a file that programs read."""
 
 from pathlib import Path
 from typing import Any

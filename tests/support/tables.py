@@ -1,4 +1,4 @@
-"""Tables and writes that a generator meets too rarely: ties of every type, columns that come and go."""
+"""Tables and writes that a generator makes too rarely: ties of each type, columns dropped and added again."""
 
 from tests.support.generate import KEYSPACE, SCALARS, UDTS, Generator
 from writetime.schema.table import Column, TableSchema

@@ -1,4 +1,4 @@
-"""Changes made by hand at chosen seconds, and views as of one."""
+"""Changes made by hand at chosen seconds, and views as of such a second."""
 
 from dataclasses import replace
 from decimal import Decimal

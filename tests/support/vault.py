@@ -1,4 +1,4 @@
-"""A store whose addresses have a password, as those of sftp have: `vault://user:password@host/a/local/path`."""
+"""A store whose addresses have a password, like those of sftp: `vault://user:password@host/a/local/path`."""
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem

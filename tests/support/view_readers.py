@@ -1,4 +1,4 @@
-"""What reads a view: the engines of users, by the address of its Delta table."""
+"""The engines that users read a view with, by the address of its Delta table."""
 
 from collections.abc import Callable
 from functools import cache

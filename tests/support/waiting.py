@@ -1,4 +1,4 @@
-"""Waiting for what other threads and programs do."""
+"""Waiting for other threads and programs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A webhook that takes alerts."""
+"""A webhook that accepts alerts."""
 
 import http.server
 import json

@@ -1,7 +1,7 @@
-"""Writes of every kind to several tables at once, in threads that note what the database acknowledged.
+"""Writes of all kinds to several tables at once, in threads that record the acknowledged writes.
 
-Each thread has one table, which it creates, writes to and alters. A statement has a write time that no other one has,
-or one of a few that many share. What the database did not acknowledge may have been written or not.
+Each thread has one table, which it creates, writes to and alters. A statement has a unique write time, or one of a few
+that many statements share. A write without an acknowledgement may have been applied or not.
 """
 
 import itertools

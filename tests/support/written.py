@@ -1,6 +1,6 @@
-"""Writes to a small table at random, their changes, and the rows that they leave, by a plain model of CQL.
+"""Random writes to a small table, their changes, and the resulting rows, by a simple model of CQL.
 
-The model applies all writes in the order of their times, which are all different: then the last write wins by itself.
+The model applies all writes in the order of their times. These are all different, so the last write wins.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Verification between two clusters: of each, one real node."""
+"""Verification between two clusters with one real node each."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The compacted view of a table without a database: when it cannot be compared, and when its table changes."""
+"""The compacted view of a table: it cannot be compared in some cases, and its table changes. No database is needed."""
 
 import socket
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Which differences are lag, by the write times of the cells that differ, without the two sides."""
+"""The differences that are lag, by the write times of the cells that differ; no server is needed."""
 
 from typing import Any
 

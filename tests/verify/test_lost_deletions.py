@@ -1,4 +1,4 @@
-"""Which deletions the lake lost, without the two sides."""
+"""The deletions that the lake lost; no server is needed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Partitions that are read again, without the two sides: how long, and how many differences are kept."""
+"""Partitions that are read again: for how long, and the number of differences that are kept. No server is needed."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Verification against a real database: it finds exactly the differences, also while the table is written to."""
+"""Verification against a real database: it finds exactly the differences, even while the table takes writes."""
 
 import threading
 from collections.abc import Iterator

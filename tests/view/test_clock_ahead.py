@@ -1,4 +1,4 @@
-"""A view and row events that were made while a clock was ahead: rows with a TTL are missing until the next step."""
+"""A view and row events computed while a clock was ahead: rows with a TTL are missing until the next step."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which of Great Expectations' own expectations are about each row, found by validating rows together and alone."""
+"""Great Expectations' own expectations about each row, found by validating rows together and alone."""
 
 import inspect
 from typing import Any

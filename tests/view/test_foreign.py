@@ -1,4 +1,4 @@
-"""Another engine works on a view: its deletion vectors are read, and the next refresh makes the view right again."""
+"""Another engine writes to a view: its deletion vectors are read, and the next refresh corrects the view."""
 
 import base64
 import dataclasses

@@ -1,4 +1,4 @@
-"""The log of a view that is refreshed all the time, and its folder, stay small."""
+"""The log and the folder of a continuously refreshed view stay small."""
 
 import time
 import timeit

@@ -1,4 +1,4 @@
-"""Upkeep of an idle table: the view goes on from the present version of the changes, and stays as it is."""
+"""Upkeep of an idle table: the view moves to the present version of the changes, and its rows stay."""
 
 from pathlib import Path
 

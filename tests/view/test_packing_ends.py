@@ -1,4 +1,4 @@
-"""Each file of a view is packed a few times, however well its rows compress, and however many refreshes come."""
+"""Each file of a view is packed only a few times, for any compression of its rows and any number of refreshes."""
 
 from pathlib import Path
 from typing import Any

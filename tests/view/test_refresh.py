@@ -1,4 +1,4 @@
-"""A view that is refreshed by what changed has the rows of one that is computed, for each engine that reads it."""
+"""A view that is refreshed with the changed rows has the same rows as a computed view, in each engine."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""Upkeep of a table that another program follows at the same time."""
+"""The upkeep of a table that another program follows at the same time."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator

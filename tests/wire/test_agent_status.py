@@ -1,4 +1,4 @@
-"""Reports in `writetime.watermarks` that no agent made: they are invalid as a whole, or every reader can read them."""
+"""Reports in `writetime.watermarks` that no agent sends: either they are invalid, or each reader can read them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Changes as Avro, against another library in both directions: every type, schemas that change, broken messages."""
+"""Changes as Avro, compared with another library both ways: all types, changing schemas, broken messages."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a reader of a compacted topic makes of many messages of a key."""
+"""A reader of a compacted topic with many messages per key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which sources have reported a table, after many messages."""
+"""The sources that have reported a table, after many messages."""
 
 import random
 

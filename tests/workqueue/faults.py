@@ -1,4 +1,4 @@
-"""The faults, each a function of a stage; `python -m tests.workqueue.faults --runs N --seed S` runs many of them."""
+"""The faults, each as a function of a stage. `python -m tests.workqueue.faults --runs N --seed S` runs many of them."""
 
 import random
 import signal

@@ -1,7 +1,7 @@
-"""The tables of a queue in memory, exactly as conditional writes are, on a loop whose time is not real.
+"""The tables of a queue in memory, with exact conditional writes, on an event loop with simulated time.
 
-Every request takes a while, is applied at some moment of it, and its answer may be lost: then it was applied before,
-is applied much later, or never. A worker that is paused sends and gets nothing until it goes on.
+Each request takes some time, and is applied at a moment in that time. Its answer may be lost. Then the request was
+applied before, is applied much later, or never. A paused worker sends and receives nothing until it continues.
 """
 
 import asyncio

@@ -1,14 +1,14 @@
 """The protocol of one shard as a small model, explored state by state: `python -m tests.workqueue.model`.
 
-Two workers, one shard, two items of one key, in one partition. Each conditional write is a message that may reach the
-database at any later moment, never, or several times, as when its answer is lost and it is sent again while the first
-one is still on its way. There is no time at all: a worker may take the shard over at any moment, and may be paused
-between any two of its steps for as long as it takes, with the shard in its hands or not. So whatever leases and clocks
-do is among the behaviours that are explored.
+There are two workers, one shard, and two items of one key in one partition. Each conditional write is a message that
+may reach the database at any later moment, never, or several times. This is like a write whose answer is lost, and that
+is sent again while the first one is still in flight. There is no time: a worker may take the shard over at any moment,
+and may be paused between any two of its steps for any time, whether it owns the shard or not. So all possible effects
+of leases and clocks are explored.
 
-Checked in every state: an item's completion is written once, nobody's write replaces a later owner's, and the second
-item is begun only after the first is finished. Checked at the end: from every state that can be reached, one can be
-reached in which both items are finished.
+Checked in each state: an item's completion is written once, no write replaces that of a later owner, and the second
+item begins only after the first is finished. Checked at the end: from each reachable state, a state can be reached in
+which both items are finished.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """One worker or one enqueuer as a process of a fault test: `python -m tests.workqueue.process work|enqueue JSON`.
 
-It writes what it does to a ledger, line by line, each in one write: what was acknowledged, what a handler began and
-ended, what completion was known to be applied. A trap ends or stops the process itself at an exact point of its work.
+It records its actions in a ledger, line by line, each line in one write: acknowledged items, the begin and end of
+handlers, and completions that are known to be applied. A trap ends or stops the process at an exact point of its work.
 Its wall clock may be wrong by any number of seconds.
 """
 

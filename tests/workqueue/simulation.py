@@ -1,8 +1,9 @@
 """The real workers in a simulated world: `python -m tests.workqueue.simulation --runs N --seed S`.
 
-The code of enqueuers and workers is the real one; the database is in memory, and time is that of the loop, so minutes
-take milliseconds. Requests are lost before, after and while they are applied; workers are paused for longer than their
-lease, killed and started; handlers fail; items come late; buckets end, close and are dropped. All follows from a seed.
+The code of enqueuers and workers is real. The database is in memory, and time is that of the event loop, so minutes
+take milliseconds. Requests are lost before, after and while they are applied. Workers are paused for longer than their
+lease, killed and started. Handlers fail, items come late, and buckets end, close and are dropped. Everything follows
+from a seed.
 """
 
 import asyncio

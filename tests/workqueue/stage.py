@@ -1,7 +1,7 @@
 """The stage of a fault test: processes on a real database behind a proxy, and the checker at the end.
 
-The checker asks the database and the processes' ledger, never a worker's counters: acknowledged = completed or dead;
-each completion that anyone knows of is the one that the database has; items of a key in order.
+The checker reads the database and the processes' ledger, and never a worker's counters. Each acknowledged item must be
+completed or dead, each recorded completion must be the one in the database, and items of a key must run in order.
 """
 
 import json

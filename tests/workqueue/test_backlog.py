@@ -1,4 +1,4 @@
-"""The backlog's guarantees, for generated items: order of keys, limits, nothing forgotten."""
+"""The backlog's guarantees, for generated items: order by key, limits, and no lost item."""
 
 import random
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""The shell commands on a real database, with a handler that is found by its name."""
+"""The commands on a real database, with a handler that is found by its name."""
 
 import json
 import os

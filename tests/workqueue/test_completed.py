@@ -1,4 +1,4 @@
-"""Completed items are read in batches of bounded size, and a bucket that cannot be read stops no other one."""
+"""Completed items are read in batches of bounded size, and a bucket that cannot be read does not stop the others."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

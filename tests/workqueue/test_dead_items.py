@@ -1,4 +1,4 @@
-"""Dead letters are redriven once, also by a redrive that is interrupted and continued much later."""
+"""Dead letters are redriven once, even by a redrive that is interrupted and continues much later."""
 
 import asyncio
 from typing import Any

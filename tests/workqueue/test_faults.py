@@ -1,4 +1,4 @@
-"""Every fault once, on the tests' own database. `FAULT_SEED` repeats the runs with the seed that a failure printed."""
+"""Each fault once, on the tests' own database. `FAULT_SEED` repeats the runs with the seed that a failure printed."""
 
 import os
 import random

@@ -1,4 +1,6 @@
-"""The rule of isolation: a fault of one item, shard or queue stops nothing else, and failed work is done later."""
+"""The rule of isolation: a fault of one item, shard or queue does not stop anything else, and failed work is done
+later.
+"""
 
 import functools
 import inspect as python

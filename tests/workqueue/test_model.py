@@ -1,4 +1,4 @@
-"""The model of the protocol has no fault, and it would show one: each fence is needed."""
+"""The model of the protocol has no fault, and it would show a fault: each fence is needed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Queues on a real database: items run, fail, are delayed, die, are redriven; buckets close and drop."""
+"""Queues on a real database: items run, fail, are delayed, die and are redriven; buckets are closed and dropped."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A worker that runs until there is nothing to do ends only once it knows that, on tables in memory."""
+"""A worker that runs until it is idle ends only once it knows that there is nothing to do; on tables in memory."""
 
 import asyncio
 import random

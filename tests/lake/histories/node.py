@@ -1,4 +1,4 @@
-"""A real node: statements and answers at chosen seconds, its commit log from where it was left, its snapshots."""
+"""A real node: statements and rows at chosen seconds, the new part of its commit log, and its snapshots."""
 
 import io
 from collections.abc import Iterable, Sequence

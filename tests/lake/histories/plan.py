@@ -1,4 +1,4 @@
-"""Plans, made from a seed. A run follows completely from its plan, and a plan can be cut down."""
+"""Plans, made from a seed. A run depends only on its plan, and a plan can be reduced."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""One plan's table while it runs: its commit log, its snapshots, its lake; and the comparisons."""
+"""The table of one plan during a run: its commit log, its snapshots, its lake, and the comparisons."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Cassandra's own classes as the oracle: a small Java program, compiled by the ecj that Cassandra brings."""
+"""Cassandra's own classes as the oracle: a small Java program, compiled by the ecj in Cassandra's jars."""
 
 import atexit
 import functools
