@@ -1,7 +1,7 @@
 """`writetime check`: the prerequisites of all programs, one line per fault.
 
-What belongs here: checks that take seconds and change nothing. Not here: whether agents, landing and queues make
-progress (`writetime status`), and whether views are right (`writetime verify`).
+The checks take seconds and change nothing. `writetime status` shows the progress of agents, landing and queues, and
+`writetime verify` compares views with the database.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""A pipeline that never stops: changes land, row events are found and published, views are refreshed."""
+"""The continuous pipeline: it lands changes, computes and publishes row events, and refreshes views."""

@@ -16,7 +16,7 @@ STATUSES = ("landing", "waiting", "set aside")
 
 
 class FollowMetrics(Collector):
-    """Metrics of some tables, and of topics that all of them need."""
+    """The metrics of some tables, and of the topics that all of them need."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class FollowMetrics(Collector):
         skipped: Callable[[], dict[str, int]],
         cached: Callable[[], int],
     ) -> None:
-        """Show tables; `skipped` returns how many messages of each shared topic could not be read, `cached` the bytes
-        of the cache.
+        """Store the tables. `skipped` returns the number of unreadable messages of each shared topic, and `cached` the
+        bytes of the cache.
         """
         self._tables = tables
         self._skipped = skipped

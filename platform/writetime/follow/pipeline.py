@@ -1,8 +1,8 @@
-"""The steps of one table: its changes land, its row events are found and published, its view is refreshed.
+"""The steps of one table: landing of changes, computing and publishing of row events, and the refresh of the view.
 
-Each step's commit records how far it is, so a program that was killed continues from the last commits, and two programs
-at once do no harm: of two commits that follow the same one, Delta accepts one. A step that fails does not stop the
-steps before it.
+The commit of each step records its position, so a killed program continues from the last commits. Two programs may work
+on one table: of two commits on top of the same version, Delta accepts one. A step that fails does not stop the steps
+before it.
 """
 
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # How often new changes are folded into the state. Until then each batch reads them again.
 _FOLD_SECONDS = 5.0
 LOOK_SECONDS = 30.0
-"""How often the lake is asked whether others added changes, such as a backfill."""
+"""The pause between two checks for changes in the lake by others, such as a backfill."""
 # The same for a table that the lake does not have yet.
 _ABSENT_SECONDS = 1.0
 # Row events per attempt, so that the view does not wait for a long backlog of them.
@@ -49,9 +49,8 @@ _TRIM_EVERY = 64
 
 @dataclass(frozen=True)
 class _Seen:
-    """The versions and positions that start the steps of a table, whichever program committed them: the number of its
-    changes, its schema, and the generations of its changes and its state. The state's is the later one while a
-    generation begins.
+    """The data that start the steps of a table, whichever program committed them: the number of its changes, its
+    schema, and the generations of its changes and its state. The state has its new generation later than the changes.
     """
 
     rows: int
@@ -76,8 +75,8 @@ class TablePipeline:
         in_spark: Runner | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Follow a table; `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and one at work
-        ends after its present task, such as a bucket of the view.
+        """Follow a table. `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and a running
+        step ends after its present task, such as a bucket of the view.
         """
         self.name = landing.name
         self.landing = landing
@@ -101,15 +100,15 @@ class TablePipeline:
         self._publisher: EventPublisher | None = None
         self._upkeeps = 0
         self._is_in_lake = False
-        # What the lake had at the last look, and when the next one is due.
+        # The content of the lake at the last check, and the time of the next check.
         self._seen: _Seen | None = None
         self._next_look = 0.0
-        # The last look for data that expires, if it still counts: when it was, and when data expires next, if any does
-        # (seconds since 1970).
+        # The last search for data that expires, if it is still valid: its time, and the time of the next expiry, if
+        # there is one (seconds since 1970).
         self._expiry: tuple[float, float | None] | None = None
 
     def is_due(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
-        """Return whether a step has something to do."""
+        """Return whether a step has work."""
         return (
             (self._is_in_lake and any(step.is_due for step in self.steps))
             or self._is_expiry_due()
@@ -174,10 +173,10 @@ class TablePipeline:
         return step.is_due and not self._stop.is_set()
 
     def _each(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
-        """Run tasks as `map` does, until the program is to end.
+        """Run tasks like `map`, until the program must end.
 
         Raises:
-            Stopped: it is.
+            Stopped: the program must end.
         """
         for task in tasks:
             if self._stop.is_set():
@@ -187,7 +186,7 @@ class TablePipeline:
     def _land(self, ends: Mapping[int, int] | Exception, sources: Sources, run: Runner) -> int:
         outcome = self.landing.land(ends, sources, run, one_batch=True)
         if isinstance(outcome, Exception):
-            # What is remembered may be the cause.
+            # The kept data may be the cause.
             self._table = None
             return 0
         return outcome
@@ -195,13 +194,13 @@ class TablePipeline:
     def _is_large(self) -> bool:
         """Return whether a batch of the waiting changes is to run in Spark."""
         if self._seen is None:
-            # At first only Kafka and the lake know it. Any error meets landing, too, which reports it.
+            # At first only Kafka and the lake have the number. Landing meets any error, too, and reports it.
             with suppress(Exception):
                 self.waiting = not_landed(self._settings, self.name)
         return self.waiting >= (self._settings.follow.spark_changes or 0)
 
     def _has_news(self) -> bool:
-        """Return whether the lake has other changes, another schema or another generation than at the last look."""
+        """Return whether the lake has other changes, another schema or another generation than at the last check."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
@@ -259,7 +258,7 @@ class TablePipeline:
             self._expiry = time.time(), self._next_expiry(table)
 
     def _fold(self, table: LakeTable) -> int:
-        # A step that is not wanted, or fails, such as a view whose rows are not as expected, does not hold the state.
+        # A step that is off or fails, such as a view with unexpected rows, does not hold the state.
         reached = [table.view.load().transaction(VIEW_CHANGES)] if self.view.works else []
         if self.events.works and (stream := table.row_events.find()):
             reached.append(stream.transaction(ROWS_CHANGES))
@@ -273,8 +272,8 @@ class TablePipeline:
         return folded
 
     def _is_expiry_due(self) -> bool:
-        """Return whether data has expired since the last look, or the clock was ahead then: what expired only by that
-        clock has to live again.
+        """Return whether data has expired since the last search, or the clock was ahead then. In the second case, data
+        that expired only by that clock must return.
         """
         if self._expiry is None:
             return False
@@ -283,7 +282,7 @@ class TablePipeline:
         return now < looked_at - CLOCKS_DIFFER / 1_000_000 or (expires_at is not None and now > expires_at)
 
     def _next_expiry(self, table: LakeTable) -> int | None:
-        """Return when the next data expires (seconds since 1970) that a step has not seen expire; None if none does."""
+        """Return the time (seconds since 1970) of the next expiry that a step has not handled; None without one."""
         held = state.contents(table, table.state.load(), table.changes.load()).values()
         sources = [source for each in held for source in each.sources]
         seen = min((step.worked_at for step in (self.events, self.view) if step.works), default=time.time())

@@ -1,7 +1,7 @@
 """`writetime follow`: one program that runs the steps of many tables, until it is stopped.
 
-A few requests to Kafka find the new messages of all tables. Each table with news gets a turn on a thread, so a table
-with much to do, or one that fails, delays no other. A table without news costs nothing.
+A few requests to Kafka find the new messages of all tables. Each table with new messages gets a turn on a thread, so a
+table with much work, or one that fails, does not delay the others. A table without new messages costs nothing.
 """
 
 import logging
@@ -27,8 +27,9 @@ from writetime.wire.watermarks import WATERMARKS_TOPIC, Sources
 
 log = logging.getLogger(__name__)
 
-# Between two looks for news, at least so long per table, so that looking at hundreds of tables takes a small share of a
-# core. It does not depend on how long a look takes: on a busy machine that would delay the next one.
+# The least pause between two checks for new messages, per table, so that checking hundreds of tables takes a small
+# share of a core. It does not depend on the duration of a check, because on a busy machine this would delay the next
+# one.
 _REST_SECONDS_PER_TABLE = 0.003
 _LONGEST_REST_SECONDS = 1.0
 
@@ -38,7 +39,7 @@ class Follower:
 
     def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:
         self.tables: dict[str, TablePipeline] = {}
-        # Tables that another program has now, until they are closed.
+        # The tables that another program has taken over, until they are closed.
         self._left: dict[str, TablePipeline] = {}
         self._settings = settings
         self._landings = Tables(settings, names, accept_gap=accept_gap)
@@ -74,8 +75,8 @@ class Follower:
         self._landings.reporter.flush()
 
     def look(self, given: Turns, own: Shares) -> None:
-        """Let each table of this program wait for a turn that has something to do, and is not at work. A few requests
-        cover all tables.
+        """Queue each table of this program that has work and is not at work for a turn. A few requests cover all
+        tables.
         """
         try:
             sources, ends = self._landings.ask()
@@ -105,7 +106,7 @@ class Follower:
         return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop)
 
     def _close(self, name: str) -> None:
-        """Close a table that another program has now, so that it does not publish from an old position later."""
+        """Close a table that another program has taken over, so that it never publishes from an old position."""
         table = self._left.pop(name, None)
         if table is not None:
             table.close()
@@ -131,7 +132,7 @@ def _in_spark(settings: Settings) -> Iterator[Runner | None]:
     if settings.follow.spark_changes is None:
         yield None
         return
-    # Nothing else here needs Spark.
+    # Only this function needs Spark.
     from writetime.clients.spark import spark_session
     from writetime.lake.spark_tasks import in_spark
 
@@ -140,7 +141,7 @@ def _in_spark(settings: Settings) -> Iterator[Runner | None]:
 
 
 def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Sources) -> None:
-    """Run the steps of a table, and log how many changes landed."""
+    """Run the steps of a table, and log the number of landed changes."""
     try:
         landed = table.run(ends, sources)
     except Exception as e:

@@ -1,9 +1,9 @@
-"""Shares the tables out among programs that follow the same lake: each table to one of them.
+"""Distributes the tables to the programs that follow the same lake. Each table belongs to one program.
 
-Each program has a node in ZooKeeper that lasts as long as its session. A table belongs to the program with the greatest
-hash of both names (rendezvous hashing), so a program that comes or goes moves only its own tables. While programs do
-not agree yet, two may work on one table: that costs time, and does no harm, as the commits of a table exclude each
-other.
+Each program has a node in ZooKeeper that exists as long as its session. A table belongs to the program with the
+greatest hash of both names (rendezvous hashing), so a program that starts or ends moves only its own tables. While the
+programs do not agree yet, two may work on one table. This costs time, but is safe, because the commits of a table
+exclude each other.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 _PROGRAMS = "/follow/programs"
 _TIMEOUT_SECONDS = 15
-# The tables are not followed while a look waits for an answer.
+# The tables are not followed while this read waits for an answer.
 _ANSWER_SECONDS = 1.0
 
 
 class Shares:
-    """Which tables belong to this program. It looks for other programs at most every `look_seconds`."""
+    """The tables that belong to this program. It reads the list of programs at most every `look_seconds`."""
 
     def __init__(self, client: KazooClient | None, look_seconds: float) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class Shares:
         self._is_away = False
 
     def look(self) -> None:
-        """See which programs there are. While ZooKeeper does not answer, nothing changes."""
+        """Read the list of programs. While ZooKeeper does not answer, nothing changes."""
         if self._client is None or time.monotonic() < self._next_look:
             return
         try:

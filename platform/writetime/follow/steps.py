@@ -1,4 +1,4 @@
-"""When a step of a table is due, and the result of its last attempt. A step that fails stops no other table."""
+"""A step of a table: when it is due, and the result of its last attempt. Its failure does not stop other tables."""
 
 import logging
 import random
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# After an outage, work goes on this soon.
+# The longest pause after an outage.
 _LONGEST_PAUSE_OF_OUTAGE_SECONDS = 5.0
 # Offsets, counts and names of files differ from one attempt to the next.
 _VARIES = re.compile(r"\w*\d\w*")
 
 
 class Stopped(Exception):
-    """The program is to end. The step does its work after the next start."""
+    """The program must end. The step does its work after the next start."""
 
 
 class Step(StepCounts):
-    """One step of a table. It has something to do from `begin` to the next attempt that succeeds, and is due again
-    `every` seconds after its last attempt began.
+    """One step of a table. It has work from `begin` to the next successful attempt, and is due again `every` seconds
+    after the start of its last attempt.
     """
 
     def __init__(self, settings: Settings, name: str, table: str, every: float, *, is_wanted: bool = True) -> None:
@@ -48,19 +48,19 @@ class Step(StepCounts):
         self._is_wanted = is_wanted
         # When the last attempt that succeeded began.
         self.worked_at = 0.0
-        # At first it is not known where the step is.
+        # At first, the position of the step is not known.
         self.behind_since = time.time() if is_wanted else 0.0
         self._next = 0.0
         self._attempts = 0
 
     @property
     def works(self) -> bool:
-        """Return whether it is wanted, and its last attempt did not fail."""
+        """Return whether the step is on, and its last attempt did not fail."""
         return self._is_wanted and self.fault is None
 
     @property
     def is_due(self) -> bool:
-        """Return whether it has something to do now."""
+        """Return whether the step has work now."""
         return self.is_behind and time.monotonic() >= self._next
 
     @property
@@ -71,21 +71,21 @@ class Step(StepCounts):
         )
 
     def begin(self) -> None:
-        """Note that there is something to do."""
+        """Record that there is work."""
         if self._is_wanted:
             super().begin()
 
     def attempt(self, work: Callable[[], int]) -> bool:
-        """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""
+        """Do the work, which returns its number of rows. Return whether it succeeds. If not, it is retried later."""
         began_at = time.time()
         self._next = time.monotonic() + self._every
         try:
             with self.measured():
                 rows = work()
         except (Conflict, Stopped) as e:
-            # Another process was first, or is next. It goes on from there.
+            # Another process was first, or is next. It continues from there.
             if isinstance(e, Fenced):
-                # Two programs that fence each other in turn at once would publish nothing.
+                # Without a pause, two programs would fence each other, and publish nothing.
                 self._pause(_LONGEST_PAUSE_SECONDS, random.uniform(0.5, 1.0))
             return False
         except Exception as e:

@@ -1,8 +1,8 @@
-"""Gives tables their turns on a few threads, so that none waits for long because others have much to do.
+"""Gives tables turns on a few threads, so that a table does not wait for long while others have much work.
 
-Tables wait in the order in which they were found to be due. A table whose turn takes long moves to separate slots, and
-so do its next turns, until one of them is short. So tables with large backlogs share those places, and the other places
-stay free for tables with little to do.
+Tables wait in the order in which they became due. A table whose turn takes long moves to separate places, and stays
+there until one of its turns is short. So tables with large backlogs share these places, and the other places stay free
+for tables with little work.
 """
 
 import threading
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """The tables that are at work, and those that wait for it. The arguments are as for `turns`."""
+    """The tables that are at work, and those that wait for a turn. The arguments are those of `turns`."""
 
     def __init__(self, threads: ThreadPoolExecutor, places: int, long_places: int, long_seconds: float) -> None:
         self._threads = threads
@@ -27,8 +27,8 @@ class Turns:
         self._lock = threading.Lock()
 
     def offer(self, work: Mapping[str, Callable[[], None]], is_due: Callable[[str], bool]) -> None:
-        """Let tables wait for a turn that are due and not at work. New work of a table replaces its waiting work;
-        tables that are not due any more do not wait. No turn begins meanwhile.
+        """Queue the tables that are due and not at work. New work of a table replaces its waiting work. A table that is
+        no longer due leaves the queue. No turn begins meanwhile.
         """
         with self._lock:
             names = [name for name in dict.fromkeys((*self._waiting, *work)) if name in work]
@@ -70,7 +70,7 @@ def turns(places: int = 8, long_places: int = 8, long_seconds: float = 5.0) -> I
     """Give turns for a `with` block. At its end, tables at work finish their turn.
 
     Args:
-        places: how many tables are at work at the same time. More would wait for the same cores.
+        places: the number of tables that are at work at the same time. More would wait for the same cores.
         long_places: the same for tables whose turns take long.
         long_seconds: a turn takes long if it takes more than this.
     """

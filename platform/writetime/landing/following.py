@@ -1,7 +1,7 @@
-"""Lands many tables: none of them stops another one.
+"""Lands many tables, so that none of them stops another.
 
-An exception while a table lands is caught at that table. Landing waits for a broker or a disk that is not available. An
-error that an operator must correct, and an unknown error that occurred three more times, sets the table aside: it is
+An exception is caught at the table that raised it. Landing waits for a broker or a disk that is not available. An error
+that an operator must correct, and an unknown error that three more attempts repeat, sets the table aside. It is then
 retried each minute, because the cause may be gone, and the others continue. Changes of a table count as landed only
 after their commit.
 """
@@ -27,7 +27,7 @@ from writetime.wire.watermarks import LandingReport, Sources, StepReport
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How often an attempt that failed with an unknown error is repeated."""
+"""The number of retries after an unknown error."""
 PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 SET_ASIDE_SECONDS = 60.0
@@ -37,12 +37,12 @@ _SHOWN = 2000
 
 
 class TableLanding(StepCounts):
-    """The boundary of one table: it lands, or it reports why it does not."""
+    """The landing of one table, and the boundary of its errors: it lands, or reports why it does not."""
 
     def __init__(
         self, settings: Settings, table: str, topics: Topics, reporter: Reporter, *, accept_gap: bool = False
     ) -> None:
-        """Land a table; `accept_gap` is as for `Landing.drain`."""
+        """Land a table; `accept_gap` is as in `Landing.drain`."""
         super().__init__()
         self.name = table
         self._accept_gap = accept_gap
@@ -62,7 +62,7 @@ class TableLanding(StepCounts):
         self._next_report = 0.0
 
     def is_due(self, ends: Mapping[int, int] | Exception) -> bool:
-        """Return whether it must be tried now; at once if the ends of its topic were not known, and are."""
+        """Return whether the table must be tried now: at once if the ends of its topic have become known."""
         return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
@@ -89,13 +89,13 @@ class TableLanding(StepCounts):
         *,
         one_batch: bool = False,
     ) -> int | Exception:
-        """Land the messages that the topic holds, once; return the number of changes, or why it failed.
+        """Land the messages of the topic once; return the number of changes, or the error.
 
         Args:
-            ends: the end offsets of the table's topic, or why they are not known.
+            ends: the end offsets of the table's topic, or the error why they are not known.
             sources: the topic of the watermarks, as read before the ends.
             run: runs the tasks.
-            one_batch: as for `Landing.land`.
+            one_batch: as in `Landing.land`.
         """
         self._lacked_ends = isinstance(ends, Exception)
         self.begin()
@@ -114,7 +114,7 @@ class TableLanding(StepCounts):
         return count
 
     def report_steps(self, steps: Mapping[str, StepReport]) -> None:
-        """Report the steps that follow landing: at once if one fails, or works again, else now and then."""
+        """Report the steps that follow landing: at once if one fails or works again, else from time to time."""
         was = self.report.steps
         changed = {name: step.fault for name, step in was.items()} != {name: step.fault for name, step in steps.items()}
         # A report of landing, which may be sent instead, has them too.
@@ -159,7 +159,7 @@ class TableLanding(StepCounts):
             # Of a table that has not landed since the start, only Kafka and the lake know them.
             with suppress(Exception):
                 self._landed = landed_offsets(self._settings, self.name)
-        # What is remembered may be the cause.
+        # The kept data may be the cause.
         self._landing = None
         self._next_try = time.monotonic() + _pause(report)
         if (was.fault, was.status) != (report.fault, report.status):
@@ -177,13 +177,11 @@ class TableLanding(StepCounts):
 
 
 class OtherCluster(WritetimeError):
-    """Kafka is not the cluster that this process has read from."""
+    """Kafka is no longer the cluster that this process has read."""
 
 
 class Tables:
-    """The landings of some tables, all captured ones or those that are named, and the state that is read once for all
-    of them.
-    """
+    """The landings of all captured tables or of named ones, and the data that is read once for all of them."""
 
     def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:
         self.reporter = Reporter(settings)
@@ -231,8 +229,8 @@ class Tables:
         return [self._tables[name] for name in names]
 
     def land_once(self) -> Iterator[tuple[str, int | Exception]]:
-        """Land the messages of each table; yield each with the number of changes, or why it failed. An error that may
-        pass, or is unknown, is retried three times.
+        """Land the messages of each table; yield each with the number of changes, or the error. An error that may pass,
+        or is unknown, is retried three times.
 
         Raises:
             WritetimeError: Kafka does not answer.
@@ -254,7 +252,7 @@ class Tables:
 
 
 def ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
-    """Return the end offsets of a table's topic, or why they are not known."""
+    """Return the end offsets of a table's topic, or the error why they are not known."""
     topic = changes_topic(table)
     return ends.ends.get(topic) or ends.faults.get(topic) or no_topic(table)
 
@@ -280,7 +278,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
 
 @contextmanager
 def reported(settings: Settings, landing: Landing) -> Iterator[None]:
-    """Report how the landing of one table ends. The body lands it once."""
+    """Report the result of the landing of one table, which the `with` block does once."""
     topics, reporter = landing.topics, Reporter(settings)
     topics.watermarks.read()
     was = topics.watermarks.reports.get(landing.name, LandingReport(0.0))

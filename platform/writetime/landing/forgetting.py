@@ -1,7 +1,7 @@
 """Forgets a table, such as a dropped one: `writetime forget KS.TABLE` deletes everything that the platform keeps of it.
 
-That is the data made of its changes: topics, schemas, reports, its folder in the lake, and the records of this
-machine's agent. The database is not touched, and neither are snapshots, settings and the subjects of a schema registry.
+This is the data made from its changes: topics, schemas, reports, its folder in the lake, and the records of this
+machine's agent. The database, snapshots, settings and the subjects of a schema registry are not changed.
 """
 
 import os
@@ -26,15 +26,15 @@ from writetime.wire.watermarks import WatermarkTopic, send_report
 
 @dataclass(frozen=True)
 class Trace:
-    """A thing that is kept of a table, in words, and the function that deletes it."""
+    """The description of some data of a table, and the function that deletes it."""
 
     text: str
     delete: Callable[[], Any]
 
 
 def find_traces(settings: Settings, table: str) -> list[Trace]:
-    """Return the things that are kept of a table, in the order of deletion: first those that would create the others
-    again.
+    """Return the data that is kept of a table, in the order of deletion. Data from which other data would be created
+    again comes first.
 
     Raises:
         WritetimeError: the text does not name a table, or Kafka does not answer.

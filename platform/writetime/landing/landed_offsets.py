@@ -1,5 +1,5 @@
-"""How far the lake has a table's changes: its record of the offsets that landing has reached, of the topic that they
-belong to, and of the watermarks.
+"""The lake's record of the landing of a table: the offsets that landing has reached, the id of their topic, and the
+watermarks.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ def id_name(topic: str) -> str:
 
 
 def is_other_topic(now: TableVersion, topic: str, topic_id: int) -> bool:
-    """Return whether a topic with this id (0: unknown) is not the one that the lake has messages of."""
+    """Return whether a topic with this id (0: unknown) is not the one whose messages are in the lake."""
     known = now.transaction(id_name(topic))
     return bool(topic_id) and known is not None and known != topic_id
 
 
 def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
-    """Return the offset of each partition of a table's changes up to which the lake has the messages; none of a topic
-    that is not the one that was landed before.
+    """Return the offset of each partition of a table's changes up to which the lake has the messages. Return nothing if
+    the topic is not the one that was landed before.
 
     Raises:
         WritetimeError: the topic is missing.
@@ -72,7 +72,7 @@ def waiting(settings: Settings, table: str, ends: Mapping[int, int], topic_id: i
     watermarks count without messages too: a table without writes is always up to date.
 
     Args:
-        settings: where the lake is.
+        settings: the settings of the lake.
         table: the table, as keyspace.table.
         ends: the end offsets of the partitions of its topic.
         topic_id: the id of the topic, 0 if it is not known.

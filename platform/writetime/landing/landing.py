@@ -1,16 +1,17 @@
 """Lands captured changes: from the topic `changes.<keyspace>.<table>` into the lake's `changes`, each message once.
 
-A batch takes each partition of the topic up to an offset. Its commit has, as Delta transactions, its number and the new
+A batch reads each partition of the topic up to an offset. Its commit has, as Delta transactions, its number and the new
 offset of each partition. So the lake itself records the progress of landing: a batch that was killed before its commit
-left nothing, and of two that run at once only one counts. Late, repeated and disordered changes are handled, because
+leaves nothing, and of two that run at once, only one counts. Late, repeated and disordered changes are handled, because
 merging is associative, commutative and idempotent.
 
-A commit also has the id of the topic. If Kafka was lost, or the topic was deleted, a topic of the same name has other
-messages at these offsets, and some that had not landed may be gone. Then landing stops until an operator accepts that.
+A commit also has the id of the topic. If Kafka's data was lost, or the topic was deleted, a topic of the same name has
+other messages at these offsets, and some messages may be lost that had not landed. Then landing stops until an operator
+accepts this.
 
-A commit also has the time up to which each source's changes are in the lake: the value in the topic of the watermarks
-before the ends of this table's topic were read, once all messages up to these ends have landed. These ends may be those
-of an earlier call, if there are always more messages than a call lands.
+A commit also has the time up to which each source's changes are in the lake. Landing reads this time from the topic of
+the watermarks before it reads the ends of the table's topic. The time counts once all messages up to these ends have
+landed. If there are always more messages than a call lands, the ends may be those of an earlier call.
 
 The table and its schema come from the topic of the schemas, where each schema has its table's CQL. So new tables and
 columns are found automatically.
@@ -64,16 +65,16 @@ from writetime.wire.watermarks import Place, Sources, TableMark, WatermarkTopic
 
 # Messages of a partition per batch, for few large files in the lake and batches of limited duration.
 BATCH_MESSAGES = 1_000_000
-# How far watermarks move before they get a commit of their own: for a table without changes, five minutes, because each
-# commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if that is less.
+# The advance of watermarks after which they get a commit of their own: for a table without changes, five minutes,
+# because each commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if this is less.
 WATERMARK_MICROS = 300_000_000
 # Batches between two deletions of files that packing replaced; a multiple of `FAN`.
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
-# A topic whose id was needed within this time is asked for with the others.
+# The id of a topic is requested with the others if it was needed within this time.
 _USED_SECONDS = 10.0
-# Commits that are read to find one with the progress of landing; others come from backfills and properties.
+# The number of commits that are read to find one with the progress of landing. Others are backfills and properties.
 _COMMITS_LOOKED_AT = 5
 
 
@@ -100,14 +101,14 @@ class Topics:
     """The topics of the schemas and the watermarks, read once for the landings of several tables."""
 
     def __init__(self, settings: Settings, id_seconds: float = 1.0) -> None:
-        """The id of a topic is asked for again after `id_seconds`: no topic is deleted, created and filled in less than
-        a second.
+        """Store the settings. The id of a topic is requested again after `id_seconds`, because no topic is deleted,
+        created and filled in less than a second.
         """
         self.schemas = SchemaTopic(settings)
         self.watermarks = WatermarkTopic(settings)
         self._settings = settings
         self._id_seconds = id_seconds
-        # By topic: its id, when that was asked for, and when it was last needed.
+        # The id of each topic, the time of its request, and the time at which it was last needed.
         self._ids: dict[str, int] = {}
         self._asked: dict[str, float] = {}
         self._used: dict[str, float] = {}
@@ -128,7 +129,7 @@ class Topics:
                 self._ask_with(topic, now)
             found = self._ids.get(topic)
         if found is None:
-            # Alone, to learn why, and without the others waiting for it.
+            # This topic alone, to get the reason, and so that the others do not wait for it.
             found = topic_ids(self._settings, [topic]).get(topic, 0)
         return found
 
@@ -136,7 +137,7 @@ class Topics:
         """Request the ids of a topic and of others that may be needed next."""
         asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
         if topic not in self._asked:
-            # Others are probably new too.
+            # Other topics are probably new, too.
             asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
         found = topic_ids(self._settings, sorted(asked))
         self._ids = {each: known for each, known in self._ids.items() if each not in asked} | found
@@ -152,9 +153,9 @@ class Landing:
         """Land a table's changes.
 
         Args:
-            settings: where Kafka and the lake are.
+            settings: the settings of Kafka and the lake.
             table: the table, as keyspace.table.
-            topics: shared by the landings of several tables.
+            topics: the topics that the landings of several tables share.
             place: the progress of landing at its last report of the table.
         """
         self._settings = settings
@@ -176,19 +177,19 @@ class Landing:
         # The generation of the lake's table, and the positions from which changes count in it.
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
-        # Of a backlog that lands in several calls: the ends and the watermarks as of one of them.
+        # For a backlog that lands in several calls: the ends and the watermarks as of one of them.
         self._backlog: tuple[Mapping[int, int], Sources] | None = None
         self._next_release = 0.0
         # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
-        # Why its watermarks stay although it lands, if they do.
+        # The reason if its watermarks stay although it lands.
         self.held_by: str | None = None
         # Offsets between the start and the end of its commits: equal to the number of changes, if none is missing.
         self.offsets_landed = 0
 
     @property
     def landed(self) -> Mapping[int, int]:
-        """The offsets up to which the lake has the topic, as far as that is known without reading the lake."""
+        """The offsets up to which the lake has the topic, if they are known without reading the lake."""
         return self._landed or {}
 
     def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
@@ -196,12 +197,12 @@ class Landing:
 
         Args:
             run: runs the tasks, one per partition, or one if there are few messages.
-            accept_gap: continue where the topic begins, although earlier messages are gone and have not landed, or it
-                is not the topic that was landed before.
+            accept_gap: continue at the beginning of the topic, although earlier messages were lost before they landed,
+                or the topic is not the one that was landed before.
 
         Raises:
-            WritetimeError: the topic is missing, is not the earlier one, or has lost messages that have not landed; or
-                a message is not a change of this table, in which case nothing of its batch lands.
+            WritetimeError: the topic is missing, is not the earlier one, or has lost messages that have not landed. Or
+                a message is not a change of this table; then nothing of its batch lands.
         """
         sources = self.topics.watermarks.read()
         try:
@@ -226,12 +227,12 @@ class Landing:
         Args:
             ends: the end offsets of the topic's partitions.
             sources: the topic of the watermarks, as read before the ends.
-            run: as for `drain`.
-            accept_gap: as for `drain`.
+            run: as in `drain`.
+            accept_gap: as in `drain`.
             one_batch: land at most one batch; the next call continues.
 
         Raises:
-            WritetimeError: as `drain` raises it.
+            WritetimeError: as in `drain`.
         """
         if self.is_current(ends, sources):
             return 0
@@ -479,7 +480,7 @@ def _other_sources(table: str, known: Collection[str], sources: Sources) -> list
 
 
 def _follow_sources(table: LakeTable, now: TableVersion, sources: Sources) -> bool:
-    """Update the lake's table with the sources that send changes of it; return whether that changed anything."""
+    """Update the lake's table with the sources that send its changes; return whether this changed anything."""
     other = _other_sources(table.name, registered_sources(now), sources)
     for source in other:
         (retire_source if sources[source].retired else register_source)(table, source)

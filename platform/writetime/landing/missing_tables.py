@@ -1,5 +1,6 @@
-"""Why a table that was named is not in the lake or in Kafka: its name is misspelt, or the database does not log its
-changes."""
+"""Finds out why a named table is not in the lake or in Kafka: its name is misspelt, or the database does not log its
+changes.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -55,7 +56,7 @@ class KnownTables:
 
 
 def message_of(settings: Settings, error: MissingTable) -> str:
-    """Return the message for a table that is missing, with the cause if that is known."""
+    """Return the message for a missing table, with the cause if it is known."""
     known = KnownTables(settings)
     return known.misspelt(error.table) or known.not_captured(error.table) or str(error)
 

@@ -23,12 +23,12 @@ from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic
 
 log = logging.getLogger(__name__)
 
-# Reports of a table that has changes come each half a minute.
+# Reports of a table with changes come every half a minute.
 _FOLLOWED_SECONDS = 120.0
 
 
 class Reporter:
-    """Sends reports. A failure to send one is logged, and stops nothing."""
+    """Sends reports. If a report cannot be sent, this is logged, and does not stop anything."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,12 +66,12 @@ def followed(reports: Mapping[str, LandingReport]) -> set[str]:
 def stopped(
     settings: Settings, table: LakeTable, opened: Callable[[Settings], WatermarkTopic] = WatermarkTopic
 ) -> list[str]:
-    """Return why the changes of a captured table do not reach the lake, or not within `capture.stale_seconds`:
-    landing's report, messages that wait longer, sources that have stopped. Nothing if they do, or if the table is not
-    captured.
+    """Return why the changes of a captured table do not reach the lake within `capture.stale_seconds`: the fault in
+    landing's report, messages that wait longer, and sources that have stopped. Return nothing if they reach it, or if
+    the table is not captured.
 
     Args:
-        settings: where Kafka is.
+        settings: the settings of Kafka.
         table: the table.
         opened: returns the topic of the watermarks, such as one that calls for several tables share.
 

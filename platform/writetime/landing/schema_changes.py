@@ -1,7 +1,7 @@
 """A table of the lake follows its schemas in the topic of the schemas.
 
-Each is registered with the table's schema (`schema.stored`). One that the lake already has is not read. A schema
-that cannot be read is skipped: it stops no table, and no other schema of its table.
+Each is registered with the table's schema (`schema.stored`). A schema that the lake already has is not read. A schema
+that cannot be read is skipped, and does not stop any table or other schema.
 """
 
 import logging
@@ -47,8 +47,8 @@ class LakeSchemas:
         return now if seen else None
 
     def _parsed(self, registered: RegisteredSchema) -> TableSchema | None:
-        """Return the table's schema as registered; None if it belongs to another table or cannot be read, which is
-        logged once. A message with such a schema cannot land, others can. So it is with one of another format version.
+        """Return the table's schema as registered. Return None if it belongs to another table, cannot be read, or has
+        another format version, and log this once. Messages with such a schema cannot land, and others can.
         """
         try:
             require_format(registered.avro)

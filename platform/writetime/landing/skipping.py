@@ -1,8 +1,8 @@
 """Skips a message that landing cannot read: `writetime land --skip TOPIC/PARTITION@OFFSET`.
 
-The message is copied completely to the topic `changes.<keyspace>.<table>.dead`, and the lake's table records its place:
-every landing of the table continues after it. The changes in the message may be missing from the lake. So the
-watermarks of the table stay where they are until there is a snapshot that was begun later.
+The message is copied completely to the topic `changes.<keyspace>.<table>.dead`, and the lake's table records its place.
+Each landing of the table continues after it. The changes in the message may be missing in the lake. So the watermarks
+of the table do not advance until there is a snapshot that began later.
 """
 
 import re
@@ -96,8 +96,8 @@ def held_since(changes: TableVersion) -> int:
 
 
 def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceMarks]) -> bool:
-    """Release the watermarks that a skipped message holds, if there is a snapshot that was begun later: one from a
-    backfill, of which the lake has all, or one from each source that sends changes. Return whether they are free now.
+    """Release the watermarks that a skipped message holds, if there is a snapshot that began later: a complete one from
+    a backfill, or one from each source that sends changes. Return whether the watermarks are free now.
 
     Args:
         table: the table.

@@ -26,16 +26,16 @@ class StepCounts:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether it has something to do."""
+        """Return whether the step has work."""
         return self.behind_since > 0
 
     def begin(self) -> None:
-        """Note that there is something to do."""
+        """Record that there is work."""
         if not self.is_behind:
             self.behind_since = time.time()
 
     def done(self, rows: int, *, more: bool = False) -> None:
-        """Note that an attempt succeeded, how many rows it did, and whether there are more to do."""
+        """Record a successful attempt, its number of rows, and whether there are more rows."""
         self.rows += rows
         self.batch = rows
         # The clock may have been set back meanwhile.
@@ -45,7 +45,7 @@ class StepCounts:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Add the time that a block takes."""
+        """Add the time of the `with` block."""
         begin, cpu = time.monotonic(), time.thread_time()
         try:
             yield

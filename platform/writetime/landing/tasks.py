@@ -29,7 +29,7 @@ DECODED_TOGETHER = 20_000
 class Part:
     """The messages of some partitions from `starts` up to, not including, `ends`.
 
-    `schemas` are the table's by their fingerprints, all that messages before the ends may name; `registry` has those
+    `schemas` has all schemas of the table that messages before the ends may name, by fingerprint. `registry` has those
     that messages name by registry ids. The messages in `skipped`, by partition and offset, are left out. `counted_from`
     has the position from which the changes of a source count.
     """
@@ -46,8 +46,8 @@ class Part:
 
 @dataclass
 class Written:
-    """The files of a part, and the number of changes that do not count because the table was truncated or created again
-    since.
+    """The files of a part, and the number of changes that do not count because the table has been truncated or created
+    again since.
     """
 
     files: list[WrittenFile] = field(default_factory=list)

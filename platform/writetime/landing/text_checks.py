@@ -1,7 +1,7 @@
 """Checks decoded changes before they land: texts that stand for numbers, addresses and UUIDs must be valid.
 
-Avro has `decimal`, `varint`, `inet`, `uuid` and `timeuuid` as strings, so a message may follow its schema and hold a
-text that is not a value. Once landed, it would stop each merge of its table that compares it.
+In Avro, `decimal`, `varint`, `inet`, `uuid` and `timeuuid` are strings. So a message may match its schema and have an
+invalid text. Once landed, it would stop each merge of its table that compares it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from writetime.schema.values import decoder
 
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-# Texts of these forms are values; each of the others is checked separately.
+# Texts of these forms are valid. Each other text is checked separately.
 _USUAL = {
     "decimal": r"^-?[0-9]+(\.[0-9]+)?(E[+-][0-9]{1,8})?$",
     "inet": rf"^({_OCTET}\.){{3}}{_OCTET}$",
@@ -39,7 +39,7 @@ def check_texts(changes: pa.Table, schema: TableSchema) -> None:
         schema: the table.
 
     Raises:
-        WritetimeError: a text is not a value of its type; the error names the column.
+        WritetimeError: a text is invalid for its type. The error names the column.
     """
     keys = schema.partition_key + schema.clustering
     for column in schema.columns:

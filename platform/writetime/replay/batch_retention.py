@@ -1,9 +1,9 @@
-"""Deletes old batches, from the front of a queue, and none that a known processor has not done.
+"""Deletes the oldest batches of a queue, but none that a known processor has not done.
 
-Off unless `replay.keep_days` names the queue. The seals stay, so numbers never start again, and repeated publishing is
-always recognised; the items are deleted. First retention announces that batches up to a number are gone. Then it reads
-the cursors again, as `seek` reads the announcement after it has moved one. Then it deletes items up to the slowest
-cursor, and records that. The next call continues after an interruption.
+Retention is off unless `replay.keep_days` names the queue. It deletes the items and keeps the seals, so numbers never
+start again, and repeated publishing is always recognised. First it announces that batches up to a number are gone. Then
+it reads the cursors again, because `seek` reads the announcement after it has moved one. Then it deletes items up to
+the slowest cursor, and records this. After an interruption, the next call continues.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True)
 class Trimmed:
-    """The result of retention: the batch up to which all are gone, the number deleted now, the batch up to which they
-    are old enough, and the processor that it waits for, if any.
+    """The result of retention: the batch up to which all are deleted, the number of batches deleted now, the batch up
+    to which they are old enough, and the processor that retention waits for, if there is one.
     """
 
     gone: int

@@ -23,7 +23,7 @@ SCHEMA = pa.schema(
     ]
 )
 SPLIT_BYTES = 16 << 20
-# The cost of a batch beside its bytes: it needs separate requests.
+# The fixed cost of a batch in bytes, because it needs separate requests.
 _BATCH_BYTES = 64 << 10
 _ROWS = 8192
 _ROW_BYTES = 16 << 20
@@ -36,8 +36,8 @@ def read(spark: SparkSession, settings: Settings, seals: Sequence[Seal], split_b
 
     Args:
         spark: the session.
-        settings: with the database.
-        seals: of the batches, as `sealed` returns them.
+        settings: the settings of the database.
+        seals: the seals of the batches, as `sealed` returns them.
         split_bytes: bytes per task; a batch is never split.
     """
     ranges = list(_ranges(seals, split_bytes))

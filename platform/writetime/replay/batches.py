@@ -1,7 +1,8 @@
-"""The batches of a queue in the database, which decides what is published: every CQL statement of the replay queues.
+"""The batches of a queue in the database, which decides which batches are published. This module has all CQL statements
+of the replay queues.
 
-A batch is sealed by one conditional insert under its number. The blocks that a publisher wrote before that, under its
-own attempt id, are invisible until then, and stay so if another attempt was sealed under that number.
+One conditional insert seals a batch under its number. The blocks that a publisher wrote before, under its own attempt
+id, are invisible until then. They stay invisible if another attempt was sealed under that number.
 """
 
 from collections import deque

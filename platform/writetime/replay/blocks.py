@@ -1,6 +1,6 @@
-"""The items of a batch as blocks: their lengths and bytes in order, cut into pieces that are compressed.
+"""The items of a batch as blocks: their lengths and bytes in order, cut into compressed pieces.
 
-A block is a row of the database, so neither large items nor large batches make large rows, and small items share one.
+A block is a row of the database. So large items and large batches do not make large rows, and small items share a row.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """A queue in ZooKeeper: its newest batch, its lock, and the cursors of processors.
 
-Any client may read it; if the settings have credentials, only clients with these.
+Any client may read the nodes. If the settings have credentials, only clients with these may.
 
     /queues/<queue>                         <queue>-<n>: the newest batch
     /queues/<queue>/lock                    held by the publisher that seals a batch
@@ -84,7 +84,7 @@ class Coordination:
         return self._head.n
 
     def advance(self, n: int) -> None:
-        """Record that there is a batch with this number; without effect if a newer one is there."""
+        """Record that there is a batch with this number. If there is a newer one, this has no effect."""
         while self._head.n < n:
             if self._write(self._path, n, self._head.version):
                 self._head = self._head.moved(n)

@@ -14,7 +14,7 @@ from writetime.replay.coordination import Moved, coordination
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a processor is behind: batches, and seconds since its oldest remaining batch was published."""
+    """The lag of a processor: the number of batches, and the seconds since its oldest remaining batch was published."""
 
     processor: str
     done: int
@@ -37,8 +37,8 @@ def lag(settings: Settings, queue: str) -> list[Lag]:
 
 
 def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> int:
-    """Set the next batch of a processor, by its number or as the first published at a time or later; return its number.
-    The newest number plus one is the next batch to be published.
+    """Set the next batch of a processor: by its number, or the first batch published at a time or later. Return its
+    number. The newest number plus one is the next batch to be published.
 
     An active instance continues from there. The cursor of a processor with `Effects` is in their table.
 
@@ -72,8 +72,8 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
 
 
 def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
-    """Record that a processor with its own account has done all batches up to a number, so that its lag is visible and
-    retention waits for it; without effect if it has done more.
+    """Record that a processor that keeps its own position has done all batches up to a number. So its lag is visible,
+    and retention waits for it. If more batches are recorded already, this has no effect.
     """
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         while (before := zookeeper.cursor(processor)).n < n or before.version is None:
@@ -105,7 +105,7 @@ def forget(settings: Settings, queue: str, processor: str) -> None:
 
 
 def rebuild(settings: Settings, queue: str) -> tuple[int, list[str]]:
-    """Restore from the database the nodes of a queue that ZooKeeper lost, or has from an older time.
+    """Restore from the database the nodes of a queue that are missing or outdated in ZooKeeper.
 
     Returns:
         The newest batch, and the processors whose cursors were lost.

@@ -1,12 +1,12 @@
 """Publishes batches, each under the next number.
 
-The items are written first, under an unknown attempt id. Then the batch is sealed by a conditional insert under the
-next number, and at last ZooKeeper is updated. If a publisher ends in between, the next publisher or idle subscriber
-completes its work: it looks for a batch beyond the newest known one, and updates ZooKeeper.
+The items are written first, under a new attempt id. Then a conditional insert seals the batch under the next number,
+and then ZooKeeper is updated. If a publisher ends in between, the next publisher or idle subscriber completes its work:
+it looks for a batch after the newest known one, and updates ZooKeeper.
 
-A producer that numbers its batches may publish one again without knowing its outcome. Each batch has its producer and
-sequence. A copy of these is stored by its publisher, and again by the publisher that seals the next batch, before it
-does. So the copy is complete except for the newest batch, which is always read.
+A producer that numbers its batches may publish one again if it does not know the outcome. Each batch has its producer
+and sequence. Its publisher stores a copy of these, and so does the publisher of the next batch, before it seals that
+batch. So the copy is complete except for the newest batch, which is always read.
 """
 
 import logging
@@ -63,8 +63,8 @@ class Publisher:
     def publish(self, items: Sequence[bytes], *, producer: str | None = None, sequence: int | None = None) -> int:
         """Publish items as one batch, and return its number.
 
-        With a producer and its own number of the batch, `sequence`, which must rise, publishing it again changes
-        nothing.
+        With a producer and its own number of the batch, `sequence`, which must increase, publishing it again has no
+        effect.
 
         Raises:
             PublishUnknown: the database did not answer in `replay.publish_timeout_seconds`.
@@ -104,7 +104,8 @@ class Publisher:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     def last_sequence(self, producer: str) -> int | None:
-        """Return the last sequence that a producer has published, None if there is none; it continues after it.
+        """Return the last sequence that a producer has published; None if there is none. The producer continues after
+        it.
 
         Raises:
             Unknown: the database does not answer.
@@ -138,7 +139,7 @@ class Publisher:
             if sealed.attempt != unsealed.attempt:
                 self._look(sealed.n)
                 continue
-            # Done before the next batch is sealed, so nothing waits for it now.
+            # This is done before the next batch is sealed, so that nothing waits for it now.
             self._recording = self._background.submit(self._batches.record, sealed)
             self._newest = sealed
             if sealed.producer is not None and sealed.sequence is not None:
@@ -155,7 +156,7 @@ class Publisher:
         newest = self._newest.n if self._newest else 0
         if newest and known <= newest:
             if not self._batches.has(self._queue, newest):
-                raise NoBatch(f"the database has no batch {self._queue}-{newest} any more")
+                raise NoBatch(f"the database no longer has batch {self._queue}-{newest}")
             return
         self._find(max(known, newest))
 

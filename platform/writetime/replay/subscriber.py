@@ -1,12 +1,12 @@
-"""Processes batches in order, each at least once; with effects in the database, exactly once.
+"""Processes batches in order, each at least once, or exactly once with effects in the database.
 
-A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances one is active, and the others
-stand by. ZooKeeper's lock is only a hint of that: an instance that was paused for long may not have noticed that it has
-lost it. So the cursor moves by the version of its node, and a late instance moves nothing.
+A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances, one is active, and the others
+stand by. ZooKeeper's lock is only a hint: an instance that was paused for a long time may not have noticed that it has
+lost the lock. So the cursor moves by the version of its node, and a late instance cannot move it.
 
 A handler may return its effects as statements instead of running them. They run in one conditional batch that also
-moves a cursor, a static column in the same partition, which is then the valid one: of two instances, one applies a
-batch.
+moves a cursor. This cursor is a static column in the same partition, and is then the valid one. So of two instances,
+only one applies a batch.
 """
 
 import logging
@@ -73,7 +73,7 @@ class Subscriber:
         effects: Effects | None = None,
         until_idle: bool = False,
     ) -> int:
-        """Process batches until `stop` is set, or there is none left; return how many.
+        """Process batches until `stop` is set, or there is none left; return their number.
 
         The handler is called again for a batch that may not have been completed. Its exceptions end this, with the
         cursor before the batch.
@@ -174,7 +174,7 @@ class Subscriber:
         return (rows[0].n or 0) if rows else 0
 
     def _apply(self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement]) -> None:
-        """Run the statements and move the cursor, all or none, unless that was done before."""
+        """Run the statements and move the cursor, all or none, unless this was done before."""
         where = " AND ".join(f"{name} = ?" for name in effects.key)
         guard = f"UPDATE {effects.table} SET {effects.cursor} = ? WHERE {where} IF {effects.cursor} = ?"
         batch = BatchStatement(BatchType.UNLOGGED)

@@ -1,4 +1,4 @@
-"""The rows that a batch of changes changes: which they are, and how they were before.
+"""Finds the rows that a batch of changes affects, with their earlier content.
 
 The stream of row events and the view follow the changes of a table: a batch leads from one version of `changes`, as of
 one time, to the next. It reads only the rows that the new changes touch and those where data expires, from a version of
@@ -30,17 +30,17 @@ from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.schema.table import TableSchema
 
 FIRST_ROWS = 16
-"""The rows of a partition that are read at first to find one that lives."""
+"""The number of rows of a partition that are read first to find a live one."""
 
 GROWTH = 16
-"""How many times more are read each time after."""
+"""The factor by which each later read is larger."""
 
 CLOCKS_DIFFER = 60_000_000
-"""By how much the clocks of machines that take turns may differ (microseconds)."""
+"""The most difference between the clocks of machines that take turns (microseconds)."""
 
 
 class TooLate(WritetimeError):
-    """The rows as of the last batch are gone, because it was too long ago."""
+    """The rows as of the last batch no longer exist, because it was too long ago."""
 
 
 class Names(NamedTuple):
@@ -55,8 +55,8 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """A follower of the changes of a table, and its position: its last batch, and the versions of `changes` and `state`
-    up to which it goes.
+    """The position of a follower of a table's changes: its last batch, and the versions of `changes` and `state` that
+    this batch has read.
     """
 
     batch: Batch
@@ -72,11 +72,10 @@ class Position:
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """The rows of one bucket, or of several (`ALL`), that a batch changes; a task may carry it along.
+    """The rows of one bucket, or of several (`ALL`), that a batch changes. It can be sent to a task.
 
-    `old` is their content before the batch (None: nothing), `new` the additions of the batch; `all_partitions` compares
-    all rows and not only those that changed, which are read through the cache. Events have write times if
-    `write_times`.
+    `old` is their content before the batch (None: nothing), `new` the additions of the batch. `all_partitions`: compare
+    all rows, and not only the changed ones, which are read through the cache. `write_times`: events have write times.
     """
 
     bucket: int
@@ -92,9 +91,9 @@ class ChangedRows:
     write_times: bool = False
 
     def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Compute the events: a table of each bucket that has any, or of several together (`ALL`).
+        """Compute the events: one table per bucket with events, or one of several buckets (`ALL`).
 
-        `unfit` is as for `row_form.fit`, for the rows afterwards.
+        `unfit` is as in `row_form.fit`, for the rows after the batch.
         """
         added = self.new.merged(self.schema)
         places = None if self.all_partitions else self._places(added)
@@ -120,7 +119,7 @@ class ChangedRows:
         before, after, state = self._rows(added, places, counted)
         if places is not None:
             count = FIRST_ROWS
-            # They are rows only if no other row of the partition lives. Mostly one of the first rows does.
+            # Static cells alone are a row only if no other row of the partition is live. Mostly, a first row is live.
             while len((alone := _static_rows_alone([before, after], keys_of_whole(places))).tokens):
                 sources = () if self.old is None else self.old.sources
                 places = joined([places, first_places(sources, alone, count, self.cache)])
@@ -150,7 +149,7 @@ class ChangedRows:
 
 
 def _static_rows_alone(several: Iterable[Rows], whole: pa.Array) -> Places:
-    """Return the partitions of rows that are static rows alone, without those (by their keys) that were read whole."""
+    """Return the partitions with only a static row, without those (by their keys) that were read completely."""
     found = []
     for rows in several:
         alone = pc.and_not(pc.equal(rows.positions, STATIC_POSITION), pc.is_in(rows.keys, whole))
@@ -170,8 +169,8 @@ def position_of(version: TableVersion, names: Names) -> Position | None:
 def as_of_next(last: Position, instant: int) -> int:
     """Return the time of the batch after the last one, at a time by this machine's clock (microseconds).
 
-    It is not before that of the last one, as clocks differ. But if the last one is far ahead, its clock was wrong, and
-    what had only expired by that clock has to live again.
+    It is not before that of the last batch, because clocks differ. But if the last batch is far ahead, its clock was
+    wrong, and data that expired only by that clock must return.
     """
     return max(instant, last.batch.as_of) if last.batch.as_of <= instant + CLOCKS_DIFFER else instant
 
@@ -206,7 +205,7 @@ def next_rows(
         Transient: the lake cannot be read now.
     """
     try:
-        # Not a state that holds more.
+        # A state with more changes cannot be used.
         if (folded_version(state) or 0) > last.changes:
             state = table.state.load(last.state)
         known = table.changes.load(last.changes)
@@ -215,7 +214,7 @@ def next_rows(
     except WritetimeError as e:
         raise TooLate(str(e)) from None
     if (folded_version(state) or 0) > last.changes:
-        # The state was lost and made again, so its versions are others.
+        # The state was lost and created again, so its versions differ.
         raise TooLate(f"version {last.state} of the state is not the one of the last batch")
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = reshaped(schema_before, schema)
@@ -244,10 +243,10 @@ def next_rows(
 
 
 def moved_on(table: LakeTable, last: Position) -> Position | None:
-    """Return the position of a batch that follows and has nothing: from the present versions on, as of the same time.
+    """Return the position of an empty next batch: at the present versions, as of the same time.
 
-    None if the table has other changes or another schema since, if there is no later version, or if the log of the last
-    one is gone.
+    Return None if the table has other changes or another schema since then, if there is no later version, or if the log
+    of the last version no longer exists.
 
     Raises:
         Transient: the lake cannot be read now.

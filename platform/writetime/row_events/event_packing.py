@@ -1,8 +1,8 @@
 """Packs the small files of the stream: the files of successive batches become one, with the same events in order.
 
-Batches are in classes of size. `FAN` successive batches of a class become one file of the next, so few files are left
-at any rate. The name of a file has its last batch, and each event has its own (`sequence`), so positions in the stream
-stay as they were.
+Batches are in classes of size. `FAN` successive batches of a class become one file of the next class, so few files are
+left at any rate. The name of a file has its last batch, and each event has its own batch (`sequence`). So positions in
+the stream do not change.
 """
 
 from collections.abc import Sequence

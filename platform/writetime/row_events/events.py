@@ -3,13 +3,13 @@
 - `event_id`: see `ids`
 - `kind`: CREATE, UPDATE or DELETE
 - `sequence`: the batch, counted from 1. A row has at most one event in a batch, so its events are in this order.
-- `generation`: when the stream began, or was rebuilt from the state, in seconds since 1970; a consumer that sees a
-  larger one starts from no rows
+- `generation`: the time at which the stream began, or was rebuilt from the state, in seconds since 1970. A consumer
+  that reads a larger one discards its rows.
 - `as_of`: the time at which expiry was evaluated
-- `token`, `key` (the partition key as serialised) and `position`: where the row is
-- `write_time`: the latest write to the row, in microseconds, also if the row changed because data expired; null in
-  events from before this field was added
-- `before`, `after`: the row as `SELECT *` returns it and as the view holds it; null if it did not exist, or no longer
+- `token`, `key` (the serialised partition key) and `position`: the place of the row
+- `write_time`: the latest write to the row, in microseconds, even if the row changed because data expired. It is null
+  in events from before this field was added.
+- `before`, `after`: the row as `SELECT *` returns it and as the view has it; null if it does not exist
 """
 
 from collections import Counter
@@ -82,11 +82,11 @@ def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch, sta
     """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
 
     Args:
-        before: the rows before, as `fitted_rows` returns them, maybe of an older schema of the table.
+        before: the rows before, as `fitted_rows` returns them. They may have an older schema of the table.
         after: the rows after, as `fitted_rows` returns them.
         schema: the table.
         batch: the batch.
-        state: the state after the batch, for `write_time`; without it, that is null.
+        state: the state after the batch, for `write_time`. Without it, `write_time` is null.
     """
     wanted = view_schema(schema)
     before = Rows(

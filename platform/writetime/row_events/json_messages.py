@@ -1,11 +1,11 @@
 """Row events as JSON: the envelope of Debezium, and a flat form of it.
 
-The envelope is that of `io.debezium.data.Envelope`; `source` has the fields that all of Debezium's connectors have and
-those of its connectors for Cassandra and ScyllaDB that a merged change has. The flat form is the result of Debezium's
+The envelope is that of `io.debezium.data.Envelope`. `source` has the fields of all connectors of Debezium, and those
+fields of its connectors for Cassandra and ScyllaDB that a merged change has. The flat form is the result of Debezium's
 `ExtractNewRecordState` with `delete.tombstone.handling.mode=rewrite` and `add.fields` for `ADDED`. With schemas, key
 and value are each `{"schema": ..., "payload": ...}`, as Connect's JSON converter reads by default.
 
-Every row has a form: JSON null stands for each value that JSON has no form for (`schema.connect`), also in key columns.
+Each row has a form: values without a form in JSON are null (`schema.connect`), even in key columns.
 """
 
 from importlib.metadata import version

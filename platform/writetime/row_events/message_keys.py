@@ -1,12 +1,16 @@
 """The keys of row events as JSON: the whole primary key, and the same text for all events of a row and no other row.
 
-The key is an object of the key columns. Not every row is known by them. A part may be null: it has no bytes, or is a
-timestamp that does not fit, or belongs to a partition that has static cells and no row. It may be a number that is not
-finite. And a partition key may have unusual bytes, such as 02 for the boolean true. The key of such a row has a further
-field `__place` with the place of the row: the partition key and the position as hexadecimal digits.
+The key is an object of the key columns. These do not identify each row:
 
-Clustering columns count by their order in the database, in which 1.0 and 1.00 are equal, so their decimals have one
-form.
+- A part may be null: it has no bytes, is a timestamp that does not fit, or belongs to a partition that has static cells
+  and no row.
+- A part may be a number that is not finite.
+- A partition key may have unusual bytes, such as 02 for the boolean true.
+
+The key of such a row has another field, `__place`, with the place of the row: the partition key and the position as
+hexadecimal digits.
+
+Clustering columns compare as in the database, where 1.0 and 1.00 are equal. So equal decimals have one form.
 """
 
 from collections.abc import Sequence
@@ -124,7 +128,7 @@ def is_usual(key: bytes, columns: Sequence[Column]) -> bool:
         parts = [key] if len(columns) == 1 else _split(key)
         again = [serialiser(c.type)(decoder(c.type)(part)) for c, part in zip(columns, parts, strict=True)]
     except Exception:
-        # A value that is not understood stops no other row.
+        # A value that cannot be decoded must not stop other rows.
         return False
     return partition_key(again) == key
 

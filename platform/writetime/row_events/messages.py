@@ -1,9 +1,12 @@
 """Row events as Avro: the schema that follows from a table's, and the messages.
 
-Key columns are required and all other columns nullable with the default null, so a new schema of the table always reads
-messages of an older one. Two kinds of key columns are nullable too. One is the clustering columns of a table with
-static columns: if a partition has static cells and no row, its one row has no clustering key. The other is columns with
-timestamps: a timestamp that does not fit into microseconds is null, and `key` and `position` distinguish such rows.
+Key columns are required, and all other columns are nullable with the default null. So a new schema of the table always
+reads messages of an older one. Two kinds of key columns are nullable, too:
+
+- The clustering columns of a table with static columns. If a partition has static cells and no row, its one row has no
+  clustering key.
+- Columns with timestamps. A timestamp that does not fit into microseconds is null, and `key` and `position` distinguish
+  such rows.
 
 A message's key is the serialised partition key. Its value is in Avro's single-object encoding (the topic
 `writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format. The schema's property
@@ -49,7 +52,7 @@ def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | N
 
     Args:
         events: the events of one batch.
-        schema: the table's.
+        schema: the schema of the table.
         header: the start of each message; by default that of the single-object encoding.
 
     Raises:

@@ -1,15 +1,15 @@
-"""Publishes the stream of row events to the topic `row_events.<keyspace>.<table>`, from the lake table that keeps it.
+"""Publishes the stream of row events from the lake to the topic `row_events.<keyspace>.<table>`.
 
-The lake comes first: events are published after their commit there, so they never change. Events go out in Kafka
-transactions, each with the position in the stream that it reaches, as the offset of a consumer group. A publisher that
-was killed leaves a transaction that no consumer reads, and the next one continues from the last committed position. Of
-two at once, the broker accepts only the later one. So a consumer with `isolation.level=read_committed` gets each event
-once, in order of each row. If the broker forgets the group (after an idle week, by its defaults), the lake's own record
-is at most one run behind, and a repeated event has the same id.
+Events are published after their commit to the lake, so they never change. They are sent in Kafka transactions, each
+with its position in the stream, as the offset of a consumer group. A killed publisher leaves a transaction that no
+consumer reads, and the next one continues from the last committed position. Of two publishers at once, the broker
+accepts only the later one. So a consumer with `isolation.level=read_committed` gets each event once, in order of each
+row. If the broker drops the group (after an idle week, by its defaults), the lake's own record is at most one run
+behind, and a repeated event has the same id.
 
-A position also has the generation of the stream and a mark of its batch. So a stream that took the place of a lost
-one is published from its start, and a lake that went back to an earlier state is noticed. The lake's record is by the
-id of the topic, so that a topic that was lost is noticed, too.
+A position also has the generation of the stream and a mark of its batch. So a stream that replaces a lost one is
+published from its start, and a lake that was restored to an earlier state is detected. The lake's record is by the id
+of the topic, so that a lost topic is detected, too.
 """
 
 import time
@@ -61,7 +61,7 @@ _ENVELOPE_BYTES = 1024
 TRANSACTION_EVENTS = 50_000
 _TRANSACTION_BYTES = 128 << 20
 RECORD_SECONDS = 60.0
-"""How often a publisher that goes on records its position in the lake, in case the broker forgets the group."""
+"""How often a running publisher records its position in the lake, in case the broker drops the group."""
 
 # The errors of a producer after another one with its transactional id has started.
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
@@ -92,8 +92,8 @@ class Reached:
 
 @dataclass(frozen=True)
 class Published:
-    """How far the stream of a generation is published. `mark` shows whether the lake has the same batch: its time
-    (microseconds), or within the base, its last batch.
+    """The published position in the stream of a generation. `mark` shows whether the lake has the same batch: it is the
+    time of the batch (microseconds), or, within the base, the last batch of the base.
     """
 
     reached: Reached
@@ -114,8 +114,8 @@ class Published:
 
 
 ForNewTopic = Literal["all", "later"]
-"""What a topic gets that is not the one that was published to before: all events that the lake has, or those that are
-not published yet.
+"""The events for a new topic, which is not the one that was published to before: all events in the lake, or only those
+that are not published yet.
 """
 
 
@@ -123,9 +123,9 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        Fenced: another publisher of the table has started since. WritetimeError: the broker refuses a request; an event
-        is larger than the topic takes; the topic is not the one that was published to before, and the events for the
-        new one are not given; or the topic has events of a batch that the
+        Fenced: another publisher of the table has started since.
+        WritetimeError: the broker refuses a request; an event is larger than the topic allows; the topic is not the one
+            that was published to before, and `for_new_topic` is not given; or the topic has events of a batch that the
             stream does not have.
     """
     with EventPublisher(settings, table.name, for_new_topic) as publisher:
@@ -133,8 +133,8 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
 
 
 def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
-    """Count the events that a reader of committed messages gets from these offsets on (0 where none is given). Wait a
-    little until they are as many as expected, because the broker confirms a transaction before it shows it.
+    """Count the events that a reader of committed messages gets from these offsets on (0 if none is given). Wait a
+    short time for the expected number, because the broker confirms a transaction before readers see it.
     """
     topic, found, reached = row_events_topic(table), 0, dict(starts)
     deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -169,8 +169,8 @@ class EventPublisher(Sender):
         for_new_topic: ForNewTopic | None = None,
         limits: PartLimits = _LIMITS,
     ) -> None:
-        """Take over from any other publisher of the table; `for_new_topic` is as for `publish`, and `limits` are those
-        of the parts.
+        """Take over from any other publisher of the table. `for_new_topic` is as in `publish`, and `limits` are the
+        limits of the parts.
 
         Raises:
             WritetimeError: the broker refuses a request.
@@ -207,7 +207,7 @@ class EventPublisher(Sender):
         self._table: LakeTable | None = None
         self._recorded = time.monotonic()
         self._schema: TableSchema | None = None
-        # What is left of the events, and how they are encoded, while a call has not published all.
+        # The remaining events and their encoding, while a call has not published all.
         self._rest: Iterator[tuple[Reached, pa.RecordBatch]] | None = None
         self._read_to = 0
         self._base = 0
@@ -223,19 +223,19 @@ class EventPublisher(Sender):
 
     @property
     def is_record_due(self) -> bool:
-        """Return whether something was published that the lake should have on record by now: the next call records it,
-        even if there is nothing else to publish.
+        """Return whether the lake should record the published position by now. The next call does so, even if there is
+        nothing else to publish.
         """
         return self._table is not None and time.monotonic() > self._recorded + RECORD_SECONDS
 
     def publish(self, table: LakeTable, most: int | None = None) -> int:
-        """Publish the events of the stream that are not in Kafka yet; return how many they were. With `most`, a call
-        ends soon after so many, and the next one continues.
+        """Publish the events of the stream that are not in Kafka yet; return their number. With `most`, the call ends
+        soon after this number of events, and the next call continues.
 
         Raises:
-            Fenced: another publisher of the table has started since. This one is of no use then.
-            WritetimeError: the broker refuses a request, or an event is larger than the topic takes. This one is of no
-                use then.
+            Fenced: another publisher of the table has started since. Discard this publisher.
+            WritetimeError: the broker refuses a request, or an event is larger than the topic allows. Discard this
+                publisher.
         """
         if has_other_table(table):
             # The next batch takes their place.
@@ -292,7 +292,7 @@ class EventPublisher(Sender):
         """Return the position in the stream to continue from.
 
         Raises:
-            WritetimeError: the topic has batches that the stream does not have, or the other way round.
+            WritetimeError: the topic has batches that the stream does not have, or lacks batches that were published.
         """
         generation = stream.transaction(GENERATION) or 0
         was = self._published
@@ -311,11 +311,11 @@ class EventPublisher(Sender):
             # An earlier publisher was killed before it recorded this, and maybe nothing is left to publish.
             self._table = table
         self._is_checked = True
-        # A base that is another one by now is published again.
+        # If the base is another one by now, it is published again.
         return was.reached if was.reached.sequence or was.mark == self._base else Reached(0, 0)
 
     def _recorded_start(self, table: LakeTable, stream: TableVersion) -> Reached:
-        """Return the position by the record of the lake, as the broker has none."""
+        """Return the position in the lake's record, because the broker has none."""
         here, published = stream.transaction(self._record_name), stream.transaction(PUBLISHED) or 0
         if here is not None:
             return Reached(here + 1, 0)
@@ -327,14 +327,14 @@ class EventPublisher(Sender):
                 f"or the topic was deleted. Publish all events that the lake has with `writetime publish {table.name} "
                 "--new-topic all`, or only the later ones with `--new-topic later`"
             )
-        # At once, so that another publisher continues even if this one publishes nothing. What a new topic lacks is not
-        # published any more, so that it is not merged before the topic has it (`trimming`).
+        # Recorded at once, so that another publisher continues even if this one publishes nothing. Events that a new
+        # topic lacks no longer count as published, so that they are not merged before the topic has them (`trimming`).
         done = -1 if self._for_new_topic == "all" else published
         table.row_events.append([], self._record_name, done, {PUBLISHED: done})
         return Reached(done + 1, 0)
 
     def _record(self) -> None:
-        """Record in the lake the last batch that the topic has wholly."""
+        """Record in the lake the last batch that the topic has completely."""
         if self._table is not None:
             assert self._published is not None
             # While a call has left events, the last batch may have some of them.
@@ -366,7 +366,7 @@ class EventPublisher(Sender):
     def _check_sizes(
         self, events: pa.RecordBatch, schema: TableSchema, keys: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
-        """Check whether the topic takes the messages of events.
+        """Check that the topic allows the messages of events.
 
         Raises:
             WritetimeError: one is too large.
@@ -471,7 +471,7 @@ def _parts_of(file: pq.ParquetFile, limits: PartLimits, *, own_batches: bool) ->
 
 
 def _bounded(events: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield events in parts of at most so many bytes, or of one event."""
+    """Yield events in parts of at most `most` bytes, or of one event."""
     if events.nbytes <= most or events.num_rows == 1:
         yield events
         return

@@ -1,8 +1,8 @@
 """The Delta table `row_events` of a captured table: one commit per batch, each following from the one before.
 
-A batch leads from one version of `changes`, as of one time, to the next. Its commit records both, the batch's number
-and a version of `state` that holds no more than that version of `changes`, all as Delta transactions. So a batch that
-was killed before its commit left nothing, and a repeated one counts once.
+A batch leads from one version of `changes`, as of one time, to the next. Its commit records this version and time, the
+batch's number, and a version of `state` that has no more than that version of `changes`, all as Delta transactions. So
+a batch that was killed before its commit leaves nothing, and a repeated one counts once.
 """
 
 from contextlib import suppress
@@ -56,8 +56,8 @@ class _Write:
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
-    """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema. It
-    is empty if its events belong to an earlier table of the name.
+    """Return the Delta table of the row events, with the fields of the table's present schema. Create it if it does not
+    exist. It is empty if its events belong to an earlier table of the name.
     """
     delta = table.row_events
     changes = table.changes.load()
@@ -88,12 +88,12 @@ def extend(
     *,
     rebuild: bool = False,
 ) -> int:
-    """Add the next batch of events to the stream: all rows that changed, or expired, since the last one; return their
-    number. Small batches are packed now and then.
+    """Add the next batch of events to the stream: all rows that have changed or expired since the last one. Return the
+    number of events. Small batches are packed from time to time.
 
-    If the table began a generation since (`lake.generation`), if a dropped column was added again, or to `rebuild` the
-    stream, the batch creates all present rows, and belongs to the stream's next generation. The batches before it leave
-    the lake table; in Kafka it follows them.
+    If the table has begun a generation since (`lake.generation`), if a dropped column was added again, or to `rebuild`
+    the stream, the batch creates all present rows, and belongs to the stream's next generation. Earlier batches are
+    removed from the lake table. In Kafka, the new batch follows them.
 
     Args:
         table: the table.
@@ -104,8 +104,8 @@ def extend(
         rebuild: rebuild the stream from the state.
 
     Raises:
-        Conflict: another process added a batch, or rewrote the stream, meanwhile: run it again.
-        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
+        Conflict: another process added a batch, or rewrote the stream, meanwhile: run this again.
+        WritetimeError: the files with the earlier rows no longer exist, because the last batch was too long ago.
     """
     delta = create_stream(table)
     stream = delta.load()
@@ -153,15 +153,15 @@ def extend(
     if last is not None and not follows:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
     elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
-        # The other batch may go up to earlier changes only.
+        # The other batch may have read only earlier changes.
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
     _pack_in_turn(table, batch)
     return sum(file.rows for file in written)
 
 
 def move_on(table: LakeTable) -> None:
-    """Let the stream continue from the present version of the changes if it lacks none: the log of its own version will
-    be deleted. It gets a batch without events; data that has expired waits for the next one.
+    """Move the stream to the present version of the changes if it lacks none, because the log of its own version will
+    be deleted. The stream gets a batch without events. Data that has expired waits for the next batch.
     """
     rows = table.row_events.find()
     last = rows and position_of(rows, NAMES)

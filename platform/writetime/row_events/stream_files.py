@@ -1,7 +1,7 @@
 """The files of the stream, and the events in them, in order.
 
-The name of a file begins with `batch-<number>-`. It holds events of this batch, and if batches were packed, those of
-earlier ones; each event has its own batch (`sequence`). A base (`trimming`) has the number of its last batch.
+The name of a file begins with `batch-<number>-`. The file has the events of this batch, and, if batches were packed,
+those of earlier ones. Each event has its own batch (`sequence`). A base (`trimming`) has the number of its last batch.
 """
 
 from collections.abc import Iterator

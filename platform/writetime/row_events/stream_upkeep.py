@@ -12,7 +12,7 @@ _TRIM_BATCHES = 64
 
 
 def keep_up(settings: Settings, table: LakeTable, run: Runner = map) -> None:
-    """Fold the changes up to the last batch into the state, compact levels, and now and then trim the logs.
+    """Fold the changes up to the last batch into the state, compact levels, and trim the logs from time to time.
 
     Raises:
         Conflict: another process rewrote the state meanwhile: the next call does it.

@@ -1,8 +1,8 @@
-"""Keeps the stream of row events small: old events are replaced by the rows that they resulted in.
+"""Keeps the stream of row events small: old events are replaced by the resulting rows.
 
-The batches up to one become a base: the last event of each row that lived after them, as a CREATE without a `before`
-image. So the stream, replayed from its start, still gives the view. A reader that follows it from a batch within the
-base, and not from the start, misses deletes: it must start again, from no rows (see `batches.merged_to`).
+The batches up to one become a base: for each live row after them, its last event as a CREATE without a `before` image.
+So the stream, replayed from its start, still gives the view. A reader that follows it from a batch within the base, and
+not from the start, misses deletions. It must start again without rows (see `stream_files.merged_to`).
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from writetime.row_events.stream_files import MERGED, PREFIX, batch_files, merge
 
 
 def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
-    """Merge the batches that were added, and published, before a time (microseconds); return how many events were
-    removed.
+    """Merge the batches that were added and published before a time (microseconds); return the number of removed
+    events.
 
     Batches that are not in Kafka yet stay, at any age; so do all batches of a stream that was never published.
 
@@ -83,7 +83,7 @@ class _Merge:
 
     def run(self) -> list[WrittenFile]:
         base = self.schema.empty_table()
-        # Each time costs as much as the base has rows.
+        # The cost is proportional to the rows of the base.
         for portion in portions(self.files, lambda file: file.size):
             base = _last_of_each(pa.concat_tables([base, *map(self._events, portion)]))
         base = base.filter(pc.not_equal(base["kind"], KINDS[DELETE]))

@@ -1,6 +1,6 @@
 """The latest write to each row of a state: the write times of its cells and of the deletions that cover it.
 
-Merging drops only data that something at least as late replaces, so the latest write to a place is always left.
+Merging drops only data that a write at least as late replaces, so the latest write to a place is always kept.
 """
 
 import numpy as np

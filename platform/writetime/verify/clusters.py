@@ -28,8 +28,8 @@ from writetime.verify.lag import Lag, lag_of, times_at
 from writetime.verify.suspects import Suspects
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
-# The first range is this share of all tokens, as nothing is known of the table. Each later one may be four times as
-# large as the one before, or as small.
+# The first range is this share of all tokens, because nothing is known of the table. Each later range is at most four
+# times larger or smaller than the previous one.
 _FIRST_SHARE = 1 << 12
 _MOST_GROWTH = 4
 _PAUSE_SECONDS = 1.0
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is: the share of all tokens (0 to 1), and the rows of both sides."""
+    """The progress of a comparison: the share of all tokens (0 to 1), and the rows of both sides."""
 
     share: float
     database_rows: int
@@ -93,15 +93,15 @@ def verify_clusters(
     """Compare a table of the database with the same table of another cluster.
 
     Args:
-        settings: where the database is, and the other clusters.
+        settings: the settings of the database and of the other clusters.
         against: the name of the other cluster, as in `[clusters.NAME]`.
-        table: its name, as keyspace.table.
-        wait_seconds: as for `comparison.verify`.
+        table: the name of the table, as keyspace.table.
+        wait_seconds: as in `comparison.verify`.
         progress: is called after each range.
 
     Raises:
         WritetimeError: the settings have no such cluster, one of the two cannot be read, or the table has other
-            columns there.
+            columns in the other cluster.
     """
     if against not in settings.clusters:
         known = ", ".join(sorted(settings.clusters)) or "none"

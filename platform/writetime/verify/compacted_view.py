@@ -1,8 +1,8 @@
-"""Compares the compacted view, as other engines read it, with the rows that it is to have.
+"""Compares the compacted view, as other engines read it, with its expected rows.
 
-These are the rows of the state and the changes as of its last refresh. So a view that is refreshed seldom is behind,
-and not wrong. delta-rs reads the view, with its deletion vectors. Rows count by their hashes, in groups: both sides are
-read in one pass, and only rows of groups that differ are held.
+These are the rows of the state and the changes as of its last refresh. So a view that is refreshed rarely is behind,
+and not wrong. delta-rs reads the view, with its deletion vectors. Rows are compared by their hashes, in groups. Both
+sides are read in one pass, and only rows of groups that differ are kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +46,9 @@ class WrongRow:
 
 @dataclass(frozen=True)
 class CompactedView:
-    """The number of rows of a compacted view, and of those that it is to have, as of its last refresh (microseconds).
+    """The number of rows of a compacted view, and of its expected rows, as of its last refresh (microseconds).
 
-    `fault` is why it is not proven to have these rows, None if it is. `differences` are some of the rows that differ.
+    `fault` is why it is not proven to have these rows; None if it is proven. `differences` are some rows that differ.
     """
 
     rows: int
@@ -59,8 +59,8 @@ class CompactedView:
 
 
 def compare_view(table: LakeTable) -> CompactedView | None:
-    """Compare the compacted view of a table with the rows that it is to have; None if it was not refreshed since the
-    table was created.
+    """Compare the compacted view of a table with its expected rows; None if it has not been refreshed since the table
+    was created.
 
     Raises:
         Transient: the lake cannot be read at the moment.
@@ -98,7 +98,7 @@ def _ahead_of_clock(as_of: int) -> str | None:
 
 
 def _compare(table: LakeTable, view: TableVersion, position: Position, met: list[Exception]) -> CompactedView | None:
-    """Compare a version of the view; `met` gets the error of a computation of the rows that it is to have."""
+    """Compare a version of the view. `met` receives the error if the expected rows cannot be computed."""
     changes, state = table.changes.load(position.changes), table.state.load(position.state)
     if created_of(view) != created_of(changes):
         # Landing has begun the view of a later table of the name.
@@ -145,7 +145,7 @@ def _grown(known: pa.DataType, present: pa.DataType) -> pa.DataType:
 
 
 def _some(groups: Sequence[int], sums: Sequence[Mapping[int, tuple[int, int]]]) -> list[int]:
-    """Return the first of some groups that have not too many rows; one at least."""
+    """Return the first groups that together do not have too many rows; at least one group."""
     chosen: list[int] = []
     held = 0
     for group in groups:

@@ -40,8 +40,8 @@ def between(rows: Rows, first: int, last: int) -> Rows:
 def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
     """Return the places that differ, except for the forms of key columns; the first rows are `before`.
 
-    A row of static columns alone, of a partition that has other rows on the other side, has the first of these beside
-    it: only their static columns are compared. The rows that one side lacks are places of their own.
+    If one side has only a row of static columns in a partition, and the other side has other rows, the first of these
+    is compared with it, by their static columns alone. The rows that one side lacks are separate places.
     """
     names = [c.name for c in schema.static + schema.regular]
     before, after = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (one, other))

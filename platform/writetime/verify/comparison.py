@@ -44,7 +44,7 @@ from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
 RANGE_ROWS = 200_000
-# How often a bucket is read whose files were merged away meanwhile.
+# The number of attempts to read a bucket whose files were merged meanwhile.
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
 
@@ -76,14 +76,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """The ranges that were compared, the remaining differences, and the newest write (microseconds) in the lake at the
-    start.
+    """The compared ranges, the remaining differences, and the newest write (microseconds) in the lake at the start.
 
-    `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are how
-    many there are. `unsettled` is the number of differing partitions that were not read again, because others really
-    differ. If rows lag, `stopped` is why they do not reach the lake without help, if capture or landing of the table
-    has stopped.
-    `view` is the comparison of the compacted view with the lake's rows as of its last refresh; None if it has none yet.
+    `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are their
+    numbers. `unsettled` is the number of differing partitions that were not read again, because others really differ.
+    If rows lag, and capture or landing of the table has stopped, `stopped` is the reason why they do not reach the lake
+    without help. `view` is the comparison of the compacted view with the lake's rows as of its last refresh; None if
+    there is no view yet.
     """
 
     ranges: list[Range]
@@ -111,10 +110,10 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     """Compare a table's rows in the lake with the database, and its compacted view with these rows.
 
     Args:
-        settings: where the database is.
+        settings: the settings of the database.
         table: the table in the lake.
-        wait_seconds: how long to read differing rows again; of many partitions, each 1,000 half as long as the ones
-            before, if these still differ.
+        wait_seconds: how long to read differing rows again. If there are many partitions, this time is halved for each
+            1,000 partitions after some that still differ.
 
     Raises:
         WritetimeError: the database cannot be read, or does not have the columns of the lake.

@@ -1,7 +1,7 @@
-"""Reads a table from the database by token ranges, value by value as the lake has them.
+"""Reads a table from the database by token ranges, with values in the form of the lake.
 
-The driver's own types do not hold all CQL values (dates beyond the year 9999, empty values), so rows come as bytes and
-are decoded like those of files.
+The driver's own types cannot hold all CQL values (dates beyond the year 9999, empty values). So rows are read as bytes,
+and decoded like those of files.
 """
 
 from collections.abc import Sequence

@@ -11,12 +11,12 @@ from writetime.schema.table import TableSchema
 from writetime.verify.compared_rows import is_static
 
 NO_TIME = -(1 << 63)
-"""In place of a write time that the database does not report."""
+"""Stands for a write time that the database does not report."""
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Of each place that differs: the newest write time that counts (microseconds; 0 if none), and if it is lag."""
+    """For each place that differs: the newest write time that counts (microseconds; 0 if none), and if it is lag."""
 
     written_at: np.ndarray
     lagging: np.ndarray
@@ -41,9 +41,10 @@ def lag_of(
 ) -> Lag:
     """Return which of the places that differ are lag: all cells that differ were written after the beginning.
 
-    So a lost cell is not taken for lag because others of its row are often written. CQL has no write time of a deleted
-    cell, nor of collections and UDTs that are not frozen. If no cell that differs has one, the newest of the whole row
-    counts, but no row with a lost deletion is lag. A write time in the future does not show when the cell was written.
+    So a lost cell does not count as lag only because other cells of its row are often written. CQL has no write time of
+    a deleted cell, or of collections and UDTs that are not frozen. If no cell that differs has a write time, the newest
+    of the whole row counts, but a row with a lost deletion is not lag. A write time in the future does not show when
+    the cell was written.
 
     Args:
         one: the rows of one side.
@@ -56,7 +57,7 @@ def lag_of(
     """
     now = time_now()
     differs = _cells_that_differ(one, other, found, schema)
-    # Rows of static columns alone have the first row of the other side beside them, which is none of theirs.
+    # A row of only static columns is compared with the first row of the other side, which is another row.
     alone = (is_static(one, found.before) | is_static(other, found.after))[:, None]
     statics = np.array([column in schema.static for column in schema.static + schema.regular], bool)
     own = ~alone | statics

@@ -1,9 +1,9 @@
-"""Finds deletions of cells that the lake lost. CQL reports no time of a deletion, so in a row that is written all the
-time, a lost one would pass as lag for ever.
+"""Finds deletions of cells that the lake lost. CQL reports no time of a deletion, so in a row with continuous writes, a
+lost deletion would count as lag forever.
 
-At one read, the database lacks a cell, so all of it was deleted by then, or never written. A later read of the lake has
-the cell, written before the first read, although the lake has all writes up to that read by its watermarks or
-snapshots. So the lake does not have the deletion, and never gets it.
+At a first read, the database lacks a cell, so the cell was deleted by then, or never written. A later read of the lake
+has the cell, with a write time before the first read, although the lake has all writes up to that read by its
+watermarks or snapshots. So the lake does not have the deletion, and never gets it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _CLOCKS_DIFFER = 5_000_000
 
 @dataclass(frozen=True)
 class FirstRead:
-    """What the database had at the first read, and the time after it (microseconds)."""
+    """The rows of the database at the first read, and the time after it (microseconds)."""
 
     rows: Rows
     at: int

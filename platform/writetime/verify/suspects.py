@@ -9,7 +9,7 @@ SUSPECTS = 1_000
 """How many partitions are read again at once."""
 
 KEPT = 5_000
-"""Differences of each kind that are kept. More are counted only: of a lake that is far behind, most rows may lag."""
+"""The number of differences of each kind that are kept. Others are only counted, because most rows may lag."""
 
 
 class Differs(Protocol):
@@ -32,13 +32,14 @@ _D = TypeVar("_D", bound=Differs)
 class Suspects(Generic[_D]):
     """Partitions by their tokens, and the differences that stay.
 
-    Of a table that is written to, many partitions are equal when they are read again. As soon as some really differ,
-    there is no point in distinguishing more; these are counted.
+    If a table takes writes, many partitions are equal when they are read again. As soon as some really differ, there is
+    no point in distinguishing more, so the others are only counted.
     """
 
     def __init__(self, settle: Callable[[set[int], float], list[_D]], wait_seconds: float) -> None:
-        """`settle` reads partitions again, for at most some seconds, and returns the differences that stay. Each time
-        some stay, there are half as many seconds for the next partitions: twice `wait_seconds` in all.
+        """Store the parameters. `settle` reads partitions again, for at most some seconds, and returns the remaining
+        differences. After each call with remaining differences, the next call has half the seconds, so all calls take
+        at most twice `wait_seconds`.
         """
         self.real = 0
         self.lagging = 0
@@ -50,7 +51,7 @@ class Suspects(Generic[_D]):
 
     @property
     def left(self) -> list[_D]:
-        """The differences that stay, those that lag last; of many, some that differ and the newest that lag."""
+        """The remaining differences, with those that lag last. If there are many: some that differ, the newest lag."""
         return [*self._kept[False], *self._kept[True]]
 
     def add(self, tokens: set[int]) -> None:

@@ -1,9 +1,9 @@
 """The expectations of a table's entry, `expect`, and the check of rows of the view against them before they are
 published.
 
-New rows of a view are checked against the expectations about each row, also where they are the whole view. Expectations
-on all rows together are checked on a schedule, in Dagster. Without Spark rows are checked by pandas, in portions: a
-batch has few rows, and a Spark job would take longer than the batch.
+New rows of a view are checked against the expectations about each row, even if they are the whole view. Dagster checks
+expectations on all rows together on a schedule. Without Spark, pandas checks the rows in portions, because a batch has
+few rows, and a Spark job would take longer than the batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Unexpected(WritetimeError):
-    """Rows are not as the table's entry expects them."""
+    """Rows do not meet the expectations of the table's entry."""
 
 
 class ExpectedRows:
@@ -64,7 +64,7 @@ class ExpectedRows:
 
         found = quality.validate_portions(frames, self._table.name, self._expected, key_columns(schema))
         if failed := quality.failed(found):
-            # One that was lost, too.
+            # A lost view stays empty, too.
             stays = "stays as it was" if self._table.view.load().files else "stays empty"
             raise Unexpected(f"the view {stays}, because rows are not as expected: {failed}")
 
@@ -98,7 +98,7 @@ def key_columns(schema: TableSchema) -> list[str]:
 
 
 def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
-    """Return the expectations of a view that the table's entry names.
+    """Return the expectations in a table's entry about its view.
 
     Raises:
         WritetimeError: there is no such expectation, its arguments are invalid, or the table, if its schema is known,

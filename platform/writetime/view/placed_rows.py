@@ -1,4 +1,4 @@
-"""Files of the view, in which each row has its place: they are written, and searched for rows that are to be marked."""
+"""Writes files of the view in which each row has its place, and searches them for the rows to mark."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ else:
     pyroaring = WhenUsed("pyroaring")
 
 PREFIX = "placed-"
-"""The names of these files begin so."""
+"""The beginning of the names of these files."""
 
 NAMES = Names(VIEW_GENERATION, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_STATE)
 """The numbers of a commit to the view."""
@@ -37,7 +37,7 @@ _PLACE_NAMES = ("token", "key", "position")
 
 
 def is_placed(file: LiveFile) -> bool:
-    """Return whether the rows of a file of the view have their places. Those of other engines have none."""
+    """Return whether the rows of a file of the view have their places. Files of other engines have none."""
     return file.file.path.rpartition("/")[2].startswith(PREFIX)
 
 
@@ -54,8 +54,8 @@ def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFi
 
 @dataclass(frozen=True)
 class Written:
-    """The output of a task: new files; for each file of the view, the rows that no longer count; how many rows changed
-    or went, and the timestamps that do not fit (`row_form.fit`).
+    """The output of a task: the new files, the rows of each file of the view that no longer count, the number of
+    changed and removed rows, and the timestamps that do not fit (`row_form.fit`).
     """
 
     files: list[WrittenFile]
@@ -80,9 +80,9 @@ class WholeBucket:
 
 @dataclass(frozen=True)
 class Refresh:
-    """Write the rows that a batch changed or made, and find the places of those that it changed or that went.
+    """Write the rows that a batch changed or created, and find the places of the rows that it changed or removed.
 
-    `files` are those of the view that may hold them.
+    `files` are the files of the view that may have these rows.
     """
 
     rows: ChangedRows
@@ -108,7 +108,7 @@ class Refresh:
         return Written(result.files, result.marks, gone, result.unfit)
 
     def _marks(self, old: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
-        """Yield, for each file with any, the rows of the events that count until now."""
+        """Yield for each file its rows of the events that counted until now, if it has any."""
         if not old.num_rows:
             return
         tokens, keys, positions = (one_chunk(old[name]) for name in _PLACE_NAMES)

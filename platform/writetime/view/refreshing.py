@@ -1,8 +1,8 @@
-"""Refreshes the compacted view: the rows that changed since are written, and marked where they were.
+"""Refreshes the compacted view. It writes the rows that changed since the last refresh, and marks their old versions.
 
-A refresh leads the view from one version of `changes`, as of one time, to the next (`row_events.changed_rows`). Its
-commit records both. So the view is that of one time whenever it is read, a refresh that was killed leaves it as it was,
-and of two at once one fails.
+A refresh moves the view from one version of `changes`, as of one time, to the next (`row_events.changed_rows`). Its
+commit records both. So a reader always sees the view of one time, a killed refresh leaves the view as it was, and of
+two refreshes at once, one fails.
 """
 
 import logging
@@ -48,7 +48,7 @@ else:
     pyroaring = WhenUsed("pyroaring")
 
 TRIM_EVERY = 64
-"""Refreshes between two that also delete replaced files, if that is not due sooner."""
+"""The number of refreshes after which one also deletes replaced files, if this is not due sooner."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Staged(Protocol):
     """Checks new files before they are committed."""
 
     def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
-        """Raise if they are not to be committed; `whole` is whether they are all rows of the view."""
+        """Raise if the files must not be committed. `whole`: they have all rows of the view."""
         ...
 
 
@@ -75,7 +75,7 @@ class Refreshed:
 
 
 class _Whole(Exception):
-    """The view has to be written whole; the text is the reason."""
+    """All rows of the view must be written. The text is the reason."""
 
 
 def refresh(
@@ -87,19 +87,19 @@ def refresh(
     *,
     whole: bool = False,
 ) -> Refreshed:
-    """Bring the compacted view up to date, in one commit. Then pack its files, if that is worth it.
+    """Bring the compacted view up to date, in one commit. Then pack its files, if this is worth it.
 
     Args:
-        settings: whether the view is kept by deletion vectors, or is written whole each time (`lake.view`).
+        settings: `lake.view` decides whether the view has deletion vectors, or all rows are written each time.
         table: the table.
         run: runs the tasks.
         staged: is called with the new files, and whether they are the whole view, before they are committed; if it
             raises, the view stays as it was, and these files are deleted.
-        unfit: as for `row_form.fit`, for the rows that are written; it is complete when `staged` is called.
+        unfit: as in `row_form.fit`, for the rows that are written. It is complete when `staged` is called.
         whole: write all rows again.
 
     Raises:
-        Conflict: another process changed the view meanwhile: run it again.
+        Conflict: another process changed the view meanwhile: run this again.
     """
     before = table.view_files.load()
     # The state first: it never holds more than the changes that are read after it.
@@ -133,7 +133,7 @@ def refresh(
     if not whole and not found.files and not found.marks and not is_new:
         return Refreshed(before.rows, 0, 0, 0, False)
     if staged:
-        # Not later, if another process was first: a store may report a conflict although it has made the commit.
+        # Only now, even if another process was first: a store may report a conflict although it made the commit.
         with deleted_if_refused(table.view.storage, found.files):
             staged(found.files, whole=whole)
     change = _change(table, before, found, whole=whole)
@@ -154,9 +154,9 @@ def refresh(
 
 
 def move_on(table: LakeTable) -> None:
-    """Let the next refresh begin at the present version of the changes if the view lacks none: the log of its own
-    version will be deleted. The view stays as it is, as of the same time. A view that another program has changed keeps
-    its position: the next refresh writes it whole.
+    """Move the view to the present version of the changes if it lacks none, because the log of its own version will be
+    deleted. The rows of the view stay as they are, as of the same time. If another program has changed the view, it
+    keeps its position, and the next refresh writes all rows.
 
     Raises:
         Conflict: another process changed the view meanwhile.
@@ -171,7 +171,7 @@ def move_on(table: LakeTable) -> None:
 
 @contextmanager
 def _logged(table: LakeTable) -> Iterator[None]:
-    """Log why files cannot be deleted, as in a store that refuses that: the view continues, and they stay."""
+    """Log why files cannot be deleted, as in a store that refuses this. The view continues, and the files stay."""
     try:
         yield
     except Exception as e:
@@ -192,9 +192,8 @@ def _next(
     """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
 
     Raises:
-        _Whole: that is not enough.
-        TooLate: the rows as of the last refresh are gone.
-        FileNotFoundError: as `TooLate`.
+        _Whole: all rows must be written.
+        TooLate, FileNotFoundError: the rows as of the last refresh no longer exist.
     """
     if last is None:
         raise _Whole("it was not written with deletion vectors")

@@ -24,20 +24,21 @@ _log = logging.getLogger(__name__)
 def maintain(
     settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
 ) -> dict[str, int]:
-    """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
+    """Fold new changes into the state, refresh the compacted view, and do the upkeep; return the amount of each.
 
-    Where a program that follows the table is first, a step is left to it: each of its commits may be a conflict.
+    If a program that follows the table conflicts with a step, leave the step to that program.
 
     Args:
-        settings: how long data is kept.
+        settings: the settings, with the times for which data is kept.
         table: the table.
         run: runs the tasks.
-        unfit: as for `lake.row_form.fit`.
+        unfit: as in `lake.row_form.fit`.
 
     Raises:
-        Unexpected: new rows are not as the table's entry expects them: the view stays as it was, all else is done.
-        ModuleNotFoundError: as `check_of`; all else is done.
-        WritetimeError: as `check_of`, or another fault of the view; all else is done.
+        Unexpected: new rows do not meet the expectations of the table's entry. The view stays as it was, and all other
+            work is done.
+        ModuleNotFoundError: as in `check_of`. All other work is done.
+        WritetimeError: as in `check_of`, or the view has another fault. All other work is done.
     """
     done = {
         "files_folded": _unless_done(table, lambda: state.fold(table, run)),
@@ -74,7 +75,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
 
 
 def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
-    """Do a step, and return how much it did; nothing if another process was first. The next call does the rest."""
+    """Do a step, and return the amount of its work; 0 if another process was first. The next call does the rest."""
     try:
         return step()
     except Conflict as e:
@@ -83,13 +84,13 @@ def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
 
 
 def _move_on(table: LakeTable, run: Runner) -> None:
-    """Let state, row events and view of a table without changes continue from the present version of `changes`: the log
-    of their own one is deleted after `lake.vacuum_hours`.
+    """Move the state, row events and view of a table without new changes to the present version of `changes`, because
+    the log of their own version is deleted after `lake.vacuum_hours`.
     """
     if not state.pending(table, table.changes.load(), table.state.load()):
         _unless_done(table, lambda: state.fold(table, run))
     stream.move_on(table)
-    # Who changed the view meanwhile recorded a later version.
+    # A process that changed the view meanwhile has recorded a later version.
     with suppress(Conflict):
         refreshing.move_on(table)
 

@@ -1,8 +1,8 @@
-"""Packs the files of a view: small ones become a larger one, and marked rows leave.
+"""Packs the files of a view: small files become a larger one, without the marked rows.
 
-Files are in classes of size, each `FAN` times the one before; `FAN` of a class become one of the next. A file of which
-more than a fortieth is marked is written again without these rows. So each row is written log8(view / batch) + 40
-times at most for each time that it changes, and a reader reads few files with few marked rows.
+Files are in classes of size, each `FAN` times the previous one. `FAN` files of a class become one of the next class. If
+more than a fortieth of a file's rows are marked, the file is written again without them. So a row is written at most
+log8(view / batch) + 40 times for each of its changes, and a reader reads few files with few marked rows.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ FAN = 8
 
 # Larger files (bytes of Parquet) are written again for their marked rows only.
 _LARGEST = 32 << 20
-# Of a file's rows, one in so many may be marked. Readers pay for each marked row: DuckDB some 100 ns.
+# One in this number of a file's rows may be marked. Each marked row costs readers time: DuckDB some 100 ns.
 _SHARE = 40
 
 
 @dataclass(frozen=True)
 class _Pack:
-    """Write the rows of some files that count as one file; many or large rows of all buckets as one per bucket, and
-    more than Arrow sorts at once as several.
+    """Write the live rows of some files as one file. Many or large rows of all buckets become one file per bucket, and
+    rows that Arrow cannot sort at once become several.
     """
 
     bucket: int
@@ -92,7 +92,7 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     refresh after it does not wait for many.
     """
     before = table.view_files.load()
-    # What another program has changed, the next refresh writes whole.
+    # If another program has changed the view, the next refresh writes all rows.
     storage = table.view.storage
     chosen = _chosen(storage, before) if before.is_ours else []
     if not chosen:
