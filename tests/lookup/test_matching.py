@@ -79,9 +79,9 @@ def test_dates_that_python_does_not_have() -> None:
         ([{"it": 1}], "shop.items has no column 'it'; known are id, n, v"),
         ([{}], "a key names no column; known are id, n, v"),
         ([{"id": 1}, {"id": 1, "n": []}], "all keys must have the same columns as the first key: id"),
-        ([{"id": "x"}], "the column id is int, and one of its values is none: "),
-        ([{"id": 1 << 40}], "the column id is int, and one of its values is none: "),
-        ([{"n": 5}], "the column n is frozen<list<int>>, and one of its values is none: "),
+        ([{"id": "x"}], "a value of the column id is not a valid int: "),
+        ([{"id": 1 << 40}], "a value of the column id is not a valid int: "),
+        ([{"n": 5}], "a value of the column n is not a valid frozen<list<int>>: "),
     ],
 )
 def test_a_key_that_cannot_be_is_refused_in_a_sentence(keys: list[Mapping[str, Any]], message: str) -> None:

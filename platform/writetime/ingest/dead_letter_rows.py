@@ -32,7 +32,7 @@ _ROWS_PER_BATCH = 1_000
 
 
 def starts(settings: Settings, rows: DataFrame) -> dict[int, int]:
-    """Return the offset of each partition of the present topic from which on the rows lack its messages."""
+    """Return the offset of each partition of the present topic from which its messages are missing in the rows."""
     found = rows.where(F.col("topic_id") == _topic_id(settings)).groupBy("partition").agg(F.max("offset").alias("last"))
     return {row["partition"]: row["last"] + 1 for row in found.collect()}
 
@@ -45,7 +45,7 @@ def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
-    # Of the same partitions: the topic may have got another one meanwhile.
+    # Only of these partitions: the topic may have been given another one meanwhile.
     ends = end_offsets(settings, topic, list(first))
     for partition, start in starts.items():
         if start > ends.get(partition, 0):
@@ -79,7 +79,7 @@ def _topic_id(settings: Settings) -> int:
 def read_range(
     settings: Settings, offsets: OffsetRange, topic_id: int, *, batch_bytes: int = 16 * 1024 * 1024
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the dead letters of one range in batches, as rows. A batch is full at so many bytes of keys and values."""
+    """Yield the dead letters of one range in batches of rows, which end at a number of bytes of keys and values."""
     rows: list[dict[str, object]] = []
     size = 0
     for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):

@@ -55,7 +55,7 @@ _QUEUED_KIB = 128 * 1024
 
 
 class DeadLetters:
-    """Sends dead letters, and retries without end until the broker acknowledges each: only then is an offset done."""
+    """Sends dead letters, and retries each until the broker acknowledges it: only then is its offset done."""
 
     def __init__(self, settings: Settings) -> None:
         """Open a producer."""
@@ -99,7 +99,7 @@ class DeadLetters:
                 on_delivery=delivered,
             )
         except Exception as e:
-            # On any error the message is not done, and the others continue.
+            # After an error the message is not done, and the others continue.
             self._delay(message, reason, reason_of(e))
 
     def _delay(self, message: Message, reason: str, error: str) -> None:
@@ -159,8 +159,8 @@ def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int])
 
 @dataclass(frozen=True)
 class Redriven:
-    """How many dead letters were sent back, and how many the topic refuses as too large: these are dead letters
-    again.
+    """The number of dead letters that were sent back, and of those that the topic refuses as too large, which are dead
+    letters again.
     """
 
     count: int
@@ -168,12 +168,12 @@ class Redriven:
 
 
 def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
-    """Send every dead letter that was not redriven yet back to its source topic. At most `queued_kib` wait in the
+    """Send every dead letter that was not redriven yet back to its source topic. At most `queued_kib` KiB wait in the
     client's queue.
 
     The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
-    again becomes a dead letter again, also one that is too large for the topic, once all others were accepted. A crash
-    half way repeats the round; the sink drops the repeats as duplicates.
+    again becomes a dead letter again; so does one that is too large for the topic, once all others were accepted.
+    After a crash the round is repeated, and the sink discards the repeated messages as duplicates.
 
     Raises:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
@@ -232,7 +232,7 @@ class _Redriving:
         self.count += 1
 
     def bury(self, letter: DeadLetter) -> None:
-        """Make a dead letter again of one that was refused; do nothing with others."""
+        """Send a letter that the topic refused to the dead letters again; do nothing with others."""
         error = self.refused.get((letter.partition, letter.offset))
         if error is None:
             return

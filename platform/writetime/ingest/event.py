@@ -17,7 +17,7 @@ NAMESPACE = uuid.UUID("6f0b1c5e-52f7-5a0e-9d0f-0a4c3f1f6c11")
 FIRST_SEEN_HEADER = "first-seen"
 REDRIVEN_HEADER = "redriven"
 _FIELDS = frozenset({"userId", "eventType", "timestamp", "payload"})
-# A partition key component is at most 65,535 bytes in the database; an id that long is a mistake.
+# The database accepts 65,535 bytes for a component of the partition key; an id of that length is a mistake.
 MAX_ID_BYTES = 1024
 
 

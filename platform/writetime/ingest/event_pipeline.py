@@ -1,4 +1,4 @@
-"""The way of a message from Kafka to its outcome: stored, a duplicate, or a dead letter.
+"""Takes each message from Kafka to its outcome: stored, a duplicate, or a dead letter.
 
 The service (`sink`) and the Spark tasks (`drain`) feed the same pipeline; they differ only in the assignment of
 partitions and in the commit.
@@ -23,7 +23,7 @@ from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
 
 log = logging.getLogger(__name__)
 
-# Of unfinished messages. Each of them is in memory twice: as it came, and as an event.
+# Limits for unfinished messages. Each of them is in memory twice: as the message, and as an event.
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
 
 
@@ -115,7 +115,7 @@ class EventPipeline:
         self._condemn(Receipt(partition, offset, Outcome.DEAD, reason))
 
     def step(self, timeout: float) -> None:
-        """Make progress, waiting up to `timeout` seconds for an event.
+        """Make progress; wait up to `timeout` seconds for an event.
 
         Raises:
             WritetimeError: the database refuses every write.

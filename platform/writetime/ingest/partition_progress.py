@@ -54,7 +54,7 @@ class PartitionProgress:
             self._done.remove(self._open.popleft())
 
     def reach(self, offset: int) -> None:
-        """Record that the partition has no message below `offset` any more (its end, past control records)."""
+        """Record that the partition has no further message below `offset` (its end, past control records)."""
         self.next_offset = max(self.next_offset, offset)
 
     @property
@@ -68,7 +68,7 @@ class PartitionProgress:
         return not self._open
 
     def metadata(self) -> str:
-        """Return the done offsets beyond the floor, as runs; runs that do not fit are left out and will be repeated."""
+        """Return the done offsets beyond the floor, as runs; runs that do not fit are left out, and read again."""
         return encode_done(self.floor, self._runs())
 
     def _runs(self) -> Iterator[range]:
@@ -91,7 +91,7 @@ class PartitionProgress:
 
 
 def encode_done(floor: int, runs: Iterable[range]) -> str:
-    """Write runs of done offsets as `done:GAP+LENGTH,...`, each gap counted from the end of the run before."""
+    """Write runs of done offsets as `done:GAP+LENGTH,...`; each gap counts from the end of the previous run."""
     parts: list[str] = []
     size = len(_PREFIX)
     position = floor
@@ -106,7 +106,7 @@ def encode_done(floor: int, runs: Iterable[range]) -> str:
 
 
 def decode_done(floor: int, metadata: str) -> list[range]:
-    """Parse the output of `encode_done`; metadata of another program means that nothing is known to be done."""
+    """Parse the output of `encode_done`. The metadata of another program gives no done offsets."""
     if not _METADATA.fullmatch(metadata):
         return []
     runs = []

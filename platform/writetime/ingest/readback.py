@@ -25,15 +25,15 @@ ROW_SCHEMA = pa.schema(
         pa.field("origin", pa.string()),
     ]
 )
-# ScyllaDB takes no more in one statement (max_clustering_key_restrictions_per_query).
+# ScyllaDB accepts no more in one statement (max_clustering_key_restrictions_per_query).
 ROWS_PER_STATEMENT = 100
 _STATEMENTS_AT_ONCE = 100
 
 
 def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
-    """Return the rows of `user_events` that the receipts' stored events have.
+    """Return the rows of `user_events` of the events that the receipts report as stored.
 
-    Each row is read by its whole key: between two events of a user there may be any number of rows.
+    Each row is read by its whole key, because any number of rows may lie between two events of a user.
 
     Raises (when computed):
         WritetimeError: a read failed.
@@ -54,9 +54,9 @@ def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
 def rows_wanted(
     stored: Iterable[dict[str, Any]], *, by_day: bool
 ) -> Iterator[tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]]:
-    """Yield partition keys of the table, each with clustering keys, as many as a statement may read.
+    """Yield partition keys of the table, each with as many clustering keys as one statement may read.
 
-    `stored` are events in the order of user, timestamp and id; an event that comes twice is wanted once.
+    `stored` are events in the order of user, timestamp and id; an event that occurs twice is read once.
     """
 
     def partition(row: dict[str, Any]) -> tuple[Any, ...]:

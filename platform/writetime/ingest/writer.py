@@ -42,8 +42,8 @@ BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 5.0
 # Bytes of values in one batch: well below ScyllaDB's and Cassandra's limits for a mutation.
 MAX_BATCH_BYTES = 256 * 1024
-# The database answers a conditional write beyond its limit for a mutation with a timeout, each time, so such a write
-# must be detected before. The limit is half a commit log segment: 4 MiB embedded, 16 MiB by default elsewhere.
+# The database answers every conditional write beyond its limit for a mutation with a timeout, so such a write must be
+# detected before it is sent. The limit is half a commit log segment: 4 MiB embedded, 16 MiB by default elsewhere.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 - 64 * 1024
 _INITIAL_LIMIT = 16.0
 
@@ -173,7 +173,7 @@ class EventWriter:
         event = write.event
         key: tuple[Any, ...] = (event.user_id,)
         if self._by_day and write.timestamp_resolved:
-            # Before that the user's lane keeps the order in which the events of one id came.
+            # Until then the user's lane keeps the order in which the events of one id arrived.
             key = (event.user_id, event.timestamp.date())
         lane = self._lanes.get(key)
         if lane is None:

@@ -1,7 +1,7 @@
 """The bounds that a condition in DuckDB's SQL sets on columns: the values that it allows, or their bounds.
 
 DuckDB parses the condition. Only parts that are joined by AND, and that compare one column with literals, are used. So
-the rows that a condition is true for are among those that the parts allow; the condition itself decides about each.
+the rows for which a condition is true are among those that the parts allow. The condition is then evaluated for each.
 """
 
 import functools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN = "token"
 _LOW = {"COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO"}
 _HIGH = {"COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO"}
-# Types of literals that are texts of a type, such as DATE '2026-11-01'.
+# Types whose literals are a type and a text, such as DATE '2026-11-01'.
 _CAST = {"BLOB", "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}
 
 
@@ -32,7 +32,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the greatest value; None where there is none."""
+    """The least and the greatest value; None without a bound."""
 
     low: Literal | None = None
     high: Literal | None = None
@@ -40,8 +40,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Conditions:
-    """By the folded names of columns: the values of which each must be one, and the bounds of others. `tokens` are the
-    bounds of `token(<partition key>)`, None if the condition does not use it.
+    """The values that a column may have, and the bounds of other columns, by the folded names of the columns. `tokens`
+    are the bounds of `token(<partition key>)`, None if the condition does not use it.
     """
 
     allowed: dict[str, tuple[Literal, ...]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
         for name, each in _bounds(part, partition_key):
             bounds.setdefault(name, []).append(each)
     for name, several in bounds.items():
-        # One of each side is enough: it is a literal of a type that is known only later.
+        # One bound of each side is enough: a literal's type is known only later, so bounds cannot be compared here.
         lows, highs = ([getattr(b, side) for b in several if getattr(b, side)] for side in ("low", "high"))
         found.bounds[name] = Bounds(lows[0] if lows else None, highs[0] if highs else None)
     tokens = found.bounds.pop(f"{TOKEN}()", None)
@@ -71,14 +71,14 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
 
 @functools.cache
 def database() -> "duckdb.DuckDBPyConnection":
-    """Return a DuckDB in memory that takes times without a zone as UTC: a condition must not have another meaning on a
-    machine of another zone.
+    """Return a DuckDB in memory that reads times without a zone as UTC: a condition must have the same meaning on
+    machines of all zones.
     """
     import duckdb
 
     made = duckdb.connect()
     made.execute("SET TimeZone = 'UTC'")
-    # It would hand lists to Arrow as Python's values, which have no infinite times and end at the year 9999.
+    # With it DuckDB gives lists to Arrow as Python's values, which have no infinite times and end at the year 9999.
     made.execute("SET disabled_optimizers = 'filter_pushdown'")
     return made
 
@@ -98,7 +98,7 @@ def evaluated(literals: Sequence[Literal], expression: str) -> list[Any] | None:
         try:
             rows = database().execute(f"SELECT {result} FROM (SELECT unnest(?) AS text)", [values]).fetchall()
         except duckdb.Error:
-            # The condition meets the same error.
+            # The condition itself raises the same error.
             return None
         found += [value for (value,) in rows]
     return None if None in found else found
@@ -154,7 +154,7 @@ def _conjunction(condition: Any) -> list[Any]:
 
 
 def _allowed(condition: Any) -> tuple[str, tuple[Literal, ...]] | None:
-    """Return a column, and the literals of which it must be one."""
+    """Return a column, and the literals that it may equal."""
     if condition["type"] == "COMPARE_EQUAL":
         column, literal = condition["left"], condition["right"]
         if column["class"] != "COLUMN_REF":

@@ -1,6 +1,7 @@
 """The places of the rows that a look-up or a condition requests.
 
-The places may be too many: the values, or the condition, then decide about each row that was found.
+The places may include more rows than requested: each row that is found is then checked against the values or the
+condition.
 """
 
 import itertools
@@ -34,15 +35,15 @@ _ONE_FORM: Mapping[str, tuple[str, ...]] = {
     # DuckDB compares microseconds.
     "time": (),
 }
-# How DuckDB reads a literal of these types: days, and microseconds, since 1970.
+# The expressions with which DuckDB converts a literal of these types to days or microseconds since 1970.
 _READ = {
     "blob": "CAST({} AS BLOB)",
     "date": "CAST({} AS DATE) - DATE '1970-01-01'",
     "timestamp": "epoch_us(CAST({} AS TIMESTAMPTZ))",
 }
-# Of these, DuckDB has the order of the database.
+# For these types, DuckDB has the database's order.
 _SAME_ORDER = ("tinyint", "smallint", "int", "bigint", "ascii", "text", *_READ)
-# A condition that allows more keys is not looked up by them.
+# If a condition allows more keys, the rows are not looked up by key.
 _MOST = 10_000
 ALL_TOKENS = TokenRange(-(1 << 63), (1 << 63) - 1)
 
@@ -53,8 +54,8 @@ def label(column: Column) -> str:
 
 
 def places_of_keys(keys: pa.Table, schema: TableSchema) -> Places | None:
-    """Return the places of rows, by columns of a view: those of the partition key, and as many of the clustering key as
-    there are, from the first on. None if the columns do not name partitions.
+    """Return the places of rows, by columns of a view: the partition key, and any prefix of the clustering key. None if
+    the columns do not name partitions.
     """
     named = [column for column in schema.partition_key if _is_named(column, keys)]
     if len(named) < len(schema.partition_key):
@@ -148,9 +149,7 @@ def _places(keys: pa.Table, prefix: Sequence[Column], bounds: Bounds | None, sch
 
 
 def _ends(bounds: Bounds | None, column: Column) -> tuple[list[bytes], list[bytes]]:
-    """Return the bytes of the first and the last value of a clustering column, in its order; nothing where there is no
-    bound.
-    """
+    """Return the bytes of a clustering column's first and last value, in its order; nothing without a bound."""
     low, high = (_bound(bounds.low, column), _bound(bounds.high, column)) if bounds else ([], [])
     return (high, low) if column.reversed else (low, high)
 
@@ -164,7 +163,7 @@ def _bound(literal: Literal | None, column: Column) -> list[bytes]:
 
 
 def _serialised(values: pa.Array, column: Column) -> list[bytes | None]:
-    """Return the values' bytes; None where it is null, or no value of the type."""
+    """Return the values' bytes; None for a null, or for a value that is invalid for the type."""
     serialise = serialiser(column.type)
     stored = stored_type(column.type)
     if pa.types.is_timestamp(values.type):

@@ -16,9 +16,9 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 from writetime.schema.values import decoder
 
-# A value has one text in views, and others elsewhere: in capitals, for one.
+# Types whose values have one text in views, but may have others elsewhere, such as one in capitals.
 _OF_SEVERAL_TEXTS = ("uuid", "timeuuid", "inet")
-# Numbers that are texts in views.
+# Types of numbers that are texts in views.
 _OF_NUMBERS = ("decimal", "varint")
 
 
@@ -49,13 +49,13 @@ def matching(rows: pa.Table, keys: pa.Table, schema: TableSchema) -> pa.Array:
     asked = [keys[name] for name in keys.column_names]
     present = [rows[name] for name in keys.column_names]
     for i, name in enumerate(keys.column_names):
-        # Arrow joins by no column whose values have parts. These are compared in Python, by a number for each.
+        # Arrow cannot join by a column of nested values. Python gives each of these a number to join by.
         if pa.types.is_nested(keys[name].type):
             numbers: dict[Hashable, int] = {}
             asked[i], present[i] = (_numbered(values, types[name], numbers) for values in (keys[name], rows[name]))
     taken = TakenNames(keys.column_names)
     number = next(name for name in candidates("number") if name not in taken)
-    # Joined without the other columns, whose values may have parts, too.
+    # Joined without the other columns, whose values may be nested, too.
     numbered = pa.table([*present, pa.array(range(rows.num_rows), pa.int64())], [*keys.column_names, number])
     wanted = pa.table(asked, keys.column_names)
     found = numbered.join(wanted, keys.column_names, join_type="left semi", use_threads=False)[number]
@@ -63,18 +63,18 @@ def matching(rows: pa.Table, keys: pa.Table, schema: TableSchema) -> pa.Array:
 
 
 def _column(name: str, cql_type: CqlType, values: list[Any]) -> pa.Array:
-    # Most types have one form only, and keys may be many.
+    # Most types have one form only, and there may be many keys.
     is_plain = isinstance(cql_type, Native) and cql_type.name not in _OF_SEVERAL_TEXTS + _OF_NUMBERS
     try:
         own = values if is_plain else [_as_in_view(value, cql_type) for value in values]
         return pa.array(own, arrow_type(cql_type))
     except (pa.ArrowException, OverflowError, TypeError, ValueError, LookupError, AttributeError) as e:
-        raise WritetimeError(f"the column {name} is {cql_type}, and one of its values is none: {e}") from None
+        raise WritetimeError(f"a value of the column {name} is not a valid {cql_type}: {e}") from None
 
 
 def _as_in_view(value: Any, cql_type: CqlType) -> Any:
-    """Return a value in the form that makes Arrow's of it. Sets, dicts and tuples may stand for CQL's; `to_pylist`
-    returns other forms of them.
+    """Return a value in a form that Arrow accepts. CQL's sets, maps and tuples may be Python's, or as `to_pylist`
+    returns them.
     """
     if value is None:
         return None
@@ -119,14 +119,12 @@ def _numbered(column: pa.ChunkedArray, cql_type: CqlType, numbers: dict[Hashable
 
 
 def _comparable(value: Any, cql_type: CqlType) -> Hashable:
-    """Return a value of Arrow's as one that equals another if the two are the same in CQL. Sets and maps may have any
-    order.
-    """
+    """Return a form of Arrow's value that is equal for equal values of CQL. Sets and maps may have any order."""
     if not value.is_valid:
         return None
     match cql_type:
         case Native():
-            # The number, as dates may be beyond those of Python. A NaN would differ from itself.
+            # The number, because a date may be beyond Python's range. A NaN would differ from itself.
             found = value.value if pa.types.is_temporal(value.type) else value.as_py()
             if isinstance(found, dict):
                 return tuple(found.values())

@@ -43,7 +43,7 @@ class _Opened:
 
 
 class Reader:
-    """Reads rows of one table, which stays open: each time it looks for a newer version. Threads may share it."""
+    """Reads rows of one table, which stays open; each read checks for a newer version. Threads may share it."""
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
@@ -102,6 +102,6 @@ class Reader:
 
 
 def _of_whole_partitions(state: pa.Table, rows: pa.Array, places: Places) -> pa.Array:
-    """Return which rows are in partitions of which a place has everything."""
+    """Return which rows are in partitions that a place covers as a whole."""
     whole = places.keys.filter(pc.and_(pc.equal(places.first, b""), pc.equal(places.end, b"\xff")))
     return pc.is_in(one_chunk(state["key"]).take(rows), whole)

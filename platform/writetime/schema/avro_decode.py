@@ -27,8 +27,8 @@ _LONG, _BOOLEAN, _FLOAT, _DOUBLE, _BYTES, _NULLABLE, _ARRAY, _NEXT = range(8)
 # the domain in which it counts, that of an array's elements, and where a null or empty value continues.
 _OP, _NUMBERS, _FLAGS, _TEXT, _USED, _DOMAIN, _INNER, _TARGET = range(8)
 _FIELDS = 8
-# Approximate number of bytes of messages that are decoded at once: buffers are sized for the most that each column may
-# take of them.
+# The approximate number of bytes of messages that are decoded at once. Each column's buffer has room for the most
+# values that they can hold.
 WINDOW_BYTES = 4 << 20
 
 _LEAVES = {

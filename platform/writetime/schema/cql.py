@@ -44,8 +44,8 @@ _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 def parse_schemas(
     text: str, keyspace: str = "", known: Iterable[Udt] = (), only: str | None = None
 ) -> list[TableSchema]:
-    """Read every table of a CQL text; `keyspace` is the default for names without one, `known` are types beside its
-    own. With `only`, as `keyspace.table`, no other table and no other keyspace is read, so none of them can be a fault.
+    """Read every table of a CQL text. `keyspace` is the default for names without one; `known` are further types. With
+    `only`, as `keyspace.table`, no other table or keyspace is read, so a fault in them raises nothing.
 
     Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are skipped, because they do not change the form of rows.
 

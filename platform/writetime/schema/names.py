@@ -3,8 +3,8 @@
 A column or a field keeps its CQL name unless a reader could confuse it with another one. Then it gets the first free of
 `<name>_2`, `<name>_3`, ...
 
-Two names are alike if they differ in case only. Names with dots are alike, too, if one is the start of the other (`a`
-and `a.b`), because Parquet joins the names of nested fields by dots.
+Two names conflict if they differ in case only. Names with dots also conflict if one is the start of the other (`a` and
+`a.b`), because Parquet joins the names of nested fields with dots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ def fold(name: str) -> str:
 
 
 class TakenNames:
-    """Reserved names, and those like them."""
+    """Reserved names, and the names that conflict with them."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._folded: set[str] = set()
@@ -41,7 +41,7 @@ class TakenNames:
 
 
 def candidates(name: str) -> Iterable[str]:
-    """Yield the names that a CQL name may get, the best first, without end."""
+    """Yield the names that a CQL name may get, the best first; there is no last one."""
     yield name
     # Without the dots, which may be why the name itself is not free.
     plain = name.replace(".", "_")
@@ -50,9 +50,9 @@ def candidates(name: str) -> Iterable[str]:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return names in their order, each one changed that is like an earlier one.
+    """Return names in their order; change each one that conflicts with an earlier one.
 
-    So names that are added at the end, such as fields of a user-defined type, do not change the earlier ones.
+    So a name that is added at the end, such as a field of a user-defined type, does not change the earlier names.
     """
     taken = TakenNames()
     found = []

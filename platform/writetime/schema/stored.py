@@ -1,8 +1,8 @@
 """The JSON form in which schemas are stored: in the lake, in Avro schemas of changes, and by agents.
 
 It has the full schema of a table. Types are CQL texts, and `types` has the user-defined ones, each after those that it
-uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`) is for people, and cannot express
-everything: whether it is known that a dropped column was static, for example.
+uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`) is for people. It cannot express
+everything, for example that it is unknown whether a dropped column was static.
 """
 
 from dataclasses import replace

@@ -32,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class DroppedColumn:
-    """A column that was dropped (and maybe added again): its cells written at or before `dropped_at` are void.
+    """A column that was dropped, and possibly added again: its cells written at or before `dropped_at` no longer count.
 
     `static` is None if the database does not record it, as in ScyllaDB. `dropped_at` is a write time, in microseconds.
     """
@@ -111,10 +111,10 @@ def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
 
 
 def is_later(schema: TableSchema, other: TableSchema) -> bool:
-    """Return whether a table was created later than another one of its name: the databases derive ids from the time.
+    """Return whether a table was created later than another one of the same name. Databases derive ids from the time.
 
     Raises:
-        SchemaError: they are two tables, and the id of one has no time, because a user chose it.
+        SchemaError: the tables have different ids, and one of these has no time, because a user chose it.
     """
     one, two = schema.id, other.id
     if one is None or two is None or one == two:

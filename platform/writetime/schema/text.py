@@ -55,7 +55,7 @@ def _unescaped(data: bytes) -> bytes:
 
 
 def _has_escape(values: pa.Array) -> bool:
-    """Return whether the bytes of an array have U+FDD0. (Values that are null may have some, which does no harm.)"""
+    """Return whether the bytes of an array have U+FDD0. (The bytes of a null may have it: that costs only time.)"""
     _, offsets, data = values.buffers()
     if data is None or not len(values):
         return False

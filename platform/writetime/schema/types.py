@@ -181,7 +181,7 @@ def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
     return cql_type
 
 
-# Nested types; the readers recurse as deep.
+# The deepest nesting of types; the functions that read values recurse to this depth.
 _DEEPEST = 100
 
 
@@ -196,7 +196,7 @@ def _tokens(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
         if match.lastgroup == "sign":
             depth += (found in "(<") - (found in ")>")
         if depth > _DEEPEST:
-            raise CqlTypeError(f"type {text[:100]!r}...: more than {_DEEPEST} types inside of each other")
+            raise CqlTypeError(f"type {text[:100]!r}...: types are nested more than {_DEEPEST} deep")
         yield match.lastgroup, found
         p = match.end()
 
@@ -288,7 +288,9 @@ def parse_marshal(text: str) -> CqlType:
 
 
 def parse_marshal_key(text: str) -> MarshalKey:
-    """Read the marshal class name of a partition key (maybe composite) or of a clustering column (maybe reversed)."""
+    """Read the marshal class name of a partition key (possibly composite) or of a (possibly reversed) clustering
+    column.
+    """
     parser = _MarshalParser(text)
     name = parser.name()
     match name:

@@ -139,7 +139,7 @@ def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
             yield None
             continue
         if length > len(data) - offset:
-            raise BadValue(f"a part of {length} bytes does not fit into the {len(data) - offset} that are left")
+            raise BadValue(f"a part of {length} bytes does not fit into the remaining {len(data) - offset}")
         yield data[offset : offset + length]
         offset += length
 

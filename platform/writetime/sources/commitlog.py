@@ -7,15 +7,15 @@
 Options: `schema` (CQL text, or a file with it, of one table or more, each `WITH ID = ...`), `table` (the one to read,
 as keyspace.table, if there are several), `fields` (those to read, separated by commas, or parts of them, as
 `amount.value`), `node`, `on_unknown_table` (`count`, `fail`, `skip`), `torn_tail` (`fail`, `stop`), `on_corrupt`
-(`fail`, or `skip-file`: leave out the rest of a segment), `segments_per_batch` (of a stream; all that there is by
-default). Skipped mutations are logged.
+(`fail`, or `skip-file`: leave out the rest of a segment), `segments_per_batch` (of a stream; all segments by default).
+Skipped mutations are logged.
 
-Mutations that write to tables without a schema are counted. One that also writes to the table behind such a write
-cannot be read: that is an error, unless `on_unknown_table` is `skip`; see `CommitLogReader`.
+Mutations that write to tables without a schema are counted. If a mutation also writes to the table after such a write,
+that part cannot be read: this is an error, unless `on_unknown_table` is `skip`; see `CommitLogReader`.
 
-A stream follows the segments that have a `_cdc.idx`, as those in a node's `cdc_raw` do from their first synced change
-on; a batch reads the others too. Segments are never deleted here. One that is gone before it was read as a whole is an
-error: its changes are lost to this stream, and no gap stays silent.
+A stream follows the segments that have a `_cdc.idx`; those in a node's `cdc_raw` have one from their first synced
+change on. A batch also reads the others. The data source deletes no segments. If a segment was deleted before it was
+read to its end, that is an error, because this stream has lost its changes.
 """
 
 import logging
@@ -129,7 +129,7 @@ class _Settings:
             log.warning("%s: %d mutations write to %d tables without a schema", path, tables.total(), len(tables))
         if lost := report.hiding.total():
             name = _table(schemas, self.options).full_name
-            log.warning("%s: changes of %s behind these writes are lost in %d mutations", path, name, lost)
+            log.warning("%s: changes of %s after these writes are lost in %d mutations", path, name, lost)
         if report.torn_at is not None:
             log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 
@@ -174,10 +174,11 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._available = self._trusted()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return how far may be read: to the trusted offset of the newest segment, or of the last within the limit.
+        """Return the offset up to which a batch may read: the trusted offset of the newest segment, or of the last one
+        within the limit.
 
         Raises:
-            Missing: the stream's segment is gone before its end was read.
+            Missing: the stream's segment was deleted before its end was read.
         """
         self._unread(start)
         found = self._available if self._available is not None else self._trusted()
@@ -198,7 +199,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the parts of the segments between two offsets.
 
         Raises:
-            Missing: a segment is gone before it was read.
+            Missing: a segment was deleted before it was read.
         """
         parts: list[Part] = []
         position = END if end["position"] is None else end["position"]

@@ -139,10 +139,10 @@ def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str])
 
 
 def option_count(options: Mapping[str, str], name: str) -> int | None:
-    """Return an option that is a number from 1 on, if it is given.
+    """Return an option that is a positive number, or None if it is not set.
 
     Raises:
-        WritetimeError: it is none.
+        WritetimeError: it is not a positive number.
     """
     if (value := options.get(name)) is None:
         return None

@@ -5,13 +5,13 @@
     spark.readStream.format("scylla_cdc").option("table", "shop.orders").load()
 
 Options: `table` (keyspace.table, the base table), `from` (a time: write times before it are not read; by default the
-start of the log), `to` (of a batch; by default, and at most, the end of the settled windows), `snapshot_at` (when the
-snapshot was begun that closes a gap), `fields`, and every setting of the sections `[cassandra]` and `[scylla_cdc]` by
+start of the log), `to` (of a batch; by default, and at most, the end of the settled windows), `snapshot_at` (the start
+time of the snapshot that closes a gap), `fields`, and every setting of the sections `[cassandra]` and `[scylla_cdc]` by
 its name (`contact_points`, separated by commas, `port`, `window_seconds`, ...), instead of the value in the settings
 file.
 
-A stream reads windows of write times, each once all of its rows should have reached the log. `docs/scylla-cdc.md` has
-the guarantees.
+A stream reads windows of write times. It reads a window once all of its rows should have reached the log.
+`docs/scylla-cdc.md` has the guarantees.
 """
 
 import logging
@@ -55,8 +55,8 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 @dataclass
 class Part(InputPartition):
-    """The part that one task reads; `start` is where the batch begins, without parts that are read again. `snapshot_at`
-    is when the snapshot was begun that has the unreadable rows, `earlier_ttl` as in `CdcSource.check_gap`.
+    """The part that one task reads. `start` is where the batch begins, without parts that are read again; `snapshot_at`
+    is the start time of the snapshot that has the unreadable rows; `earlier_ttl` is as in `CdcSource.check_gap`.
     """
 
     pieces: list[Piece]
@@ -110,7 +110,7 @@ class _Asked:
             return newly_labelled(source.schema)
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
-        """Read a part. Its rows count only if neither the table nor the rows that the log keeps changed meanwhile."""
+        """Read a part. Its rows count only if neither the table nor the log's retained rows changed meanwhile."""
         end_quietly()
         if not part.pieces:
             return
@@ -196,7 +196,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._available = source.settled()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return how far may be read.
+        """Return the offset up to which a batch may read.
 
         Raises:
             Gap: the next rows are not in the log.

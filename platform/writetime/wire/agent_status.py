@@ -1,4 +1,4 @@
-"""The form of an agent's status, which its messages in `writetime.watermarks` have; `capture.metrics` makes it.
+"""The form of an agent's status in its messages of `writetime.watermarks`; `capture.metrics` makes the status.
 
 Every reader of the topic relies on this form, so it is checked once, where messages are read. Fields may be missing or
 unknown: an agent may be older or newer than its readers.
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-# Microseconds and seconds since 1970 that have a date.
+# The microseconds and seconds since 1970 that Python's dates can represent.
 _Instant = Annotated[int, Field(ge=0, le=253_402_300_799_000_000)]
 Seconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, lt=2**63, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""Changes as Avro: the schema that follows from a table's, and the messages, encoded and decoded by columns.
+"""Changes as Avro: the schema, which is derived from the table's, and the messages, encoded and decoded by column.
 
 A record has the fields of `writetime.changes.model.change_schema`, by name. Everything that a table may gain or lose
 (its columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads
@@ -392,7 +392,7 @@ class ChangeDecoder:
         try:
             written = from_json(avro["table"])
         except Exception:
-            # It has no schema that can be read: whether the message fits the table shows when it is read.
+            # This schema cannot be read, so only reading the message shows whether it fits the table.
             return False
         return is_later(self._table, written)
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 SCHEMAS_TOPIC = "writetime.schemas"
 _POLICY, _COMPACT = "cleanup.policy", "compact"
-# The topics whose policy this process has looked at, with their brokers.
+# The topics whose policy this process has checked, with their brokers.
 _looked_at: set[tuple[str, str]] = set()
 _FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
 # Characters of an error that are logged; it may quote the message.
@@ -64,7 +64,7 @@ class Sender:
 
     def __init__(self, settings: Settings, what: str, **own: Any) -> None:
         self._what = what
-        # Without a report for each message that arrives: a flush shows that all did.
+        # Without a report for each acknowledged message: a flush shows that all were.
         shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
         self._producer = Producer(client_config(settings, **shared | own))
         self._fault: tuple[KafkaError, str] | None = None
@@ -88,7 +88,7 @@ class Sender:
         self.check()
 
     def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> None:
-        """Hand over many messages. If the client's queue gets full, some are sent twice, the last time in order.
+        """Hand over many messages. If the client's queue is full, some are sent twice, the second time in order.
 
         Raises:
             Transient: the client's queue is full, and the broker acknowledges nothing.
@@ -196,7 +196,7 @@ def ensure_compacted(settings: Settings, topic: str, **options: str) -> None:
     known = settings.kafka.bootstrap_servers, topic
     if known not in _looked_at:
         _looked_at.add(known)
-        # It works without the right to describe its options.
+        # Publishing works without the right to describe the topic's options.
         with suppress(WritetimeError):
             if (fault := loss_of(settings, topic)) is not None:
                 log.error("%s", fault)

@@ -1,11 +1,11 @@
-"""How far each source is captured and each table landed: the compacted topic `writetime.watermarks`.
+"""The progress of each source's capture and of each table's landing: the compacted topic `writetime.watermarks`.
 
 A source is a node, by its host id, or the CDC log of a ScyllaDB table, by the log's name; it has one message. An agent
 writes there the time up to which all writes are published, once the broker has acknowledged them. So a reader that
 reads this topic first, and the end offsets of the topics of changes after that, finds all those writes below these
 ends: a watermark needs no offsets.
 
-A table that is landed has one message, too, with the key `landing/<keyspace>.<table>`: landing's report of it.
+Each landed table also has one message, with the key `landing/<keyspace>.<table>`: landing's report of it.
 """
 
 import json
@@ -72,7 +72,7 @@ class Place:
     offsets, the watermarks of the registered sources, the latest skipped message without a newer snapshot
     (microseconds, 0 if none), and a digest of the schemas that the lake follows.
 
-    It lets a new process see that there is nothing new, by one small file of the lake.
+    With it a new process reads one small file of the lake to see that there is nothing new.
     """
 
     version: int
@@ -158,7 +158,7 @@ class Sources(dict[str, SourceMarks]):
         self._by_table = by_table
 
     def of(self, table: str) -> Mapping[str, SourceMarks]:
-        """Return the sources that have reported a table. A look for news at many tables and sources costs this."""
+        """Return the sources that have reported a table. It is cached, because each check for changes needs it."""
         return self._by_table.get(table, {})
 
     def after(self, messages: Mapping[str, SourceMarks | None]) -> "Sources":
