@@ -1,1 +1,1 @@
-"""The shell command `writetime`: one module for the commands of each room."""
+"""The shell command `writetime`: one module for the commands of each package."""

@@ -61,7 +61,7 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
     does not stop the others. The exit status is 1 if a table failed.
     """
-    # At once: landing takes a fault of one table for one of that table.
+    # Checked now, because landing would report this fault for each table.
     require("deltalake")
     settings = config.load()
     for place in map(MessagePlace.parse, places):

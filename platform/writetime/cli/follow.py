@@ -28,7 +28,7 @@ def follow(*, tables: tuple[str, ...], accept_gap: bool) -> None:
     """Land changes, publish row events and refresh views until SIGTERM or Ctrl-C. Without names it follows all captured
     tables, also those that are captured later. A table that fails does not stop the others. In a terminal it shows its
     progress."""
-    # At once: landing takes a fault of one table for one of that table.
+    # Checked now, because landing would report this fault for each table.
     require("deltalake")
     log_as_json()
     settings = config.load()

@@ -64,9 +64,9 @@ COMMANDS = {
 }
 
 
-# Errors of a path that a user or a setting names; their text has it.
+# Errors of a path that a user or a setting names; their text has the path.
 _OF_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-# Errors of a disk that takes no more.
+# Errors of a full disk.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -85,7 +85,7 @@ class _Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].place.partition(":")
-        # Python's collector would look at all that is imported again and again: a tenth of the time of a look-up.
+        # Python's garbage collector would scan all imported objects again and again: a tenth of a look-up's time.
         gc.disable()
         try:
             return getattr(importlib.import_module(f"writetime.cli.{module}"), name)
@@ -109,7 +109,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
-            # Else Python would write the rest at its end, and report a fault in its own way.
+            # Otherwise Python would write the rest when it exits, and report a fault in its own way.
             sys.stdout.flush()
             return result
         except Exception as e:
@@ -122,7 +122,7 @@ class _Group(click.Group):
 
 
 def _leave_output() -> None:
-    """Discard output that standard output does not accept. Python would try it again at its end."""
+    """Discard output that standard output does not accept. Python would try to write it again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -165,12 +165,12 @@ def _in_one_line(error: Exception) -> str | None:
 @click.version_option(package_name="writetime")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Writetime: the lake gives the answers that the database would give."""
+    """Writetime: a lake that returns the rows that the database would return."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     silence_clients()
-    # The command's module is imported by now: if it does not use the settings, they are not read here either.
+    # The command's module is imported by now. If it does not use the settings, they are not read here either.
     if "writetime.core.config" in sys.modules and context.invoked_subcommand != "check":
         _warn_of_refused_tables()
 

@@ -72,7 +72,7 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
     if not lake_only:
         count = publish_events(settings, lake_table, new_topic)
         click.echo(f"topic      {count} events published to {row_events_topic(table)}")
-    # A conflict is no fault: the next batches try again.
+    # A conflict is not an error: the next batches try again.
     with suppress(Conflict):
         keep_up(settings, lake_table)
 

@@ -1,4 +1,4 @@
-"""Reports that fit one screen: of many things of one kind, only the first are shown."""
+"""Fits reports to one screen: of a long list, only the first entries are shown."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 LINES = 24
 """Lines of a screen."""
 
-# What is tried in turn until a report fits: entries of each list, and lines of each entry.
+# The limits that are tried in turn until a report fits: entries per list, and lines per entry.
 _CUTS = ((3, 9), (3, 2), (2, 2), (1, 2), (1, 1))
 
 
@@ -23,7 +23,7 @@ def fit(parts: Iterable[str | Entries], lines: int | None) -> list[str]:
 
     Args:
         parts: single lines, which are always shown, and lists.
-        lines: how many lines there are; None shows everything. Lists are cut to fit, down to one line each.
+        lines: the number of lines of the screen; None shows everything. Lists are cut to fit, down to one line each.
     """
     parts = list(parts)
     if lines is None:

@@ -10,11 +10,11 @@ def stopped_by_signal() -> threading.Event:
     stop = threading.Event()
 
     def request(*_: object) -> None:
-        # The handler may interrupt a wait for the event that holds the event's lock. If it set the event itself, it
-        # would wait for that lock for ever. `threading.Thread` has a lock of that kind, too.
+        # The handler may interrupt a wait for the event, which holds the event's lock. If it set the event itself, it
+        # would wait for that lock forever. `threading.Thread` has such a lock, too.
         _thread.start_new_thread(stop.set, ())
 
-    # SIGTERM comes last: a program that handles it is ready for both.
+    # SIGTERM is set last, so a program that handles SIGTERM handles both.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, request)
     return stop

@@ -12,7 +12,7 @@ from writetime.core.instants import instant_text
 from writetime.scylla_cdc.findings import finding_lines
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, WatermarkTopic, statuses
 
-# Lines of one agent where all agents are shown.
+# The number of lines per agent if all agents are shown.
 _LINES_OF_AGENT = 15
 
 
@@ -21,7 +21,7 @@ def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[st
 
     Args:
         settings: where the agent's progress and Kafka are.
-        everything: also tables without a fault, and in the order of their names.
+        everything: whether tables without a fault are shown too, in the order of their names.
     """
     found: dict[str, Any] | None = read_status(settings.capture.state_dir)
     if found is not None:

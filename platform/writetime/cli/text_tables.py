@@ -18,5 +18,5 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _width(text: str) -> int:
-    """Return how many places of a terminal a text takes: wide characters take two, and combining ones none."""
+    """Return the number of terminal columns of a text: wide characters take two, and combining ones none."""
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -37,7 +37,7 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
     """
     settings = config.load()
     if wait and not is_in_lake(settings, table):
-        # A look-up does not need it.
+        # Only this case needs the import, which takes time.
         from writetime.landing.missing_tables import KnownTables
 
         if KnownTables(settings).is_unknown(table):

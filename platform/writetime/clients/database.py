@@ -35,7 +35,7 @@ from writetime.core.waiting import wait_until
 
 log = logging.getLogger(__name__)
 
-# ScyllaDB's newest version. Cassandra has 5, but its checksums of every message are slow in this driver.
+# The newest protocol version of ScyllaDB. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 _CONNECT_SECONDS = 10
@@ -87,7 +87,7 @@ def connect(settings: Settings) -> Iterator[Session]:
     cluster: Cluster | None = None
     try:
         try:
-            # It looks up the contact points.
+            # This resolves the names of the contact points.
             cluster = Cluster(
                 cassandra.contact_points,
                 port=cassandra.port,
@@ -95,14 +95,14 @@ def connect(settings: Settings) -> Iterator[Session]:
                 auth_provider=credentials,
                 ssl_context=encryption,
                 protocol_version=PROTOCOL_VERSION,
-                # A request of more than 4,096 bytes is sent in pieces. The last one would wait for the acknowledgement
-                # of the earlier ones, which the other side delays by 40 ms.
+                # A request of more than 4,096 bytes is sent in pieces. The last piece would wait for the
+                # acknowledgement of the earlier ones, which the peer delays by 40 ms.
                 sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
                 # Without a limit: by default the driver gives up a node after 64 attempts, and never connects to it
                 # again.
                 reconnection_policy=ExponentialReconnectionPolicy(*RECONNECT_SECONDS, max_attempts=sys.maxsize),
                 connect_timeout=_CONNECT_SECONDS,
-                # The default is two seconds, which a busy node may take to return its schema.
+                # The default is two seconds, and a busy node may take longer to return its schema.
                 control_connection_timeout=_CONNECT_SECONDS,
                 # By default it reads the schemas of all tables when it connects, and again after each change.
                 schema_metadata_enabled=False,
@@ -124,8 +124,8 @@ def connect(settings: Settings) -> Iterator[Session]:
 def find_replicas(session: Session, keyspace: str) -> None:
     """Let prepared statements on this keyspace go to a replica of their partition at once.
 
-    The driver computes replicas from the keyspace's replication, which it reads once, here. `connect` does it for the
-    keyspace of the platform. Statements on other keyspaces go to any node, which passes them on.
+    The driver computes replicas from the keyspace's replication, which this call reads once. `connect` does this for
+    the platform's keyspace. Statements on other keyspaces go to any node, which forwards them.
     """
     assert session.cluster is not None
     try:
@@ -140,8 +140,7 @@ def find_replicas(session: Session, keyspace: str) -> None:
 
 
 def node_of(session: Session, address: str | None) -> Host:
-    """Return the node of this machine, by its address; without an address, the only node. It is connected, if it
-    answers.
+    """Return the node of this machine, by its address, or the only node. It is connected, if it answers.
 
     Raises:
         WritetimeError: there are several, or none with this address.
@@ -182,7 +181,8 @@ def nodes_agree(session: Session) -> bool:
 def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema files that this database does not have yet, in the order of their numbers; return their names.
 
-    Every statement has IF NOT EXISTS, so a file that was applied and not recorded (a crash between) does no harm.
+    Every statement has IF NOT EXISTS. So a file that was applied but not recorded, because of a crash, is applied again
+    safely.
 
     Raises:
         WritetimeError: an applied file has been changed since.

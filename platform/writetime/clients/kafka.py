@@ -1,4 +1,4 @@
-"""Kafka clients and the few requests that a cluster gets: topics, ends, and the offsets of a group."""
+"""Kafka clients, and requests for topics, their end offsets, and the offsets of a group."""
 
 import functools
 import logging
@@ -44,10 +44,10 @@ class UnreadableHeaders(ValueError):
 
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
-# A client reports that its request has timed out shortly after that.
+# A client reports a timeout shortly after the request has timed out.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
-# Delta keeps numbers of 63 bits.
+# Delta stores signed 64-bit numbers, so 63 bits remain.
 _LARGEST_ID = 2**63 - 1
 # Python checks that a C function has not both returned and failed, except in the fast path of a plain
 # `message.headers()`.
@@ -62,7 +62,7 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
     common = {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
         "logger": _client_log,
-        # Else a question about a missing topic may create it, with the options of the brokers.
+        # Without this, a request for a missing topic may create it, with the options of the brokers.
         "allow.auto.create.topics": False,
     }
     return common | {name: value.get_secret_value() for name, value in settings.kafka.client.items()} | own
@@ -187,7 +187,7 @@ def topic_option(settings: Settings, topic: str, name: str) -> str:
 
 
 def beginning_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
-    """Return the first offset that each partition still has, or some known partitions."""
+    """Return the first offset that each partition, or each of some known partitions, still has."""
     return _offsets(settings, topic, OffsetSpec.earliest(), partitions)
 
 
@@ -214,7 +214,7 @@ class TopicEnds:
 
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
-    """Return the end offsets, as `end_offsets` does, of all topics with requested names, by two requests for all.
+    """Return the end offsets, as `end_offsets` does, of all topics with requested names, with two requests in total.
 
     Raises:
         WritetimeError: no broker answers.
@@ -270,8 +270,8 @@ def committed(
     """Return partitions with the offsets that the group of a consumer has committed, and their metadata; the offset is
     negative where nothing is committed.
 
-    A partition may have an error instead, which is not the same as no commit: a caller that treats it as that reads all
-    messages again. And the request is repeated if the group's coordinator is not known yet.
+    A partition may have an error instead. That is not the same as no commit: a caller that confuses the two reads all
+    messages again. The request is repeated if the group's coordinator is not known yet.
 
     Raises:
         WritetimeError: an offset cannot be read; a `Transient` if that may pass.
@@ -326,9 +326,9 @@ def offset_fault(topic: str, partition: int, committed: int | None, first: int, 
 
 @contextmanager
 def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
-    """A consumer that reads and sets a group's offsets, and no messages.
+    """Open a consumer that reads and sets a group's offsets, and reads no messages.
 
-    Not an admin client: librdkafka's stops the process if the group's coordinator is not available at the moment.
+    It is not an admin client, because librdkafka's aborts the process if the group's coordinator is not available.
     """
     consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
     try:
@@ -360,8 +360,8 @@ def messages_between(
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
-        # All messages are there. A request for more, which the broker would hold for half a second, delays the next
-        # read by this consumer.
+        # All messages have been read. The broker would hold a request for more for half a second, which would delay
+        # the next read by this consumer.
         "fetch.wait.max.ms": 5,
     }
     configuration = client_config(settings, **own)
@@ -397,8 +397,8 @@ def messages_between(
 
 
 def answer_of(future: Future[_T], grace_seconds: float = _GRACE_SECONDS) -> _T:
-    """Return the answer to a request of an admin client. The caller must keep the client until then, as the answers to
-    its requests are lost with it, and other threads may forget it.
+    """Return the answer to a request of an admin client. The caller must hold the client until then: without it the
+    answer is lost, and other threads may drop the cached client.
 
     Raises:
         KafkaException: the request failed, or no answer came in time.
@@ -418,7 +418,7 @@ def place_of(message: Message) -> tuple[int, int]:
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:
-    """Return the headers of a delivered message in their order; one without a value has an empty one.
+    """Return the headers of a delivered message in their order; a missing value is returned as an empty one.
 
     Raises:
         UnreadableHeaders: the client cannot return the headers. It is raised once; from then on the message has none.
@@ -437,7 +437,7 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
 def answers(settings: Settings) -> bool:
     """Return whether a broker answers within a second."""
     try:
-        # It would print each of its many attempts to connect.
+        # At another log level, the client would print each of its many attempts to connect.
         client = AdminClient(client_config(settings, log_level=0))
         return bool(client.list_topics(timeout=_REASON_SECONDS).brokers)
     except KafkaException:
@@ -447,7 +447,7 @@ def answers(settings: Settings) -> bool:
 def fault_of_connections(settings: Settings) -> str | None:
     """Return why no broker can be reached, such as a rejected certificate; None if there is no report within a second.
 
-    Failed requests do not have the reason: librdkafka reports it beside them.
+    Failed requests do not have the reason: librdkafka reports it separately.
     """
     found: list[KafkaError] = []
     client = AdminClient(client_config(settings, log_level=0, error_cb=found.append))
@@ -469,7 +469,7 @@ def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int
             return {tp.partition: _offset_of(future) for tp, future in futures.items()}
         except KafkaException as e:
             if e.args[0].code() == KafkaError._NOENT:
-                # It also means that there is no such topic.
+                # Kafka also reports this error if there is no such topic.
                 partitions_of(settings, topic)
             raise
 
@@ -477,8 +477,8 @@ def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int
 
 
 def _offset_of(answer: Future[Any]) -> int:
-    """Return the offset that ListOffsets found. For a partition without a leader it reports no error, only an invalid
-    offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`).
+    """Return the offset of a ListOffsets answer. For a partition without a leader, the answer has no error, only an
+    invalid offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`).
     """
     offset = answer_of(answer).offset
     if offset == OFFSET_INVALID:
@@ -487,7 +487,7 @@ def _offset_of(answer: Future[Any]) -> int:
 
 
 def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
-    """Send a request to the cluster, again while the subject is being created or moved."""
+    """Send a request to the cluster; repeat it while the topic or group is being created or moved."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         admin = _admin(settings)
@@ -500,7 +500,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
             if e.args[0].code() not in ASK_AGAIN or time.monotonic() > deadline:
                 raise _fault_of(settings, what, e) from None
         finally:
-            # It hands over its log.
+            # A poll delivers the client's log lines.
             admin.poll(0)
         time.sleep(0.1)
 
@@ -508,8 +508,8 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
 def _forget_leaders(error: KafkaException) -> None:
     """Use a new client for the next request, if a partition had no leader.
 
-    A client that once learnt this answers it for up to 15 minutes without asking a broker (librdkafka 2.16,
-    `rd_kafka_topic_partition_list_get_leaders`), although Kafka elects a new leader within seconds.
+    A client caches that for up to 15 minutes (librdkafka 2.16, `rd_kafka_topic_partition_list_get_leaders`), although
+    Kafka elects a new leader within seconds.
     """
     if error.args[0].code() in WITHOUT_LEADER:
         _admin_of.cache_clear()

@@ -1,4 +1,4 @@
-"""Kafka's errors that may pass by themselves, and those after which a request is repeated at once."""
+"""The errors of Kafka that may pass by themselves, and those after which a request is repeated at once."""
 
 from confluent_kafka import KafkaError
 
@@ -11,7 +11,7 @@ WITHOUT_LEADER = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError._NOENT,
-        # The client knows an earlier leader, or one of a cluster that has lost its data.
+        # The client has cached an earlier leader, or the leader in a cluster that has lost its data.
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         # The leader has no address for clients yet.
@@ -19,7 +19,7 @@ WITHOUT_LEADER = frozenset(
     }
 )
 """A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`."""
-# The leader is there, and does not know the end of the partition or its own copy yet.
+# The partition has a leader, which does not know the partition's end or its own replica yet.
 _NEW_LEADER = frozenset({KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE})
 ASK_AGAIN = frozenset(
     {

@@ -1,7 +1,7 @@
 """Takes a snapshot of a table on the Cassandra node of this machine, and finds its files.
 
-CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX. The node itself reports its JMX port and
-its data folders, in its virtual tables.
+CQL has no statement for snapshots, so this runs Cassandra's own `nodetool` over JMX. The node reports its JMX port and
+its data folders in its virtual tables.
 """
 
 import ast
@@ -22,13 +22,13 @@ from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.runtime.nodetool import nodetool
 
-# Cassandra uses the tag as a folder: `..` would be the table's own.
+# Cassandra uses the tag as the name of a folder: `..` would be the table's own folder.
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
 
 
 def new_tag() -> str:
-    """Return a name for a snapshot: the time, and a random part, as two may be taken in one second."""
+    """Return a name for a snapshot: the time, and a random part, because two may be taken within a second."""
     return f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
 
 
@@ -69,7 +69,7 @@ def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: st
             for table, of_table in folders.items()
         }
     except BaseException as e:
-        # It would hold its files on the disk of the node. An earlier one of this tag is not ours.
+        # A partial snapshot would keep its files on the node's disk. An earlier snapshot with this tag is not ours.
         if not used and "already exists" not in str(e):
             with suppress(Exception):
                 delete(port, tables, tag)
@@ -82,7 +82,7 @@ def _folders(data_folders: list[str], table: str, table_id: UUID) -> list[Path]:
 
 
 def _present(folders: Sequence[Path], table: str, tag: str) -> list[Path]:
-    """Return the folders that exist. One that cannot be read is an error, as its rows would be missing."""
+    """Return the folders that exist. A folder that cannot be read is an error, because its rows would be missing."""
     found: list[Path] = []
     for folder in folders:
         try:
@@ -132,11 +132,11 @@ def delete(port: int, tables: Iterable[str], tag: str) -> None:
 
 
 def local_node(session: Session, address: str | None = None) -> tuple[Mapping[str, str], int]:
-    """Return the settings in force on the Cassandra node of this machine, by name, and its JMX port.
+    """Return the current settings of the Cassandra node of this machine, by name, and its JMX port.
 
     Args:
-        session: of the node's cluster.
-        address: the node's, needed if the cluster has other nodes.
+        session: a session of the node's cluster.
+        address: the address of the node; needed if the cluster has other nodes.
 
     Raises:
         WritetimeError: the node is not named, or is not Cassandra, or has no JMX port.

@@ -1,4 +1,4 @@
-"""Great Expectations on data frames: one call that validates a suite and returns the findings in plain rows.
+"""Great Expectations on data frames: one call validates a suite and returns the findings as plain rows.
 
 The library takes seconds to import, as long as all other imports of a run. So `gx`, and `gxe` for its expectations, are
 imported on first use: programs that validate nothing (the web UI, the daemon, many runs) do not wait for them.
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 else:
-    # Read when the library is imported.
+    # The library reads this when it is imported.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     gx, gxe = WhenUsed("great_expectations"), WhenUsed("great_expectations.expectations")
 
 
-# Unexpected values that a finding shows.
+# The number of unexpected values that a finding shows.
 _SHOWN = 3
-# Arguments that need no name in a sentence, and arguments that are in it already or mean nothing to readers.
+# Arguments that need no name in a sentence; and arguments that the sentence already has or that readers do not need.
 _ARGUMENTS = {"value", "value_set", "regex", "type_"}
 _NOT_SHOWN = {"batch_id", "column", "column_A", "column_B", "column_list", "min_value", "max_value"}
 
 # A portion with more bytes is freed at once.
 _LARGE_BYTES = 1 << 20
 
-# The library's context belongs to the process.
+# All threads of the process share the library's context.
 _one_at_a_time = threading.Lock()
 
 
@@ -46,13 +46,13 @@ class Finding:
 
     Attributes:
         expectation: the name of the expectation, in words.
-        column: the column that it is about, or several.
+        column: its column or columns.
         condition: the expectation with its column and arguments.
         success: whether it is met.
         unexpected_count: the number of rows that do not meet it; None if it counts none.
-        rows: the number of rows that it looked at; None if it counts none.
-        sample: some of the values that do not meet it, each with the key of its row; or the value or error that was
-            found instead.
+        rows: the number of rows that it checked; None if it counts none.
+        sample: some of the values that do not meet it, each with the key of its row; or the observed value, or the
+            error.
         evaluated: whether it could be evaluated; if not, the sample is the error.
     """
 
@@ -75,7 +75,7 @@ class Finding:
 
 
 def failed(findings: Iterable[Finding]) -> str:
-    """Return in words the expectations that are not met."""
+    """Describe the expectations that are not met."""
     return "; ".join(str(finding) for finding in findings if not finding.success)
 
 
@@ -84,9 +84,9 @@ def validate(
 ) -> list[Finding]:
     """Validate a frame; one finding per expectation.
 
-    Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
-    be evaluated (a missing column) has failed, with the error as its sample. Rows that cannot be read are not a
-    finding: their error is raised.
+    Details are collected only if an expectation is not met, because they more than double the Spark jobs. An
+    expectation that cannot be evaluated (a missing column) has failed, with the error as its sample. If rows cannot be
+    read, that is not a finding: the error is raised.
 
     Args:
         frame: the rows.
@@ -106,7 +106,8 @@ def validate(
     found = findings()
     if all(finding.evaluated for finding in found):
         return found
-    # The library keeps only the text of an error, also of an outage: this raises it if rows cannot be read.
+    # The library keeps only the text of an error, also of an outage. This raises the error itself if rows cannot be
+    # read.
     frame.write.format("noop").mode("overwrite").save()
     return findings()
 
@@ -121,7 +122,7 @@ def validate_portions(
     portions are in memory at a time. Threads may call it at once.
 
     Args:
-        frames: returns the portions. It is called again for the details if something is wrong.
+        frames: returns the portions. It is called again for the details if an expectation is not met.
         name: of the check.
         expectations: only expectations on single rows, if there are several portions.
         keys: the columns that identify a row in a finding.
@@ -153,7 +154,7 @@ def _of_portion(
         sources = _context().data_sources
         batch = _batch(sources.add_or_update_pandas(name), frame, name)
         found = batch.validate(_suite(name, expectations), result_format=result_format).results
-        # It holds the portion.
+        # The data source refers to the portion.
         sources.delete(name)
     return [result.to_json_dict() for result in found]
 
@@ -238,7 +239,7 @@ def _finding(result: dict, keys: Sequence[str]) -> Finding:
 
 
 def _errors(result: dict) -> list[str]:
-    """Return why an expectation could not be evaluated, if so."""
+    """Return why an expectation could not be evaluated; nothing if it could."""
     found = _exceptions(result.get("exception_info"))
     return [each.get("exception_message", "") for each in found if each.get("raised_exception")]
 
@@ -276,7 +277,7 @@ def _condition(kind: str, columns: Sequence[str], kwargs: dict) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value as people write it. The library makes numbers of arguments floats."""
+    """Return a value as people write it. The library converts numeric arguments to floats."""
     if value is None:
         return "null"
     if isinstance(value, float) and value.is_integer():

@@ -43,7 +43,7 @@ class SchemaRefused(WritetimeError):
 
 
 class Registry:
-    """The registry of the settings. Spark tasks carry it with its cached schemas."""
+    """The registry of the settings. Spark tasks get it with its cached schemas."""
 
     def __init__(self, settings: Settings) -> None:
         registry = settings.schema_registry
@@ -60,11 +60,11 @@ class Registry:
         self._schemas: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client out, because it has connections."""
+        """Leave out the client, because its connections cannot be pickled."""
         return self.__dict__ | {"_client": None}
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> int:
-        """Register the schema of a topic's values; return its id, which exists already if it was registered before.
+        """Register the schema of a topic's values, if it is not registered yet, and return its id.
 
         A new subject gets this compatibility; an existing one keeps its own.
 
@@ -166,7 +166,7 @@ class Registry:
         return paths.cafile or paths.capath
 
     def _does_not_answer(self, reason: str) -> Transient:
-        """Return the error. The client may have cached a bad answer, and may still be reading one."""
+        """Return the error, and drop the client: it may have cached an invalid answer, or may still be reading one."""
         client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):
@@ -178,7 +178,7 @@ class Registry:
 
 
 class _Refusal(WritetimeError):
-    """An answer of the registry that a retry would get again."""
+    """The registry refuses a call, and would refuse it again."""
 
     def __init__(self, url: str, what: str, status: int, text: str) -> None:
         self.status = status

@@ -15,7 +15,7 @@ from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 from writetime.runtime.java import spark_java_home
 
-# Spark's own pattern, and the keys and signatures of Azure's storage, which it lacks.
+# Spark's own pattern, and the keys and signatures of Azure's storage, which that pattern does not cover.
 _SECRET = r"(?i)secret|password|token|access[.]?key|account[.]?key|credential|[.]sas[.]"
 
 
@@ -56,7 +56,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
             "a folder that all machines share"
         )
     elif python := settings.spark.conf.get("spark.pyspark.python"):
-        # Only spark-submit reads that option itself.
+        # Without spark-submit, Spark does not read that option.
         os.environ["PYSPARK_PYTHON"] = python.get_secret_value()
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return {

@@ -1,4 +1,4 @@
-"""How close the waiting messages are to the end of the topic's retention, after which the broker deletes them."""
+"""Counts the waiting messages that the broker will soon delete, because of the topic's retention."""
 
 import time
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | No
     Args:
         settings: where Kafka is.
         topic: the topic.
-        done: the offset up to which each partition is done; None if nothing of it is.
+        done: the offset up to which each partition is done; None if none of its messages is.
 
     Raises:
         UnknownRetention: the broker does not report the topic's retention.

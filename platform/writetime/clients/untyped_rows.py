@@ -1,4 +1,4 @@
-"""Results of the database whose values stay bytes, of any type.
+"""Reads results of the database without decoding: a value of any type stays bytes.
 
 The driver's own types do not hold all CQL values, and it cannot read every type's name: in `vector<frozen<u>, 2>` with
 a type `u` it reads the name, in hexadecimal "75", as a number.
@@ -13,7 +13,7 @@ from cassandra.protocol import (  # type: ignore[attr-defined]
     read_string,
 )
 
-# Types that have parts (native protocol version 4, 4.2.5.2).
+# Types that have parameters (native protocol version 4, 4.2.5.2).
 _CUSTOM, _LIST, _MAP, _SET, _UDT, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x30, 0x31
 _PARTS = {_LIST: 1, _MAP: 2, _SET: 1}
 

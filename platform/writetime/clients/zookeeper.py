@@ -1,4 +1,4 @@
-"""The connection to ZooKeeper: the options of its client, from the settings."""
+"""Connects to ZooKeeper with the options that the settings give the client."""
 
 import logging
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def client_options(settings: Settings) -> dict[str, Any]:
     options: dict[str, Any] = {"hosts": zookeeper.hosts, "logger": _log}
     if zookeeper.username is not None and zookeeper.password is not None:
         login = f"{zookeeper.username}:{zookeeper.password.get_secret_value()}"
-        # Not for the client's certificate, too, as ACLs for the creator of a node would be.
+        # ACLs for a node's creator would also include the client's certificate.
         acl = [make_digest_acl(zookeeper.username, zookeeper.password.get_secret_value(), all=True)]
         options |= {"auth_data": [("digest", login)], "default_acl": acl}
     if zookeeper.tls_ca_file is not None:

@@ -30,7 +30,7 @@ async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], singl
 
     Raises:
         Refused: it is larger.
-        Disconnected: its end did not come.
+        Disconnected: its end did not arrive.
     """
     body = bytearray()
     more = True

@@ -69,7 +69,7 @@ class Ingress:
         # A redirect would contain the host that the caller has sent.
         self._rest.router.redirect_slashes = False
         self.draining = False
-        # Why the ingress cannot continue; and the function that ends its server.
+        # The reason why the ingress cannot continue, and the function that ends its server.
         self.fault: str | None = None
         self.stop: Callable[[], None] = lambda: None
 
@@ -92,9 +92,7 @@ class Ingress:
         self._outbox.close()
 
     def _fail(self, reason: str) -> None:
-        """Stop for good. A supervisor of any kind starts a process again that has ended, but not each of them looks at
-        `/health`.
-        """
+        """End the server. Every supervisor restarts a process that has ended, but not every one checks `/health`."""
         self.fault = self.fault or reason
         self.draining = True
         self.stop()
@@ -194,7 +192,7 @@ class Ingress:
         if reason is None:
             return _json({"status": "ready"})
         if not self._tokens.admit(request.scope["headers"]):
-            # It would name the brokers.
+            # The full reason would name the brokers.
             reason = "shown only with a token"
         return _json({"status": "error", "reason": reason}, 503)
 

@@ -1,6 +1,6 @@
 """The OpenAPI document of the HTTP ingress.
 
-`openapi.json` beside this module is the document, with `{names}` in place of the limits in force.
+`openapi.json` in the folder of this module is the document, with `{names}` in place of the configured limits.
 """
 
 import json
@@ -20,7 +20,7 @@ _FILE = Path(__file__).with_name("openapi.json")
 
 
 def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document with the limits in force."""
+    """Return the OpenAPI 3.1 document with the configured limits."""
     ingest = settings.ingest
     limits = {
         "version": version("writetime"),
@@ -47,7 +47,7 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
 
 
 def _filled(part: Any, limits: Mapping[str, Any]) -> Any:
-    """Return a part of the document with limits for their names. A string that is one name becomes the limit itself."""
+    """Replace the names in a part of the document by their limits. A string that is one name becomes the number."""
     match part:
         case dict():
             return {name: _filled(value, limits) for name, value in part.items()}

@@ -28,7 +28,7 @@ _MESSAGE_OVERHEAD_BYTES = 4096
 
 
 class BrokerUnreachableError(Transient):
-    """No broker answers now; one may later."""
+    """No broker answers now; one may answer later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Outbox:
             except (BufferError, KafkaException) as e:
                 call.faults[index] = Fault.of(e.args[0]) if isinstance(e, KafkaException) else Fault(str(e))
                 self._metrics.not_queued.inc(len(messages) - index)
-                # Its reason reaches the callback of errors through a poll, and there may be no other.
+                # The reason reaches the error callback only in a poll, and there may be no other poll.
                 self._loop.call_soon(producer.poll, 0)
                 break
             call.waiting += 1
@@ -133,7 +133,7 @@ class Outbox:
         """Return why events cannot be sent now, or None. A thread queries the broker, at most once per second."""
         async with self._probe_lock:
             if self._loop.time() >= self._probe_kept_until:
-                # Errors reach their callback through a poll, and an idle ingress has no other.
+                # Errors reach the callback only in a poll, and an idle ingress has no other poll.
                 self._producer.poll(0)
                 try:
                     await asyncio.to_thread(_probe, self._producer, self._settings)

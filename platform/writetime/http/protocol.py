@@ -26,9 +26,9 @@ MAX_HEADER_BYTES = 64 * 1024
 # Calls of one connection that wait for earlier ones.
 MAX_PIPELINED = 100
 RETRY_AFTER_SECONDS = 1
-# If a connection is closed while its client still sends, it is reset, and the client may lose the answer.
+# If a connection is closed while its client is still sending, TCP resets it, and the client may lose the answer.
 _LINGER_SECONDS = 1.0
-# The bytes of a header beside its name and value: a colon, a space and the end of the line.
+# The bytes of a header in addition to its name and value: a colon, a space and the end of the line.
 _HEADER_OVERHEAD = 4
 _VERSIONS = frozenset({"1.0", "1.1"})
 
@@ -73,14 +73,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._gate = gate
         # The scope of the last call that has arrived: while another one arrives, uvicorn has another scope.
         self._arrived: object = self.scope
-        # Bytes received since a call began or ended, or a part of its body came.
+        # Bytes received since a call began or ended, or a part of its body arrived.
         self._silent_bytes = 0
         # Bytes of the body of the arriving call, and those that the gate has counted.
         self._body_bytes = self._counted_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._fault: tuple[int, str] | None = None
         self._refusal: bytes | None = None
-        # The call whose application runs: uvicorn knows only the last one that came, which may wait for it.
+        # The call whose application runs. uvicorn keeps only the last call that arrived, which may wait for this one.
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
 _RETRY_AFTER = {"Retry-After": "1"}
-# The most bytes of an item around its payload.
+# The largest number of bytes of an item outside of its payload.
 _OVERHEAD_BYTES = 4096
 
 
 def max_item_bytes(settings: Settings) -> int:
-    """Return the most bytes of a body with a single item."""
+    """Return the largest number of bytes of a body with a single item."""
     return settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
 
 
@@ -119,7 +119,7 @@ class ItemsEndpoint:
             raise Refused(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
     async def _enqueuer(self) -> AsyncEnqueuer:
-        """Return the enqueuer; calls that come meanwhile wait for the same connection."""
+        """Return the enqueuer; calls that arrive meanwhile wait for the same connection."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(asyncio.to_thread(self._connect))
         task = self._connecting

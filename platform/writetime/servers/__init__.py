@@ -27,7 +27,7 @@ def servers(settings: Settings) -> list[EmbeddedServer]:
 
 
 def left(settings: Settings) -> list[ServerFolder]:
-    """Return the servers in `embedded.home` that run although `embedded.servers` does not name them any more."""
+    """Return the servers in `embedded.home` that run although `embedded.servers` no longer names them."""
     found = [ServerFolder(settings.embedded.home / name) for name in _SERVERS if name not in settings.embedded.servers]
     return [server for server in found if server.pid() is not None]
 
@@ -41,7 +41,7 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """
     all_servers = servers(settings)
     _require_distinct_ports(all_servers)
-    # All are checked before the first starts, so that none is left running because another one cannot start.
+    # All are checked before the first starts: if one cannot start, none is started.
     needed = [server for server in all_servers if server.must_start()]
     jars.fetch(*(server.name for server in needed))
     launched = [(server, server.launch()) for server in all_servers]
@@ -51,8 +51,8 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
 
 
 def down(settings: Settings) -> list[tuple[str, bool]]:
-    """Stop all servers in `embedded.home`, also those that the settings do not name any more; return their names. The
-    flag shows which were running.
+    """Stop all servers in `embedded.home`, also those that the settings no longer name; return their names. The flag
+    shows which were running.
     """
     named = {*settings.embedded.servers, *(server.folder.name for server in left(settings))}
     return [(name, ServerFolder(settings.embedded.home / name).stop()) for name in reversed(_SERVERS) if name in named]

@@ -55,10 +55,10 @@ class CassandraServer(EmbeddedServer):
             f"-Dlogback.configurationFile={logback}",
             "-Dcassandra-foreground=yes",
             "-Dcassandra.ring_delay_ms=1000",
-            # The clock by which it judges timeouts would otherwise wake 500 times per second, half of the CPU of an
-            # idle node.
+            # The node's clock for timeouts would otherwise wake 500 times per second, which is half of an idle node's
+            # CPU time.
             "-Dcassandra.approximate_time_precision_ms=50",
-            # How long it lives on after it has reported its end to other nodes.
+            # The time for which the node continues after it has announced its shutdown to other nodes.
             "-Dcassandra.shutdown_announce_in_ms=100",
             "-Dcassandra.skip_wait_for_gossip_to_settle=0",
             f"-Dcassandra.jmx.local.port={self.jmx_port}",
@@ -118,7 +118,7 @@ class CassandraServer(EmbeddedServer):
             "cdc_enabled": True,
             "commitlog_segment_size": "8MiB",
             "auto_snapshot": False,
-            # By default, each table that is written to takes 2 MiB of the heap at once, and 200 tables end the node.
+            # By default, each written table takes 2 MiB of the heap at once, and with 200 tables the node fails.
             "memtable_allocation_type": "unslabbed_heap_buffers",
             "concurrent_reads": 16,
             "concurrent_writes": 32,

@@ -1,7 +1,7 @@
-"""A server process of this machine: started once, probed until it answers, found again by its pid file, stopped.
+"""Starts a server process on this machine, probes it until it answers, finds it again by its pid file, and stops it.
 
 A server outlives the command that starts it, and any later command finds it. A supervisor such as supervisord would be
-one more process to start, to find and to stop, and neither systemd nor Docker is on every machine.
+a further process to start, find and stop, and not every machine has systemd or Docker.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ class ServerFolder:
             pid = int(recorded)
         except (FileNotFoundError, ValueError):
             return None
-        # A number alone may belong to another process since.
+        # The same number may belong to another process by now.
         return pid if _identity(pid) == identity else None
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
@@ -136,7 +136,7 @@ class EmbeddedServer(ServerFolder, ABC):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other programs that start the servers: they must not all find that none is running."""
+        """Exclude other programs that start the servers: two must not both find that a server is not running."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "launch.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -223,24 +223,24 @@ def port_answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def free_port(ports: range = _PORTS) -> int:
-    """Return a port of the loopback interface that nothing uses now, and that no other process got here.
+    """Return a port of the loopback interface that is free now, and that no other process has reserved here.
 
-    A server takes it later, maybe again after a restart. So it is none of those that systems give to connections (from
-    32,768 on in Linux), and stays reserved until this process ends.
+    A server listens on it later, and possibly again after a restart. So it is not an ephemeral port (from 32,768 on in
+    Linux), and it stays reserved until this process ends.
     """
     while True:
         port = ports[(os.getpid() * _PER_PROCESS + next(_tried)) % len(ports)]
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
-            # The lock of a process on the byte of a port. It ends with the process.
+            # Each port has a byte, which a process locks. The lock ends with the process.
             fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             return port
 
 
 @cache
 def _reservations() -> int:
-    """Open the file in which the processes of this user lock the ports that they got. It must stay open: to close it
-    would release them.
+    """Open the file in which the processes of this user lock the ports that they have reserved. It must stay open,
+    because closing it would release them.
     """
     path = Path(tempfile.gettempdir()) / f"writetime-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -257,7 +257,7 @@ def _identity(pid: int) -> str | None:
             return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
         return None
     try:
-        # Behind the name, which may have any characters: fields 3 to 52 of `proc_pid_stat(5)`.
+        # After the name, which may have any characters: fields 3 to 52 of `proc_pid_stat(5)`.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -1,4 +1,4 @@
-"""Files of Java's `Properties`, which Kafka and ZooKeeper read."""
+"""Writes files of Java's `Properties`, which Kafka and ZooKeeper read."""
 
 import struct
 from collections.abc import Mapping
