@@ -6,13 +6,13 @@ UI_PORT ?= 3000
 WORKSPACE ?= workspace.yaml
 export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Each program that starts would otherwise compile the modules again.
+# With this variable, each program would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
-# More processes than cores, as tests wait a lot.
+# More processes than cores, because tests often wait.
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
-# Java ignores an archive that is missing, or made of other jars or by another Java. Spark takes off the quotes.
+# Java ignores an archive that is missing, or that has other jars or comes from another Java. Spark removes the quotes.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
@@ -20,7 +20,7 @@ export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 setup: $(STAMP)
 
-# Python compiles the modules that are used when they are first imported; pip would compile all, one after the other.
+# Python compiles each module when it is first imported. Pip would compile all modules, one after the other.
 $(STAMP): requirements.lock pyproject.toml
 	@echo "installing Python packages from requirements.lock (a minute or two the first time) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "Python 3.11 to 3.14 is needed; name one: make PYTHON=python3.11")'
@@ -33,12 +33,12 @@ $(STAMP): requirements.lock pyproject.toml
 instance: setup
 	@mkdir -p "$(DAGSTER_HOME)" && cp dagster.yaml "$(DAGSTER_HOME)/"
 
-# Where there are no settings yet, they begin as the demo's. SCYLLA=host:port runs it on that ScyllaDB.
+# If there are no settings yet, the demo's are written. SCYLLA=host:port runs the demo on that ScyllaDB.
 demo: instance
 	@$(BIN)/python -m demo.settings $(SCYLLA)
 	@$(BIN)/python -m demo
 
-# Before anything starts: two daemons on one instance would start each schedule twice.
+# Checked before anything starts: two daemons on one instance would start each schedule twice.
 port: setup
 	@$(BIN)/python -c 'from writetime.servers.process import port_answers as used; import sys; sys.exit(used($(UI_PORT)))' \
 		|| { echo "port $(UI_PORT) is in use: if not by a \`make ui\`, take another by \`make ui UI_PORT=3001\`"; exit 1; }
@@ -48,7 +48,7 @@ ui: port instance
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
-# T=tests/lake/test_run.py runs these tests only, at once. Else style is checked while the tests run, as they wait a lot.
+# T=tests/lake/test_run.py runs only these tests. Without T, style is checked while the tests run, which often wait.
 test: setup
 	@$(if $(T),$(BIN)/python -m pytest $(T),$(MAKE) --no-print-directory -j 2 style tests)
 
@@ -56,11 +56,11 @@ tests: compiled $(CLASSES)
 	@$(PYTEST) --durations=20 --cov --cov-report=
 	@$(BIN)/coverage report --format=total | sed 's/.*/coverage of branches by tests that start no server: & %/'
 
-# What to run before each commit: style, and the tests that need no servers.
+# To run before each commit: style, and the tests that need no servers.
 check: prepared
 	@$(PYTEST) --without-servers
 
-# The branches that those tests and tests/storage cover.
+# The branches that the tests without servers and tests/storage cover.
 coverage: compiled
 	@$(PYTEST) --without-shared-servers --ignore tests/security --cov --cov-report term
 
@@ -68,16 +68,16 @@ coverage: compiled
 test-long: prepared $(CLASSES)
 	@$(PYTEST) --long
 
-# The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine; each has
-# its own environment.
+# The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine, each
+# in its own environment.
 test-python: setup
 	@$(BIN)/python -m tools.pythons
 
-# The same on this Python alone.
+# The same tests, on this Python only.
 test-without-shared-servers: setup
 	@$(PYTEST) --without-shared-servers
 
-# The stages that read what Cassandra writes or says, on each of its versions, and the tests above on each Python.
+# The tests of stages that read Cassandra's files or answers, on each of its versions; and those above on each Python.
 MATRIX_TESTS := tests/capture tests/lake/test_backfill.py tests/lake/test_compacted.py tests/lake/test_counters.py \
 	tests/row_events/test_publish.py tests/verify
 test-matrix: setup
@@ -85,8 +85,8 @@ test-matrix: setup
 		echo "Cassandra $$version"; $(BIN)/python -m pytest $(MATRIX_TESTS) --cassandra $$version || status=1; \
 	done; $(BIN)/python -m tools.pythons || status=1; exit $$status
 
-# The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
-# node and NODETOOL its command, both for backfills.
+# The whole platform on a running ScyllaDB, with vnodes and then with tablets. DATA is the node's data folder, and
+# NODETOOL is the command to run its nodetool, both for backfills.
 SCYLLA_TESTS := tests/scylla tests/clients tests/ingest tests/http tests/demo tests/faults tests/workqueue tests/replay
 test-scylla: setup
 ifdef SCYLLA
@@ -98,7 +98,7 @@ else
 	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command]"
 endif
 
-# Style, and beside it what numba compiles, which each process of the tests would compile.
+# Style, and at the same time numba's functions, which each process of the tests would otherwise compile.
 prepared: setup
 	@$(MAKE) --no-print-directory -j 2 style compiled
 
@@ -108,7 +108,7 @@ compiled: setup
 $(CLASSES): $(STAMP)
 	@$(BIN)/python -m tools.spark_archive $@
 
-# Without the audit: a vulnerability that is published tomorrow must not fail the tests.
+# Without the audit: a newly published vulnerability must not fail the tests.
 style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
@@ -118,11 +118,11 @@ style: setup
 lint: style
 	@$(BIN)/python -m tools.audit
 
-# The wheel, the source distribution and the list of components in dist/, tried in a fresh environment. Uploads nothing.
+# Build the wheel, the source distribution and the list of components in dist/, and try them. Uploads nothing.
 release: setup
 	@$(BIN)/python -m tools.release
 
-# The reference of the Python interface, as HTML in .writetime/api.
+# Write the reference of the Python interface, as HTML in .writetime/api.
 api: setup
 	@$(BIN)/python -m tools.api
 
@@ -140,7 +140,7 @@ bench: setup
 	@$(BIN)/python -m bench.workqueue
 	@$(BIN)/python -m bench.replay
 
-# A server whose folder is deleted would run on, and nothing could find it.
+# A server whose folder is deleted would continue to run, and no command could find it.
 clean:
 	@test ! -x $(BIN)/writetime || test ! -d .writetime/servers || $(BIN)/writetime down
 	@test ! -x $(BIN)/writetime || for settings in .writetime/tests/*/servers.toml; do \
