@@ -76,8 +76,8 @@ _SERVERS = {
 }
 # Fixtures that start servers for one folder of tests.
 _OWN_SERVERS = {"secured", "written"}
-# Folders whose branches are not measured in `make test`, beside all tests that start servers: measuring takes a third
-# more CPU.
+# Folders whose branches are not measured in `make test`, like those of all tests that start servers: measuring takes a
+# third more CPU time.
 _NOT_COVERED = {"attack", "security", "storage"}
 
 
@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup() -> None:
     """Undo what commands of Dagster leave behind in this process. Dagster maps SIGTERM to the handler of Ctrl-C, which
     processes of xdist ignore: programs that later tests start would inherit that, and not end. And definitions would be
-    loaded with the tables that were told to the command.
+    loaded with the tables of the command.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if context := sys.modules.get("dagster._core.definitions.definitions_load_context"):
@@ -321,7 +321,7 @@ def settings(
     """Settings with a keyspace, topics, a consumer group and a lake that no other test uses.
 
     The keyspace has the tables of ingest; those of queues are there with `queue_tables`, as few tests need them and
-    each costs a tenth of a second. The settings file in force says the same, so that resources and programs that a test
+    each costs a tenth of a second. The settings file has the same values, so that resources and programs that a test
     starts have them too.
     """
     name = f"t{uuid.uuid4().hex[:12]}"

@@ -74,13 +74,13 @@ def run_demo(own: Settings, home: Path) -> tuple[int, str, set[str]]:
         try:
             printed, _ = demo.communicate(timeout=1200)
         except subprocess.TimeoutExpired:
-            # With all that it has started, or that goes on beside other tests.
+            # With all its child processes, which would otherwise run during other tests.
             os.killpg(demo.pid, signal.SIGABRT)
             printed, _ = demo.communicate()
     return demo.returncode, printed, metrics
 
 
-# Eight runs of Dagster, beside other tests.
+# Eight runs of Dagster, while other tests run.
 @pytest.mark.usefixtures("queue_tables")
 @pytest.mark.timeout(1500)
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def checked(table: LakeTable, files: list[WrittenFile], *expect: dict[str, Any],
 
 def met_in_spark(frame: DataFrame) -> list[bool]:
     """Whether each case is met, by few calls, which take seconds. The library returns the findings of a call in another
-    order: they are told apart by kind and column, of which a call has each once.
+    order, so they are matched by kind and column; a call has each pair once.
     """
     expectations_of = of_entry(FollowedTable(SCHEMA.full_name, Table(expect=CASES), SCHEMA))
     calls: list[dict[tuple[str, str], int]] = [{}, {}]

@@ -103,7 +103,7 @@ def test_batches_come_into_the_lake(
     told = checked()
     assert (told.passed, told.metadata["batches"].value, told.metadata["items"].value) == (True, 5, 6)
     delete_batches_that_the_lake_has(monkeypatch)
-    # What is gone is not asked for again.
+    # Deleted batches are not requested again.
     instance.wipe_assets([replay.batches_key(QUEUE)])
     assert tick(instance) == [("4", "5")]
     assert not run(instance, "3", "4").success

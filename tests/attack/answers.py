@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 Ending = Literal["sentinel", "closed", "reset", "an answer that is cut off", "no answer"]
 _HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
-# A head beyond this is none.
+# A longer head is invalid.
 _MAX_HEAD_BYTES = 10_000
 
 

@@ -37,7 +37,7 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 
 MIB = 1 << 20
-# How many connections there are at once, beside the probe.
+# The number of connections at once, in addition to the probe.
 _CONNECTIONS = 12
 # A call has to arrive in this time, and its answer in that.
 _REQUEST_SECONDS = 2.0

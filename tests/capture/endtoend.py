@@ -76,10 +76,10 @@ class Dose:
 
     Attributes:
         pause_seconds: the longest pause of a thread between two writes.
-        kills: how often each program is killed, beside the kills while a server is away.
+        kills: how often each program is killed, in addition to the kills while a server is down.
         quiet_seconds: the longest time between two faults.
-        tables: how many tables of random columns are written to, beside one of counters and one of large values. One of
-            them comes later than the others.
+        tables: the number of written tables with random columns, in addition to one of counters and one of large
+            values. One of them is created later than the others.
         replicas: how many more agents publish copies of the segments.
         snapshot: which snapshots the agents of replicas publish.
     """

@@ -53,7 +53,7 @@ class RegistryServer(EmbeddedServer):
 
 
 def _unpacked() -> Path:
-    """Return the folder of the server, which is unpacked once on a machine, beside the jars."""
+    """Return the folder of the server, which is unpacked once per machine, in the folder of the jars."""
     (archive,) = jars.fetch("registry")
     folder = jars.cache_folder().parent / "registry" / archive.name
     if not folder.is_dir():

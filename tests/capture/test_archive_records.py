@@ -24,7 +24,7 @@ def key(number: int) -> str:
 
 
 def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment has to be gone for a day, also across runs. What is not published whole stays."""
+    """A segment counts as deleted after a day, also across runs. A segment that is not published completely stays."""
     now = 1_000_000.0
     monkeypatch.setattr(checkpoint.time, "time", lambda: now)
     with closing(Checkpoint(tmp_path)) as kept:

@@ -101,7 +101,7 @@ def written(node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def captured(written: Written) -> Captured:
-    """The keyspace, of whose changes nothing is published yet, as far as a test can tell."""
+    """The keyspace, none of whose changes is published yet."""
     written.captured.forget("t")
     return written.captured
 
@@ -126,7 +126,7 @@ def test_changes_of_an_agent_are_published(
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     publish_by_the_command(captured, copies, of_agent.total())
     assert published(captured) == Counter({change: 2 * count for change, count in of_agent.items()})
-    # The asset knows nothing of that checkpoint: as if a run had died before it kept what it did.
+    # The asset does not use that checkpoint, as if a run had ended before it recorded its progress.
     publish_by_the_asset(captured, copies, of_agent.total())
     assert published(captured) == Counter({change: 3 * count for change, count in of_agent.items()})
     captured.assert_same("t")
@@ -254,7 +254,7 @@ def test_missing_changes_are_reported_until_they_are_read(
 
 
 def assert_reported_if_it_vanishes(captured: Captured, growing: Path) -> None:
-    """A segment that grows is gone before its end."""
+    """A segment that still grows is deleted before its end was read."""
     index_of(growing).write_text("1000")
     folder = growing.parent.with_name("other")
     folder.mkdir()

@@ -223,7 +223,7 @@ def test_snapshots_that_are_broken_or_gone(
     assert status["snapshots"][tables["broken"]]["status"] == "failed"
     assert_shown(tables, shown)
     assert_logged(tables, snapshots(landed)["broken"]["tag"], caplog.text)
-    # One call took them all, and one more that which was gone; each tag was deleted once.
+    # One call took all snapshots, and another one the deleted one again; each tag was deleted once.
     assert [sorted(c[-1].split(",")) for c in damage.calls if c[0] == "snapshot"] == [
         sorted([*tables.values(), f"{landed.keyspace}.marks"]),
         [tables["gone"]],

@@ -53,7 +53,9 @@ def land(captured: Captured) -> LakeTable:
 
 @pytest.mark.parametrize("snapshot", ["schema-only", "initial"])
 def test_a_table_that_is_truncated(landed: Captured, snapshot: str) -> None:
-    """Also what has a later write time than the truncation is gone, and what has an earlier one counts after it."""
+    """Writes before the truncation are deleted, also with later write times; writes after it count, also with earlier
+    ones.
+    """
     landed.settings = landed.with_options(snapshot=snapshot)
     landed.write(
         "CREATE TABLE {ks}.t (k int, c int, s text static, v text, m map<int, text>, PRIMARY KEY (k, c)) "
@@ -118,7 +120,7 @@ def test_a_table_that_is_dropped_and_created_again(landed: Captured, snapshot: s
             land(landed)
             landed.write(f"INSERT INTO {{ks}}.t {values} USING TTL 1000")
             if not is_down and number < 2:
-                # Not landed before the table is gone.
+                # The table is dropped before its changes land.
                 landed.write("DROP TABLE {ks}.t")
         if is_down and number < 2:
             landed.write("DROP TABLE {ks}.t")

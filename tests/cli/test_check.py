@@ -29,7 +29,7 @@ def taken() -> Iterator[int]:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The settings file in force."""
+    """The current settings file."""
     path = tmp_path / "writetime.toml"
     monkeypatch.setenv("WRITETIME_CONFIG", str(path))
     return path

@@ -26,7 +26,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """A cluster that creates missing topics, in the process of the client that it belongs to."""
     cluster = Producer({"test.mock.num.brokers": 1})
     at = ",".join(f"{broker.host}:{broker.port}" for broker in cluster.list_topics(timeout=15).brokers.values())
-    # Or a client of brokers that are gone stays with the other tests.
+    # Otherwise the other tests would keep a client of brokers that no longer run.
     monkeypatch.setattr(kafka, "_admin_of", kafka._admin_of.__wrapped__)
     yield config.load(kafka=Kafka(bootstrap_servers=at))
     # The cluster ends with it.

@@ -43,7 +43,7 @@ def test_a_silent_broker_is_an_error_that_names_it_and_the_remedy(
     question: Callable[[Settings], Any], silent_broker: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)
-    # Or a client of a broker that is gone stays with the other tests.
+    # Otherwise the other tests would keep a client of a broker that no longer runs.
     monkeypatch.setattr(kafka, "_admin_of", kafka._admin_of.__wrapped__)
     broker = silent_broker.kafka.bootstrap_servers
     with pytest.raises(WritetimeError, match=rf"no broker answers at {broker}.*`writetime up`"):

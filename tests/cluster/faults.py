@@ -243,7 +243,7 @@ class ClusterRun:
             return -1  # The table has not landed yet.
 
     def _publish_rows(self) -> None:
-        """Publish row events; a run that fails as a broker is gone is run again, as Dagster does."""
+        """Publish row events. A run that fails because a broker is down is repeated, as Dagster does."""
 
         def done() -> bool:
             try:
@@ -273,7 +273,7 @@ class ClusterRun:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Wait until all that was written to each node is in the lake, as the nodes' watermarks tell."""
+        """Wait until all writes to each node are in the lake, by the nodes' watermarks."""
         self._stop.set()
         for writer in self._writers:
             writer.join(_PATIENCE_SECONDS)

@@ -58,7 +58,7 @@ class ClusterNode(CassandraServer):
             "initial_token": str(self._token),
             "commitlog_segment_size": "1MiB",
             "native_transport_max_threads": 16,
-            # A node that has to wait for its turn on two cores is not gone.
+            # A node that waits for a turn on two cores must not count as down.
             "phi_convict_threshold": 12,
         }
 
@@ -85,7 +85,7 @@ class ClusterBroker(KafkaServer):
             "offsets.topic.replication.factor": 3,
             "transaction.state.log.replication.factor": 3,
             "transaction.state.log.min.isr": 2,
-            # A broker that is killed is known to be gone after this time.
+            # After this time, the others consider a killed broker as down.
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
         }

@@ -26,7 +26,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class Sent:
-    """One message; `event_id` is None where only a dead letter can come of it."""
+    """One message; `event_id` is None if it can only become a dead letter."""
 
     event_id: UUID | None
     fate: Fate = Fate.UNKNOWN

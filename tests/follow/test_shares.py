@@ -115,7 +115,7 @@ def test_a_program_ends_while_zookeeper_is_away(own_zookeeper: Settings) -> None
 
 
 def test_no_program_is_known(own_zookeeper: Settings) -> None:
-    """Its own node may be gone between the two requests of a look."""
+    """Its own node may be deleted between the two requests of one read."""
     with joined(own_zookeeper) as program:
         program._programs = []
         assert not program.has(TABLES[0])

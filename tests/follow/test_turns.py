@@ -23,7 +23,7 @@ class Tables:
         self._given.offer({name: self._work(name) for name in names}, lambda _: True)
 
     def goes_on(self, name: str, *others: str) -> bool:
-        """Whether a table begins turns again and again, beside others."""
+        """Whether a table begins turns again and again, together with others."""
         before = self.begun.count(name)
         wait_for(lambda: [self.look(*others, name), self.begun.count(name) > before + 3][1], 5)
         return True
@@ -53,7 +53,7 @@ def test_the_longest_waiting_table_is_next() -> None:
         tables.look("a", "d", "c")
         tables.held["a"].set()
         wait_for(lambda: len(tables.begun) == 3)
-    # One that was not due any more did not wait.
+    # A turn that was no longer due did not wait.
     assert tables.begun == ["a", "c", "d"]
 
 

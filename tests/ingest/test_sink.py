@@ -132,7 +132,7 @@ def test_topics_that_were_lost_and_made_again(settings: Settings) -> None:
     with pytest.raises(WritetimeError, match=f"{ingest.topic} does not exist.*writetime init"):
         sink.run(settings, threading.Event())
     assert set(ensure_ingest_topics(settings)) == {ingest.topic, ingest.dead_letter_topic}
-    # The offsets of the group are gone with the topic, so the first messages count, too.
+    # The group's offsets were deleted with the topic, so the first messages count, too.
     produce(settings, [an_event(n).value() for n in (3, 4, 0, 1, 2)])
     assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 2 + ["duplicate"] * 3
     assert [event_id.int for event_id, _ in rows(settings)] == list(range(5))

@@ -81,7 +81,7 @@ def test_shards_of_many_nodes(settings: Settings, tmp_path: Path) -> None:
         list(backfill(lake, find_snapshots([str(tmp_path / "made")], schema)))
         assert view_rows(views.virtual(lake)) == wanted
         state.fold(lake)
-        # What the database makes one file of answers the same, alone and beside what it came from.
+        # The file that the database compacts gives the same rows, alone and together with the files it came from.
         nodetool(port, "compact", keyspace, "counters")
         assert cql_rows(session, schema) == wanted
         (folder,) = take_snapshot(settings, table, "compacted")

@@ -242,7 +242,7 @@ def test_a_late_write_costs_its_row(tmp_path: Path) -> None:
     wanted = {file.path: 1 for file in dropped if file.bucket == owner}
     assert {path: count for path, count in by_events.rows.items() if path in paths(dropped)} == wanted
     assert by_fold.rows == wanted
-    # Besides, ten rows of the batch before.
+    # Also ten rows of the previous batch.
     assert sum(by_events.rows.values()) == 1 + 10
     assert (77, 1) not in {(r["id"], r["n"]) for r in rows_at(table, 100)}
     # The new level does not have what was dropped either.

@@ -96,7 +96,7 @@ _OF_DAY = st.one_of(
     st.builds("day = DATE '{}'".format, _DAY),
     st.builds("day IN ('{}', DATE '{}')".format, _DAY, _DAY),
 )
-# Also half a millisecond beside values, which the database does not have.
+# Also half a millisecond before and after values, which the database does not have.
 _TIME = st.builds(
     lambda millis, micros: time_of(millis * 1000 + micros),
     st.sampled_from(_MILLIS[:-1]),

@@ -46,7 +46,7 @@ def _partition(changes: list[Change], schema: TableSchema, as_of: int) -> list[d
 
 
 class _Absent:
-    """Tells a cell that is not there from an empty value."""
+    """Distinguishes a missing cell from an empty value."""
 
 
 ABSENT = _Absent()

@@ -74,7 +74,7 @@ def test_a_snapshot_of_an_empty_table_is_one(folder: Path) -> None:
 
 
 def test_snapshots_of_two_tables_of_one_name_are_refused(folder: Path, settings: Settings, tmp_path: Path) -> None:
-    """ScyllaDB keeps the snapshots of a table that was dropped in a folder beside that of its successor."""
+    """ScyllaDB keeps the snapshots of a dropped table in a folder next to that of the new table of this name."""
     earlier = Path(shutil.copytree(folder, tmp_path / "earlier"))
     manifest = json.loads((folder / "manifest.json").read_text())
     old_id = str(uuid1())

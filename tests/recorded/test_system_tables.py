@@ -30,7 +30,7 @@ def test_requested_columns() -> None:
         for columns, named, setting in _QUERY.findall(source):
             table = named or str(defaults.get(setting))
             if table in known:
-                # Functions take columns, and a name that is given to a result is none.
+                # Functions have columns as arguments; the name of a result is not a column.
                 names = re.findall(r"\w+", re.sub(r" AS \w+|\w+\(", " ", columns))
                 asked.setdefault(table, set()).update(names)
     assert asked["system.local"] >= {"host_id", "schema_version", "truncated_at"}

@@ -152,7 +152,7 @@ class Run:
         assert {x.processor: x.batches for x in lag(self.settings, self.queue)} == dict.fromkeys(self.logs, 1)
 
     def seals(self) -> list[Seal]:
-        """Return what was sealed, also of batches that are gone."""
+        """Return the sealed batches, also those that were deleted."""
         with database.connect(self.settings) as session:
             batches = Batches(session, self.settings)
             head = batches.head(self.queue)

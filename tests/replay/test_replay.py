@@ -99,7 +99,7 @@ def test_a_batch_that_is_published_again(replay_settings: Settings, queue: str) 
 def test_the_last_sequence_after_a_publisher_that_was_killed(
     replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was killed when its batch was sealed: nobody recorded it, and ZooKeeper was not told."""
+    """It was killed after its batch was sealed: the batch was not recorded, and ZooKeeper does not have it."""
     with Publisher(replay_settings, queue) as one, Publisher(replay_settings, queue) as other:
         one.publish([b"a"], producer="p", sequence=1)
         assert other.last_sequence("p") == 1

@@ -34,7 +34,7 @@ def wait_for(reached: Callable[[], object], seconds: float = 60) -> None:
 
 
 class Platform:
-    """Commands run in this process, with the settings file in force; agents run in threads."""
+    """Commands run in this process, with the current settings file; agents run in threads."""
 
     def __init__(self, settings: Settings, keyspace: str) -> None:
         self.settings = settings

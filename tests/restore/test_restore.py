@@ -75,7 +75,7 @@ def test_the_lake_is_lost(platform: Platform) -> None:
     run("rebuild", name, "row_events")
     run("publish", name)
     assert platform.replayed(name) == by_id(platform.rows(name))
-    # There is none, and Kafka has all changes, or no longer has them.
+    # The lake is missing, and Kafka has all changes, or no longer has them.
     shutil.rmtree(platform.lake / name)
     platform.land(name)
     shutil.rmtree(platform.lake / name)

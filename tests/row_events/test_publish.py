@@ -110,7 +110,7 @@ def test_a_failed_publisher_hides_no_schema(settings: Settings) -> None:
     table = create_table(settings, parse_table("CREATE TABLE shop.void (id int, n int, v text, PRIMARY KEY (id, n))"))
     add(table, [{**write(1, 1, 5, v="a"), "n": None}], 1, table.schema())
     stream.extend(table)
-    # The broker would end a transaction after its timeout: here there is none, even before the publisher is gone.
+    # The broker would end a transaction after its timeout. Here there is no transaction, even before that.
     with pytest.raises(WritetimeError, match="no bytes in its key column n"):
         publish.publish(settings, table)
     assert_schemas_are_readable(settings)

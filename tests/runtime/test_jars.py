@@ -52,7 +52,7 @@ def test_a_cached_jar_that_was_changed_is_fetched_again(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(jars, "_download", download)
     path = pin(monkeypatch, tmp_path, b"sound")
-    # Cut off, of the same size, empty: the first time it is looked at, and after it was sound.
+    # Truncated, of the same size, and empty: at the first check, and after a check that found it valid.
     for wrong in (b"sou", b"SOUND", b""):
         path.write_bytes(wrong)
         assert [p.read_bytes() for p in jars.fetch("tiny")] == [b"sound"]

@@ -41,7 +41,7 @@ def java_alike(one: str, other: str) -> bool:
 
 
 def assert_apart(names: list[str]) -> None:
-    """No reader takes two of the names for one, and none is the beginning of another one at a dot."""
+    """Check that no reader confuses two of the names, and that no name is the start of another one up to a dot."""
     for i, one in enumerate(names):
         for other in names[:i]:
             assert not alike(one, other), (one, other)

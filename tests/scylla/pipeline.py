@@ -188,7 +188,9 @@ class Pipeline:
         publish.publish(self.settings, lake)
 
     def _wait_until_published(self) -> None:
-        """Wait until the agent has published each table up to the last write, and all that expires soon is gone."""
+        """Wait until the agent has published each table up to the last write, and all cells with short TTLs have
+        expired.
+        """
         # The windows of the last writes are to be read for the second time, too.
         last = time.time_ns() // 1000 + round((_SETTLE_SECONDS + self.settings.scylla_cdc.rescan_seconds) * 1_000_000)
         path = self.settings.capture.state_dir / "logs.json"

@@ -31,7 +31,7 @@ class Odd:
         cdc.announce_tablets(self.schema, [StreamSet(self.start // 1000 * 1000, (STREAM,))])
 
     def log(self, time: int, *rows: dict[str, Any], complete: bool = True, random: int = 0) -> None:
-        """Write a group, `time` seconds after the start; `random` tells it from others of the same time."""
+        """Write a group, `time` seconds after the start; `random` distinguishes it from others of the same time."""
         uuid = UUID(int=first_uuid(self.start + time * SECOND).int + random)
         for i, row in enumerate(rows):
             end = {"cdc$end_of_batch": True} if complete and i == len(rows) - 1 else {}
@@ -57,7 +57,7 @@ class Odd:
 
 
 def read(odd: Odd, snapshot_at: int | None = None) -> tuple[pa.Table, dict[str, int]]:
-    """Return the changes of a log, and what was found beside them."""
+    """Return the changes of a log, and the counts of its other rows."""
     found: Counter[str] = Counter()
     with open_source(odd.cdc.settings, odd.name) as source:
         pieces = interval(source, None, None, None)

@@ -44,7 +44,7 @@ def test_rows_of_a_dropped_static_column_are_skipped(cdc: CdcDatabase, statics: 
 
 
 def test_updates_of_a_dropped_column(cdc: CdcDatabase) -> None:
-    """A base table may be told that its column was dropped long ago; of the log it is dropped when it is."""
+    """The drop of a base table's column may have an early timestamp; the log's column is dropped when it happens."""
     odd = Odd(cdc)
     odd.log(1, ROW)
     cdc.session.execute(f"ALTER TABLE {odd.name} DROP v USING TIMESTAMP 5")

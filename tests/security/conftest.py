@@ -140,7 +140,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture
 def in_force(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of our user that are in force for commands and resources, too."""
+    """Settings of our user, which commands and resources use, too."""
     write_settings(secured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     return config.load()

@@ -17,7 +17,7 @@ ORDERS = FollowedTable("shop.orders", Table(snapshots=["unknown://user:hush-of-a
 
 
 def main() -> None:
-    """Show what Spark's UI and the lists of processes tell, and let a run fail, which is tried again once."""
+    """Check the contents of Spark's UI and of the lists of processes, and let a run fail, which is retried once."""
     failures.RETRIES = 1
     spark = SparkResource()
     context = spark.spark_session.sparkContext

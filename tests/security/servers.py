@@ -183,7 +183,7 @@ class SecuredKafka(KafkaServer):
             f'password="{self._users[admin]}"{users};',
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": f"User:{admin};User:ANONYMOUS",
-            # Without the listener's name it has no effect beside SASL.
+            # Without the listener's name it has no effect if SASL is on.
             "listener.name.sasl_ssl.ssl.client.auth": "required",
             "ssl.keystore.type": "PKCS12",
             "ssl.keystore.location": stores.keys,

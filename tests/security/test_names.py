@@ -65,7 +65,7 @@ def test_no_name_leads_out_of_the_lake(name: str) -> None:
 def test_a_table_with_such_names_from_capture_to_verification(secured: Secured, in_force: Settings) -> None:
     """What a real database answers is what the lake has, column by column."""
     key, clustering, static, outer, field, udt, *rest = (n for n in NAMES if n != "a)b")
-    # The protocol tells of new types by their names, and the driver takes those in ASCII only.
+    # The protocol announces new types by name, and the driver accepts names in ASCII only.
     inner = "a)b"
     quoted = {name: '"' + name.replace('"', '""') + '"' for name in NAMES}
     with connect(secured.admin) as session:

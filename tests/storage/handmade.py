@@ -212,7 +212,7 @@ def _wide() -> list[str]:
                 )
     statements.append(f"DELETE FROM {table} USING TIMESTAMP 15 WHERE k = 1 AND c >= 0 AND c < 1000")
     for low in range(0, 60, 3):
-        # The same deletion time again and again, so that only their bounds tell them apart.
+        # They all have the same deletion time, so that they differ in their bounds only.
         statements.append(f"DELETE FROM {table} USING TIMESTAMP 16 WHERE k = 2 AND c > {low} AND c <= {low + 2}")
     for i in range(25):
         low, time = r.randrange(60), r.choice([12, 25, 26])

@@ -25,7 +25,7 @@ Columns = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: `value` is None for a tombstone; `deletion_time` is that of a tombstone, or when the cell expires."""
+    """A cell: `value` is None for a tombstone; `deletion_time` is that of a tombstone, or the expiry of the cell."""
 
     write_time: int
     value: bytes | None

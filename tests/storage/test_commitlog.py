@@ -311,7 +311,7 @@ class Recorder(io.FileIO):
 
 
 class Recording(fs.FSSpecHandler):
-    """A remote file system, as far as a reader of segments can tell."""
+    """A remote file system, with the methods that a reader of segments uses."""
 
     def open_input_file(self, path: str) -> pa.PythonFile:
         return pa.PythonFile(Recorder(path), mode="r")

@@ -11,7 +11,7 @@ from writetime.servers.process import free_port
 
 
 def without_database(kafka: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings with a lake of their own, which are in force. The keyspace names tables that no other test has."""
+    """The current settings, with a separate lake. No other test has tables of this keyspace."""
     nowhere = {"keyspace": f"b{uuid.uuid4().hex[:12]}", "port": free_port()}
     lake = {"path": str(folder / "lake"), "cache": str(folder / "cache"), "buckets": 2}
     own = kafka.model_copy(

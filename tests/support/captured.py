@@ -41,7 +41,7 @@ REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 _PACE = Pace(mark=0.25, pause=0.1, status=0.25)
 # Two fit into a segment, and one of them may be no more than half of it.
 _FILLING_BYTES = 400_000
-# A table without CDC, beside the captured keyspaces.
+# A table without CDC, outside of the captured keyspaces.
 _REST = "rest.filling"
 
 

@@ -79,7 +79,7 @@ class FakeRegistry(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that are gone."""
+        """Report nothing if a client has disconnected."""
 
     def respond(self, method: str, path: str, content: Any) -> tuple[int, Any]:
         """Return the status and the answer to a call."""

@@ -105,7 +105,7 @@ def _run(outputs: list[Path], function: Callable[..., None], arguments: tuple[ob
 
 
 def read_beyond() -> None:
-    """Read the byte after a guarded buffer: it ends the process, or the guard is none."""
+    """Read the byte after a guarded buffer: this ends the process, unless the guard does not work."""
     guard()
     (buffer,) = walker.rooms([(100, np.uint8)])
     token_at(buffer.ctypes.data, 100)

@@ -64,7 +64,7 @@ class Postgres(EmbeddedServer):
         package = Path(spec.origin).parent
         if os.geteuid() == 0:
             copy = self.folder / "site-packages"
-            # The programs look for their libraries beside the package.
+            # The programs load their libraries from the folder of the package.
             for part in (f"{package.name}/pginstall", f"{package.name}.libs"):
                 if (package.parent / part).is_dir():
                     shutil.copytree(package.parent / part, copy / part, symlinks=True, dirs_exist_ok=True)

@@ -50,7 +50,7 @@ class Program(threading.Thread):
             self._process.wait()
 
     def end(self) -> None:
-        """End it for good, as an operator does."""
+        """End it permanently, as an operator does."""
         self._stopping = True
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)

@@ -30,7 +30,7 @@ SERVICES = ("serve", "sink", "agent", "follow", "work")
 # `make test` starts these once for all documents that name them with the same arguments: no command of later documents
 # needs them, and each start takes seconds.
 _ONCE = ("writetime agent", "writetime follow", "writetime work")
-# Commands that are looked at and not run, and why.
+# Commands that are only parsed and not run, and why.
 CHECKED = {
     "make setup": "tests run in an environment that is set up",
     "make instance": "its two lines are what this folder has",

@@ -22,7 +22,7 @@ class _Daemon(EmbeddedServer):
         spec = importlib.util.find_spec("pyspark")
         assert spec is not None
         assert spec.origin is not None
-        # Spark's launcher takes the Java that it is told of, and so do the executors.
+        # Spark's launcher and the executors use the Java of this variable.
         java_home = spark_java_home(jars.cache_folder().parent / "java")
         launcher = Path(spec.origin).parent / "bin/spark-class"
         environment = [f"JAVA_HOME={java_home}", f"SPARK_LOG_DIR={self.folder}", "SPARK_DAEMON_MEMORY=256m"]

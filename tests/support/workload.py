@@ -103,7 +103,7 @@ class Writer(threading.Thread):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Create the table, and one that tells the tokens of its keys."""
+        """Create the table, and one that returns the tokens of its keys."""
         schema = self._schema()
         # Of a map literal that has a key twice, the database takes one value or the other: no key to look for.
         while any(name in str(c.type) for c in schema.partition_key for name in ("map", "outer")):

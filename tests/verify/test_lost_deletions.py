@@ -50,7 +50,7 @@ def row(write_time: int, **values: Any) -> dict[str, Any]:
     ("written", "lost"), [(_AT, True), (_AT + 1, False)], ids=["before the read", "after the read"]
 )
 def test_a_cell_that_the_database_lacked(cell: dict[str, Any], written: int, lost: bool) -> None:
-    """Beside one that is written all the time; the lake has another row of the partition, too."""
+    """Another cell of the row is written all the time; the lake also has another row of the partition."""
     (before, _), (after, _) = read(row(5, w=1)), read(row(_AT + 5, w=2))
     lake, times = read(row(written, **cell), row(_AT + 9, w=2) | {"marker": None}, row(2, v="a", n=0))
     found = differing(lake, after, _TABLE)

@@ -188,7 +188,7 @@ def test_the_compacted_view(settings: Settings, session: Session, kept_by: Liter
     report = verify(settings, lake, 10)
     assert report.view is not None
     assert (report.proven, report.view.rows) == (True, 197)
-    # A row is gone, without a reason.
+    # A row is missing, without a reason.
     now = lake.view_files.load()
     file = next(each for each in now.files.values() if each.marked < each.file.rows)
     marked = read_vector(lake.view.storage, file.vector)

@@ -65,7 +65,7 @@ def test_rows_come_back_with_the_next_step(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_present_time_is_kept_if_no_row_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or what was ahead would be reported without end."""
+    """Otherwise the rows that were ahead would be reported in every run."""
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(1, 1, 5, v="a")], 1)
     step_ahead(table, tmp_path, monkeypatch, 2 * _HOUR)

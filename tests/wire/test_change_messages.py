@@ -30,7 +30,7 @@ EXAMPLES = examples(100)
 
 
 def changes_of(r: random.Random, schema: TableSchema, count: int) -> pa.RecordBatch:
-    """Changes with any values in any field, as far as Avro can tell."""
+    """Changes with any values that Avro accepts, in any field."""
     full = change_schema(schema)
     columns = []
     for field in full:
@@ -202,7 +202,7 @@ def test_the_fields_of_every_change() -> None:
 
 MILLIS = -1_234_567
 CELL = {"write_time": 1, "tombstone": False}
-# A change with this timestamp at any depth, and two places where the number is none.
+# A change with this timestamp at any depth, and with the number in two places where it is not a timestamp.
 TIMESTAMPS = {
     "kind": "row",
     "key": b"k",

@@ -83,7 +83,7 @@ class Rules:
 
 
 def without_effect(state: State, message: Message) -> bool:
-    """Whether a message will never be applied any more, whatever happens: epochs and `op` only grow."""
+    """Whether a message can never be applied again: epochs and `op` only grow."""
     match message:
         case Take(_, epoch):
             return epoch <= state.shard_epoch
@@ -181,7 +181,7 @@ def fault(state: State) -> str | None:
         return "an item was completed twice"
     for item, status in enumerate(state.rows):
         if state.completions[item] and status != DONE:
-            return "a completed item is not completed any more"
+            return "a completed item is no longer completed"
         if item and status != NEW and state.rows[item - 1] != DONE:
             return "an item was begun before the one before it was finished"
     return None

@@ -98,7 +98,7 @@ class Simulation:
             assert asyncio.get_running_loop().time() < _LIMIT_SECONDS, f"never finished: {self.unfinished()[:3]}"
             await asyncio.sleep(1)
         if rng.random() < 0.3:
-            # Long enough for buckets to be closed and dropped; what is dropped unfinished is told at once.
+            # Long enough for buckets to be closed and dropped; a bucket that is dropped unfinished is reported at once.
             await asyncio.sleep(120)
         for task, (tables, stop) in self.tasks.items():
             tables.paused_until = 0

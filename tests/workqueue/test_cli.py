@@ -38,7 +38,7 @@ def metric(port: int, name: str, **labels: str) -> float | None:
 
 @pytest.fixture
 def own(queue_settings: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings in a file, of a queue whose items are tried once, and a handler beside it."""
+    """Settings in a file, with a queue whose items are tried once, and a handler in the same folder."""
     queue = queue_settings.workqueue.queues[jobs].model_copy(update={"max_attempts": 1})
     workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: queue}, "metrics_port": free_port()})
     settings = queue_settings.model_copy(update={"workqueue": workqueue})

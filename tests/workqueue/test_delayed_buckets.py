@@ -66,7 +66,7 @@ class Counting(MemoryTables):
         self.listed.append(len(rows))
         return rows
 
-    # What a look reads besides.
+    # The other tables that a worker reads when it looks for items.
 
     async def letters(self, queue: str, shard: int) -> list[Any]:
         return []

@@ -111,7 +111,7 @@ def test_shards_are_shared_out_and_taken_over(queue_settings: Settings, jobs: st
         with working(queue_settings, {jobs: handle}):
             until_stored(lambda: sorted(list(owners().values()).count(o) for o in set(owners().values())) == [2, 2])
             enqueuer.enqueue_many(jobs, [NewItem(n, key=str(n % 9)) for n in range(100)])
-        # The second has gone gracefully: no lease has to end.
+        # The second has stopped gracefully: no lease has to expire.
         until_stored(lambda: len(owners()) == 4 and len(set(owners().values())) == 1)
         until_stored(lambda: inspect(queue_settings, jobs).depth == 0)
     assert count == 100
@@ -194,7 +194,7 @@ def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Setting
         insert_late("late", first)
         until(lambda: done == ["first", "late"])
         until_stored(lambda: all(registered().values()))
-        # The millisecond beside it, in the same bucket.
+        # The next millisecond, in the same bucket.
         insert_late("very late", UUID(int=first.int ^ (1 << 80)))
         until(lambda: "very late" in done)
         until_stored(lambda: not registered())

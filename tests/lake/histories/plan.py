@@ -7,7 +7,7 @@ from tests.support.generate import UDTS, Generator, Places
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, quote_name
 
-# What brings changes to the lake, besides what the commit log has pending and the snapshot of the round.
+# The other sources of changes in the lake, in addition to the pending commit log and the round's snapshot.
 _AGAIN = ["again", "replica", "old"]
 _UPKEEP = ["fold", "fold", "compact", "refresh", "extend", "trim", "rebuild", "drop", "drop", "pack"]
 _SOURCES = [["log"], ["log"], ["snapshot"], ["log", "snapshot"], ["some", "log"], ["some", "snapshot"], ["some"], []]
@@ -100,7 +100,7 @@ class _Maker:
     gone: dict[str, bool] = field(default_factory=dict)
 
     def alter(self, number: int) -> Iterator[Item]:
-        """Drop a column, maybe to have it back at once, or bring one back. None is dropped twice."""
+        """Drop a column, and sometimes add it again at once, or add a dropped one again. None is dropped twice."""
         r = self.generator.random
         if waiting := [n for n, is_gone in self.gone.items() if is_gone and self._may_return(n) and r.random() < 0.5]:
             yield self._add(waiting[0])
@@ -132,7 +132,7 @@ class _Maker:
         return Item("alter", f"ALTER TABLE {self.schema.full_name} ADD {quote_name(name)} {column.type}{static}")
 
     def present(self) -> TableSchema:
-        """The schema without the columns that are gone."""
+        """The schema without the dropped columns."""
         static, regular = (
             tuple(c for c in columns if not self.gone.get(c.name))
             for columns in (self.schema.static, self.schema.regular)
