@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.made import add, new_table, write
-from writetime.lake import buckets, parquet, state
+from writetime.lake import buckets, packing, parquet, state
 from writetime.lake.cache import Cache
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import READ_SOON, WrittenFile, uncompressed_size, write_file
@@ -16,8 +16,7 @@ from writetime.lookup.keys import ALL_TOKENS
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    monkeypatch.setattr(parquet, "_sizes", {})
+def storage(tmp_path: Path) -> Storage:
     return Storage(str(tmp_path))
 
 
@@ -33,10 +32,7 @@ def test_long_values_that_repeat_count_in_full(storage: Storage, monkeypatch: py
         rows = pa.table({"token": pa.array(range(len(texts))), "v": column})
         written = write_file(storage, rows, -1, rows["token"], layout=READ_SOON)
         assert written.size < 8 << 20
-        for _ in range(2):
-            assert uncompressed_size(storage, written.path) > 27_000 * 3000
-            # Another process reads it in the file.
-            parquet._sizes.clear()
+        assert uncompressed_size(storage, written.path) > 27_000 * 3000
         assert pq.read_table(f"{storage.address}/{written.path}")["v"].to_pylist() == texts.to_pylist()
         monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 24 << 20)
         assert state.parts_of(storage, [file_of(written)], 16) == 4
@@ -47,35 +43,19 @@ def test_a_file_of_another_program_has_its_size_before_compression(storage: Stor
     assert 100_000 < uncompressed_size(storage, "a.parquet") < 400_000
 
 
-def test_sizes_are_read_only_while_they_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_read_for_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by another process. A step may look at many files that it leaves as they are."""
     table = new_table(tmp_path, buckets=4)
-    for number in range(100):
+    for number in range(40):
         add(table, [write(number, 1, 1, v="x" * 1000)], number)
-    read: list[str] = []
-
-    def noted(storage: Storage, path: str) -> int:
-        read.append(path)
-        return uncompressed_size(storage, path)
-
-    monkeypatch.setattr(state, "uncompressed_size", noted)
     storage, files = table.changes.storage, table.changes.load().files
+    monkeypatch.setattr(parquet.pq, "ParquetFile", None)
+    assert all(1000 < uncompressed_size(storage, file.path) < 2000 for file in files)
     assert state.parts_of(storage, files, 4) == 1
-    assert sorted(read) == [file.path for file in files]
-    read.clear()
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 2000)
     assert state.parts_of(storage, files, 4) == 4
-    assert len(read) <= 8
-    read.clear()
-    monkeypatch.setattr(buckets, "FEW_ROWS", 25)
-    assert state.parts_of(storage, files, 4) == 4
-    assert not read
-
-
-def test_the_size_of_a_file_is_read_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = pa.table({"token": [1, 2]})
-    written = write_file(storage, rows, 0, rows["token"])
-    monkeypatch.setattr(parquet.pq, "ParquetFile", None)
-    assert uncompressed_size(storage, written.path) == rows.nbytes
+    monkeypatch.setattr(packing, "SORTED_AT_ONCE", 16_000)
+    assert packing.to_pack(storage, files) == []
 
 
 def test_nulls_do_not_make_row_groups_small(storage: Storage) -> None:
@@ -104,7 +84,6 @@ def test_rows_of_files_of_different_sizes_are_alike(tmp_path: Path, smallest: in
     for number in (1, 2, 3):
         add(table, [write(n, 1, number, v="a") for n in range(number)], number)
     files, cache = table.changes.load().files, Cache(tmp_path / "cache", 1 << 30, smallest)
-    assert len({uncompressed_size(table.changes.storage, file.path) for file in files}) == 3
     tokens = ALL_TOKENS.first, ALL_TOKENS.last
     batches = [batch for file in files for batch in cache.between(table.changes.storage, file, *tokens)]
     assert sum(batch.num_rows for batch in batches) == 6

@@ -1,6 +1,7 @@
 """Writes and reads the Parquet files of the lake. Tasks do this, and return a short description for the commit."""
 
 import functools
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,12 +29,9 @@ of the view do not see it.
 _SAMPLE_ROWS = 1 << 10
 # Values are long if they have more bytes than this on average.
 _LONG_VALUE = 1 << 10
-# The key in a file's metadata of the size (bytes) of its rows in memory. Dictionaries hide it from all other sizes.
-_IN_MEMORY = b"writetime.in_memory"
-# Sizes of files in memory by the address of the storage and the path, which is new for each file. A process that wrote
-# a file, or has read its size once, does not read it again.
-_sizes: dict[tuple[str, str], int] = {}
-_MOST_SIZES = 1 << 16
+# The name of a file has the size (bytes) of its rows in memory, which dictionaries hide from all other sizes. So a step
+# that looks at many files, such as those that are too large to be packed, reads none of them.
+_IN_MEMORY = re.compile(r"\.(\d+)\.parquet$")
 _DICTIONARIES = {pa.dictionary(pa.int32(), values) for values in (pa.string(), pa.binary())}
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
@@ -96,24 +94,21 @@ def write_file(
 
     The name is new each time. So a repeated task leaves a file that no commit names, and a vacuum deletes it.
     """
-    folder = f"{PARTITION}={bucket}"
-    path = f"{folder}/{prefix}{uuid.uuid4().hex}.parquet"
+    folder, in_memory = f"{PARTITION}={bucket}", _bytes_in_memory(table)
+    path = f"{folder}/{prefix}{uuid.uuid4().hex}.{in_memory}.parquet"
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
-    in_memory = _bytes_in_memory(table)
     group_rows = layout.row_group_rows
     if in_memory > (most := layout.row_group_bytes):
         group_rows = min(group_rows, table.num_rows * most // max(1, in_memory - _bytes_of_nulls(table)))
-    schema = table.schema.with_metadata({_IN_MEMORY: str(in_memory)})
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
-        pq.ParquetWriter(sink, schema, compression=layout.codec, use_dictionary=repeating) as writer,
+        pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
         writer.write_table(table, row_group_size=max(1, group_rows))
-    _remember_size(storage, path, in_memory)
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
@@ -232,24 +227,13 @@ def count_values(storage: Storage, path: str, column: str) -> int:
 
 
 def uncompressed_size(storage: Storage, path: str) -> int:
-    """Return the size (bytes) of a file's rows in memory, from its footer, which is read once. If another program wrote
-    the file, return the size before compression.
+    """Return the size (bytes) of a file's rows in memory, from its name. If another program wrote the file, return the
+    size before compression, from its footer.
     """
-    known = _sizes.get((storage.address, path))
-    if known is not None:
-        return known
+    if recorded := _IN_MEMORY.search(path):
+        return int(recorded[1])
     with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
-        recorded = (file.metadata.metadata or {}).get(_IN_MEMORY)
-        groups = (file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
-        size = sum(groups) if recorded is None else int(recorded)
-    _remember_size(storage, path, size)
-    return size
-
-
-def _remember_size(storage: Storage, path: str, size: int) -> None:
-    if len(_sizes) >= _MOST_SIZES:
-        _sizes.clear()
-    _sizes[storage.address, path] = size
+        return sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
 
 
 def _bytes_in_memory(table: pa.Table) -> int:

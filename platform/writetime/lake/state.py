@@ -7,10 +7,8 @@ may be folded twice, because merging is idempotent.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
 
@@ -37,8 +35,6 @@ _REBUILT = "rebuilt"
 # log4(state / batch) times, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
-# The number of files whose sizes are read at once.
-_READ_AT_ONCE = 8
 
 # The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
 # `packed-<version>-...`. They have only changes of this version of `changes`.
@@ -71,16 +67,7 @@ def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
 
 def _small_parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
     """Return the number of parts into which files are split by their size alone."""
-    size = 0
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for start in range(0, len(files), _READ_AT_ONCE):
-            paths = [file.path for file in files[start : start + _READ_AT_ONCE]]
-            # A thread costs more than the size of one file, which is often known.
-            found = (threads.map if len(paths) > 1 else map)(partial(uncompressed_size, storage), paths)
-            size += sum(found)
-            if count_parts(buckets, size) == buckets:
-                return buckets
-    return count_parts(buckets, size)
+    return count_parts(buckets, sum(uncompressed_size(storage, file.path) for file in files))
 
 
 def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple[int, dict[int, list[DataFile]]]:
