@@ -29,7 +29,7 @@ from writetime.servers.process import free_port
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
-# Folders whose tests share servers of their own, or what these have written.
+# Folders whose tests share separate servers, or the files that these have written.
 _WHOLE = {"capture", "cluster", "merge", "scylla_cdc", "security", "storage"}
 
 # Folders and modules: those that take longest first, so that no process works alone at the end.
@@ -144,7 +144,7 @@ class Scheduling(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """Let `pytest -n` keep together what shares servers."""
+    """Let `pytest -n` keep tests together that share servers."""
     return Scheduling(config, log)
 
 

@@ -58,7 +58,7 @@ RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResourc
 
 
 def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None, **seconds: float) -> SensorExecutionData:
-    """What the sensor answers, of some tables."""
+    """The sensor's answer for some tables."""
     of = list(map(FollowedTable, tables))
     [job] = [job for job in definitions(of).jobs or [] if job.name == "land"]
     assert isinstance(job, UnresolvedAssetJobDefinition)
@@ -68,14 +68,14 @@ def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None, **s
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
-    """What the sensor asks for, of one table."""
+    """The run that the sensor requests for one table."""
     found = list(tick(instance, table).run_requests or [])
     assert all(request.asset_selection == [key_of(table, "changes")] for request in found)
     return found
 
 
 def land(instance: DagsterInstance, *tables: str) -> tuple[list[str], bool]:
-    """Run what the sensor asks for; return the tables, and whether the run succeeded."""
+    """Execute the run that the sensor requests; return the tables, and whether the run succeeded."""
     [request] = tick(instance, *tables).run_requests or []
     selection = list(request.asset_selection or [])
     result = land_job(*tables).execute_in_process(instance=instance, asset_selection=selection, raise_on_error=False)
@@ -124,7 +124,7 @@ def say(settings: Settings, table: str, until: int) -> None:
 
 
 def waiting_too_long(table: str) -> int:
-    """What the check of the topic counts."""
+    """The counts of the topic's check."""
     check: Any = capture.retention(FollowedTable(table))(kafka=KafkaResource())
     count = check.metadata["messages_waiting_too_long"].value
     assert check.passed == (count == 0)
@@ -315,7 +315,7 @@ class Agents:
 
 
 def status_of(lag: Lag, **more: Any) -> dict[str, Any]:
-    """What an agent reports."""
+    """An agent's report."""
     found = {"at": time.time(), "errors": {"node": 1}, "changes": {"k.t": {"row": 5}}, "held_by": None, "snapshots": {}}
     totals = dataclasses.asdict(Totals(segments=3, mutations_set_aside=2))
     return found | {"lag": dataclasses.asdict(lag), "totals": totals} | more

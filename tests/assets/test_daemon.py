@@ -69,7 +69,7 @@ def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
 
 @pytest.fixture
 def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook, and what was posted to it."""
+    """A webhook, and the bodies that were posted to it."""
     with receiving() as (url, found):
         yield url + "token", found
 

@@ -67,7 +67,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of_tables(**writers: tables.Writer) -> Definitions:
-    """What there is of the tables of the settings file."""
+    """The assets, checks and jobs of the tables of the settings file."""
     found = {f"shop.{name}": writer for name, writer in writers.items()}
     return with_rounds(Definitions.merge(tables.definitions(load(), found), Definitions(resources=RESOURCES)))
 
@@ -135,13 +135,13 @@ def test_assets_of_no_table_have_the_owners_of_the_settings() -> None:
 
 @pytest.fixture
 def of_orders(config: Path) -> Definitions:
-    """What there is of one table, which ingest writes."""
+    """The assets, checks and jobs of one table, which ingest writes."""
     config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
     return of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
 
 
 def test_a_table_is_one_entry(of_orders: Definitions) -> None:
-    """All stages follow, with the table in the middle of what writes it and what reads it."""
+    """All stages follow each other: the stages that write the table, the table, and those that read it."""
     assert edges(of_orders) == {
         ("ingest/user_events", "shop/orders/orders"),
         ("shop/orders/orders", "shop/orders/orders_topic"),
@@ -427,7 +427,7 @@ def test_a_run_has_the_entries_as_they_were(config: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def repositories(config: Path) -> list[RepositoryDefinition]:
-    """What belongs to no table, and what there is of one."""
+    """The definitions of no table, and those of one."""
     config.write_text("[tables.shop.orders]\n")
     return [defs.get_repository_def(), of_tables().get_repository_def()]
 

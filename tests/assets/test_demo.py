@@ -52,7 +52,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 
 def run_demo(own: Settings, home: Path) -> tuple[int, str, set[str]]:
-    """Run it; return its exit status, what it printed, and the metrics that its programs exported."""
+    """Run it; return its exit status, its output, and the metrics that its programs exported."""
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -99,5 +99,5 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     assert "view = database = published figures" in (home.parent / "demo.html").read_text()
     reports = {path.name.partition("-")[0] for path in (tmp_path / "reports").iterdir()}
     assert reports == {"replay_flights", "ingest", "board", "snapshot", "backfill", "catch_up", "verify"}
-    # What alarms and panels use is there under load; tests/faults/test_messages.py has the sink.
+    # Under load, the metrics of alarms and panels exist; tests/faults/test_messages.py checks the sink's.
     assert metrics >= used("ingress") | used("capture") | used("follow") | used("worker")

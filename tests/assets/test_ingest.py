@@ -73,7 +73,7 @@ def run(instance: DagsterInstance, *assets: AssetsDefinition, raise_on_error: bo
 
 
 def store(settings: Settings, *, commit: bool = True) -> Counter[str]:
-    """What a run does with the messages without Spark and its checks; return how many have each outcome."""
+    """Process the messages as a run does, without Spark and the checks; return the number of messages by outcome."""
     ranges = drain.plan(settings)
     receipts = [batch for each in ranges for batch in drain.store_range(settings, each)]
     if commit:
@@ -236,7 +236,7 @@ def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Set
     produce(settings, *event_values(7), days_ago=4)
     late = check()
     assert not late.passed
-    # Kafka looks for the first message that is young enough, so an old one behind a young one is not seen.
+    # Kafka searches the first message that is young enough, so an old message after a young one is not found.
     assert 0 < int(str(late.metadata["messages_waiting_too_long"].value)) <= 12
     store(settings)
     assert check().passed

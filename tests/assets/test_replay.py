@@ -122,7 +122,7 @@ def test_batches_come_into_the_lake(
 
 
 def assert_one_run_at_a_time(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of so many batches; what failed is asked for again after a pause."""
+    """Of so many batches; failed ones are requested again after a pause."""
     assert tick(instance) == [("1", "3")]
     under_way = instance.add_run(DagsterRun(job_name=replay.name_of(QUEUE), status=DagsterRunStatus.STARTED))
     assert tick(instance) == []

@@ -42,13 +42,13 @@ class Events:
         add(self.table, rows, number, self.schema)
 
     def run(self) -> tuple[dict[str, object], dict[str, object]]:
-        """What the two assets report."""
+        """The reports of the two assets."""
         result = materialize(self.assets, instance=DagsterInstance.ephemeral(), resources=RESOURCES)
         assert all(check.passed for check in result.get_asset_check_evaluations())
         return numbers(result, key_of(self.name, "row_events")), numbers(result, key_of(self.name, "row_topic"))
 
     def assert_replayed(self) -> None:
-        """What a reader of the events has is the view."""
+        """A reader of the events gets the rows of the view."""
         assert replayed(self.table) == view_rows(views.virtual(self.table))
 
 
@@ -61,7 +61,7 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     events, topic = made.run()
     assert (events["events_create"], events["events_update"], events["events_delete"]) == (5, 10, 0)
     assert topic["events_published"] == 15
-    # What is not as expected is in no commit, so no later run publishes it either.
+    # Rows that are not as expected are in no commit, so no later run publishes them either.
     made.add([write(40, 1, 6, v="b")], 3)
     fail_of_events_that_are_not_as_expected(made, monkeypatch)
     events, topic = made.run()
@@ -101,7 +101,7 @@ def merge_old_events(made: Events, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_claims_of_the_publisher_are_not_believed(made: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it claims is not taken for what the topic has, nor for all that the lake has."""
+    """Its claim is compared with the topic, and with the whole lake."""
     made.add([write(i, 1, 8, v="d") for i in range(3)], 5)
     stream.extend(made.table)
     monkeypatch.setattr(row_events, "publish", lambda *_: 3)

@@ -106,7 +106,7 @@ def report_of(instance: DagsterInstance, run: DagsterRun) -> str:
 
 @pytest.fixture
 def posted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What was posted to the webhook of the settings."""
+    """The bodies that were posted to the webhook of the settings."""
     monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path / "reports"))
     with receiving() as (url, posted):
         monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "token")

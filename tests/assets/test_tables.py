@@ -69,7 +69,7 @@ class Materialized:
         return folder
 
     def backfill_of_wrong_changes(self, settings: Settings, partition: str, patch: pytest.MonkeyPatch) -> None:
-        """What is not as expected is not committed."""
+        """Rows that are not as expected are not committed."""
         wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
         patch.setattr(expectations, "of_changes", lambda: wrong)
         failed = self.run(backfill.backfilled(self.table), partition_key=partition, raise_on_error=False)
@@ -272,7 +272,7 @@ def assert_says_what_failed(result: ExecuteInProcessResult) -> None:
 
 
 def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Settings, spark: SparkSession) -> None:
-    """What the view had before stays; once it is as expected again, it goes on."""
+    """The view keeps its earlier rows; once the rows are as expected again, it is refreshed again."""
     table = create_table(settings, SCHEMA)
     expected = [{"type": "expect_column_values_to_be_in_set", "column": "v", "value_set": ["a", "b"]}]
     followed = FollowedTable(SCHEMA.full_name, Table(expect=expected), SCHEMA)
@@ -338,7 +338,7 @@ def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Setting
     assert found.metadata["rows_by_column"].value == {"at": 2, "v": 2}
     assert found.description == "`at`: 2 of all 3 rows do not fit; `v`: 2 of all 3 rows do not fit"
     assert Counter(row["at"] for row in view_rows(compacted(table))) == {None: 2, 0: 1}
-    # The next refresh says which rows it has checked.
+    # The next refresh records which rows it has checked.
     result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
     [later] = [check for check in result.get_asset_check_evaluations() if check.check_name == "timestamps_fit"]
     numbers_of = {name: later.metadata[name].value for name in ("rows_checked", "all_rows_checked")}

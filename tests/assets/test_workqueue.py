@@ -51,7 +51,7 @@ def handle(item: Item) -> dict[str, int]:
 
 
 def health(instance: DagsterInstance) -> tuple[Mapping[str, MetadataValue], Sequence[AssetCheckEvaluation]]:
-    """What the job `queue_health` observes, and its checks."""
+    """The observations and checks of the job `queue_health`."""
     result = defs.get_job_def("queue_health").execute_in_process(instance=instance, resources=RESOURCES)
     [event] = result.get_asset_observation_events()
     return event.asset_observation_data.asset_observation.metadata, result.get_asset_check_evaluations()
@@ -98,7 +98,7 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
 
 
 def tick(instance: DagsterInstance, cursor: str | None = None) -> tuple[object, str | None]:
-    """What the sensor of stuck work asks for, and its cursor after that."""
+    """The runs that the sensor of stuck work requests, and its cursor after that."""
     with build_sensor_context(instance, resources={"database": RESOURCES["database"]}, cursor=cursor) as context:
         return workqueue.stuck_work(context), context.cursor
 
@@ -153,9 +153,9 @@ def compared_with_the_lake() -> tuple[bool, list[Any]]:
 
 
 def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the lake lacks may come while its bucket is open; what it has too much of is wrong at once."""
+    """A missing item may still arrive while its bucket is open; a surplus item is an error at once."""
     have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
-    # A run looks only into the table's log.
+    # A run reads only the table's log.
     assert workqueue._written(RESOURCES["lake"]) == {place: found.read_at for place, found in have.items()}
     lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
     with monkeypatch.context() as patch:

@@ -17,7 +17,7 @@ _MAX_HEAD_BYTES = 10_000
 
 @dataclass
 class Answer:
-    """One answer, what it acknowledges, and what is wrong with it as an answer."""
+    """One answer, the events or items that it acknowledges, and why it is invalid."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ class Connection:
         self.socket.close()
 
     def send(self, *pieces: tuple[bytes, float]) -> None:
-        """Send pieces, and wait after each; what comes meanwhile is kept, so that neither side waits for the other."""
+        """Send pieces, and wait after each; answers are read meanwhile, so that neither side waits for the other."""
         self.socket.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -67,7 +67,7 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError:
-            # What the server has sent before may still be there.
+            # The answers that the server sent before may still be readable.
             while self._ending is None:
                 self._receive()
             return 0

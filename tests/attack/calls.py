@@ -14,9 +14,9 @@ from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 
 TOKEN = "a-token-of-sixteen-characters"
 QUEUES = ("a", "b%20c", "%C3%A9")
-# Users and queues of calls that are cut off have names of their own: only they may be in the database unacknowledged.
+# Truncated calls have separate users and queues: only these may be in the database without an acknowledgement.
 CUT = "cut"
-# What a call may be answered with at all; 503 only where Kafka or the database does not take it.
+# The statuses that a call may have; 503 only if Kafka or the database does not accept it.
 DOCUMENTED = frozenset({200, 202, 400, 401, 404, 405, 408, 413, 429, 431, 505})
 _REFUSED = frozenset({400, 413})
 AUTHORIZED = b"authorization: Bearer " + TOKEN.encode()
@@ -24,7 +24,7 @@ AUTHORIZED = b"authorization: Bearer " + TOKEN.encode()
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its bytes, what it may be answered with, and the events that are in the topic if it is 202."""
+    """One call: its bytes, the statuses that it may have, and the events that are in the topic after a 202."""
 
     data: bytes
     statuses: frozenset[int]
@@ -35,11 +35,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Input:
-    """What one connection sends: pieces, and how long it waits after each (seconds)."""
+    """The input of one connection: pieces, and the seconds that it waits after each."""
 
     kind: str
     pieces: tuple[tuple[bytes, float], ...]
-    # The calls in it, in order; None where nobody can say.
+    # The calls in it, in order; None if they are unknown.
     calls: tuple[Call, ...] | None = None
     # Whether the connection is closed, or reset, without waiting for answers.
     leaves: str = ""
@@ -322,7 +322,7 @@ def _late(r: random.Random, user: str) -> Input:
 
 
 def _large(r: random.Random, user: str) -> Input:
-    """Send what is larger than the limits."""
+    """Send calls that exceed the limits."""
     bodies = [
         b'{"userId":"%s","eventType":"b","payload":"%s"}' % (user.encode(), b"x" * r.choice([262_144, 1 << 20])),
         b"[" + b'{"userId":"a","eventType":"b"},' * 1000 + b'{"userId":"a","eventType":"b"}]',

@@ -24,7 +24,7 @@ def options(seconds: float) -> Callable[[Callable[..., None]], Callable[..., Non
             run(**given)
 
         main.__doc__ = run.__doc__
-        # Options that a command has of its own.
+        # Options of single commands.
         main.__click_params__ = [*getattr(run, "__click_params__", []), *main.__click_params__]  # type: ignore[attr-defined]
         return click.command()(main)
 
@@ -41,7 +41,7 @@ def numbers(first: int, rounds: int | None, seconds: float | None) -> Iterator[i
 
 
 def conclude(report: Report, attack: str, seed: int) -> None:
-    """Print what came of an attack, and end with an error if it found something."""
+    """Print the results of an attack, and exit with an error if it found something."""
     print(report.text())
     if report.findings:
         raise SystemExit(f"try one again: python -m tests.attack.{attack} --seed {seed} --rounds 1 --first <input>")

@@ -56,7 +56,7 @@ _NAMES += [
     "/*",
     "?",
 ]
-# Of the pieces, what Cassandra takes for text and strict UTF-8 does not, and what has a meaning of its own in the lake.
+# The pieces that Cassandra accepts as text although they are not UTF-8, and those that have a meaning in the lake.
 _TAKEN = [b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", "\ufdd0ed".encode()]
 _EDGES = [(1 << 63) - 1, (1 << 63) - 2, 1 << 62, 253_402_300_800_000_000, 4_102_444_800_000_000]
 _TIMESTAMP = re.compile(r"TIMESTAMP -?\d+")
@@ -184,7 +184,7 @@ class OddGenerator(Generator):
         return f"DELETE FROM {table} WHERE {where}"
 
     def _wrong(self, schema: TableSchema, places: Places) -> str:
-        """Make what the database refuses, mostly."""
+        """Make input that the database usually refuses."""
         r, table = self.random, quote_table(schema.full_name)
         made = self._one(schema, places)
         column = quote_name(r.choice(schema.columns).name)

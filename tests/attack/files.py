@@ -41,7 +41,7 @@ from writetime.storage.sstable import WINDOW, OnCorrupt, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 LIMITS = Limits()
-# What readers are documented to raise.
+# The documented exceptions of readers.
 _DOCUMENTED = (StorageError, SchemaError)
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "LZ4Compressor": lz4.block.compress,
@@ -207,7 +207,7 @@ class CommitLog:
         ]
 
     def attempt(self, r: random.Random) -> Attempt:
-        """Choose what to change."""
+        """Choose the bytes to change."""
         kind = r.choice(["mutations", "mutations", "mutations", "sections", "parameters", "_cdc.idx"])
         index = b""
         match kind:
@@ -277,7 +277,7 @@ def _trials(
     seed: int, first: int, rounds: int | None, seconds: float | None
 ) -> Iterator[tuple[int, str, Callable[[], str]]]:
     guard()
-    # Buffers of about the size of what is read leave less room for what goes beyond them.
+    # Buffers of about the size of the input leave less room for reads beyond them.
     commitlog.WINDOW = 1 << 12
     with tempfile.TemporaryDirectory() as home:
         targets: list[SSTables | CommitLog] = []
@@ -288,7 +288,7 @@ def _trials(
             folder.mkdir()
             # As there are many more tables.
             targets += [CommitLog(segment, schemas, folder)] * 8
-        # What is compiled now is not compiled while somebody waits for an answer.
+        # Functions that are compiled now do not delay an answer later.
         for target in dict.fromkeys(targets):
             target.read(random.Random(0))
         for number in numbers(first, rounds, seconds):
@@ -309,7 +309,7 @@ def attack(
 @options(seconds=60.0)
 @click.option("--worker", is_flag=True, hidden=True)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int, worker: bool) -> None:
-    """Attack the readers of files, and print what was tried and found."""
+    """Attack the readers of files, and print the tries and findings."""
     if worker:
         work(_trials(seed, first, rounds, seconds), LIMITS)
         return

@@ -16,7 +16,7 @@ class NotUtf8(str):
     """The name of a header as a client in another language may send it: bytes that are not UTF-8."""
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        """Return what is sent."""
+        """Return the bytes to send."""
         return b"trace-\xff\xfe"
 
 
@@ -70,7 +70,7 @@ def avro(r: random.Random, sound: bytes, others: Sequence[bytes], head_bytes: in
 
 
 def garbage(r: random.Random, head: bytes = b"") -> Value:
-    """Make what is no message of any program."""
+    """Make a message that no program sends."""
     return r.choice(
         [
             *(None, b"", b"\0", b"{}", b"null", b"[" * 5000, b'{"type": "record"}', b"\xff" * 20, head),

@@ -70,7 +70,7 @@ class Attack:
         self._ingress = Ingress(settings, home)
         self._lock = threading.Lock()
         self._firsts = end_offsets(settings, settings.ingest.topic)
-        # Event ids by how often they were acknowledged, what those of sound calls say, and ids of work items.
+        # Event ids by the number of their acknowledgements, the contents of valid calls' events, and ids of work items.
         self._acknowledged: Counter[str] = Counter()
         self._said: dict[str, dict[str, Any]] = {}
         self._items: set[str] = set()
@@ -79,7 +79,7 @@ class Attack:
         self._slowest_probe = 0.0
 
     def run(self, first: int, rounds: int | None, seconds: float | None) -> Report:
-        """Try inputs, then compare what was acknowledged with what is there."""
+        """Try inputs, then compare the acknowledged events and items with the stored ones."""
         self._probe()
         before = self._ingress.memory()
         prober = threading.Thread(target=self._probe_on)
@@ -118,7 +118,7 @@ class Attack:
     # --- one connection -----------------------------------------------------------------------------------------------
 
     def _try(self, number: int, sent: Input) -> str:
-        """Send an input and read the answers; return what became of it."""
+        """Send an input and read the answers; return its outcome."""
         try:
             with Connection(self._ingress.port, _ANSWER_SECONDS) as connection:
                 if sent.leaves:
@@ -152,7 +152,7 @@ class Attack:
         return "left"
 
     def _judge(self, sent: Input, answers: list[Answer], ending: Ending) -> list[str]:
-        """Note what is acknowledged, and return what must not be."""
+        """Record the acknowledgements, and return those that are wrong."""
         faults = [f"an answer that is not documented: {a}" for a in answers if (a.fault or a.status not in DOCUMENTED)]
         if ending not in ("sentinel", "closed"):
             faults.append(f"{ending} after {len(answers)} answers")
@@ -225,7 +225,7 @@ class Attack:
         self.report.notes.append(f"slowest probe {self._slowest_probe:.1f} s, memory grew by {grown:.0f} MiB")
 
     def _check_topic(self) -> None:
-        """Compare the topic with what was acknowledged. Calls that were cut off may be there, or not."""
+        """Compare the topic with the acknowledgements. Truncated calls may be in the topic, or not."""
         topic = self._settings.ingest.topic
         found: Counter[str] = Counter()
         cut = 0
@@ -285,7 +285,7 @@ def attack(
 
 @options(seconds=60.0)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int) -> None:
-    """Attack the HTTP ingress, and print what was tried and found."""
+    """Attack the HTTP ingress, and print the tries and findings."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder, running_servers(Path(folder)) as settings:
         ensure_ingest_topics(settings)
         report = attack(settings, Path(folder), seed, rounds=rounds, seconds=seconds, first=first)

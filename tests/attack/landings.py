@@ -73,7 +73,7 @@ _WATERMARKS = "attack"
 
 @dataclass
 class _Expected:
-    """What the lake is to have of a table: changes, by their partition key, and how many there are in all."""
+    """The changes that the lake must have of a table, by their partition key, and their number."""
 
     keys: Counter[int]
     count: int
@@ -206,7 +206,7 @@ class Landings:
         return outcomes
 
     def _land_and_skip(self, name: str, kinds: dict[tuple[int, int], str]) -> list[str]:
-        """Land until nothing is refused; return what became of each hostile message."""
+        """Land until nothing is refused; return the outcome of each hostile message."""
         refused: set[tuple[int, int]] = set()
         while True:
             self._look()
@@ -226,7 +226,7 @@ class Landings:
             skip(self._settings, MessagePlace(name, *place))
 
     def _attack_decoder(self, r: random.Random, attacked: TableSchema) -> list[str]:
-        """Decode many messages without Kafka, and merge what can be read with sound changes."""
+        """Decode many messages without Kafka, and merge those that can be read with valid changes."""
         other = self._sound[0]
         avros = [change_avro(schema) for schema in (attacked, other)]
         decoder = ChangeDecoder(attacked, {fingerprint(a): a for a in avros}, dict(enumerate(avros)).get)
@@ -251,7 +251,7 @@ class Landings:
         return outcomes
 
     def _attack_schemas(self, r: random.Random, attacked: TableSchema) -> list[str]:
-        """What the schemas of the attacked table become is nobody's concern but its own."""
+        """The attacked table's schemas must not affect other tables."""
         self._begin(r, attacked)
         avro = change_avro(attacked)
         own = f"{fingerprint(avro):016x}".encode()
@@ -282,7 +282,7 @@ class Landings:
         return [self._others_land(r, attacked)] * _HOSTILE
 
     def _others_land(self, r: random.Random, attacked: TableSchema) -> str:
-        """See whether the sound tables land, and what becomes of the attacked one."""
+        """Check that the valid tables land, and return the outcome of the attacked one."""
         for schema in (attacked, *self._sound):
             self._send(schema, self._changes(r, schema, 3))
         self._mark()
@@ -298,7 +298,7 @@ class Landings:
     # --- what has to be true ------------------------------------------------------------------------------------------
 
     def _check(self, schema: TableSchema) -> None:
-        """Compare what the lake has of a table with what was sent."""
+        """Compare a table's changes in the lake with those that were sent."""
         name = schema.full_name
         is_sound = schema in self._sound
         fault = self._fault(name)
@@ -319,7 +319,7 @@ class Landings:
         assert not is_sound or until == self._until[name], f"{name}: watermark {until}, not {self._until[name]}"
 
     def _merge(self, name: str) -> None:
-        """Merge what has landed: no message that landing takes may stop the views of its table."""
+        """Merge the landed changes: no message that landing accepts may stop the views of its table."""
         table = open_table(self._settings, name)
         for batch in views.virtual(table):
             batch.validate(full=True)

@@ -48,7 +48,7 @@ def attack(
 @options(seconds=60.0)
 @click.option("--worker", is_flag=True, hidden=True)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int, worker: bool) -> None:
-    """Attack the readers of topics, and print what was tried and found."""
+    """Attack the readers of topics, and print the tries and findings."""
     if worker:
         work(Landings(config.load()).trials(seed, first, rounds, seconds), LIMITS)
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """Counts of outcomes by target, the findings (outcomes that must not be), and what else is to be known of a run."""
+    """The counts of outcomes by target, the findings (outcomes that must not occur), and further results of a run."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)

@@ -39,7 +39,7 @@ class Ingress:
         return process
 
     def log(self) -> str:
-        """What it reported."""
+        """Its report."""
         return self._log.read_text(errors="replace")
 
     def ended(self) -> int | None:

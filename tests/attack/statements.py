@@ -138,7 +138,7 @@ class Attack:
             self.report.add(what, "refused")
             return False
         except (RequestExecutionException, ErrorMessage) as e:
-            # The database may have written it. What it answers in the end counts.
+            # The database may have written it. Its answer at the end counts.
             self.report.add(what, type(e).__name__)
             return False
         self.report.add(what, "accepted")
@@ -204,7 +204,7 @@ def attack(
 
 @options(seconds=120.0)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int) -> None:
-    """Attack capture and the lake, and print what was tried and found."""
+    """Attack capture and the lake, and print the tries and findings."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder, running_servers(Path(folder)) as settings:
         os.environ["WRITETIME_CONFIG"] = str(Path(folder) / "writetime.toml")
         report = attack(settings, Path(folder), seed, rounds=rounds, seconds=seconds, first=first)

@@ -47,7 +47,7 @@ class _Sent:
 
 
 def attack(settings: Settings, home: Path, seed: int, first: int, count: int, report: Report) -> None:
-    """Send messages, let a sink store them, and compare what is stored and what is a dead letter."""
+    """Send messages, let a sink store them, and compare the stored rows and the dead letters."""
     sent = _send(settings, seed, first, count)
     sink = SinkProcess(settings, home, first)
     topic, group = settings.ingest.topic, settings.ingest.group
@@ -102,7 +102,7 @@ def _message(r: random.Random, number: int) -> tuple[_Sent, list[tuple[str, Any]
     if r.random() < 0.4:
         return _Sent(number, user.encode(), sound, event["eventId"]), []
     if r.random() < 0.2:
-        # The value is sound, and what is around it is not.
+        # The value is valid, but the document around it is not.
         headers = hostile.headers(r)
         is_readable = not any(isinstance(name, hostile.NotUtf8) for name, _ in headers)
         key = hostile.key(r, user.encode())

@@ -35,7 +35,7 @@ def test_the_versions_that_no_server_here_writes_are_read(tmp_path: Path) -> Non
 
 
 def misbehave(first: int) -> None:
-    """A worker whose inputs crash, hang, take memory, raise what is not documented, and are read."""
+    """A worker whose inputs crash, hang, use memory, raise undocumented exceptions, or are read."""
 
     def crash() -> str:
         ctypes.string_at(8)

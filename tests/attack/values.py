@@ -17,7 +17,7 @@ TOO_DEEP = 300
 
 @dataclass(frozen=True)
 class Field:
-    """The JSON text of a value, whether it breaks a rule, and what it says."""
+    """The JSON text of a value, whether it breaks a rule, and the value."""
 
     text: str
     is_sound: bool = True
@@ -224,7 +224,7 @@ def item_body(r: random.Random) -> Body:
 
 
 def is_same(sent: Any, stored: Any) -> bool:
-    """Return whether a payload is what was sent: whole numbers beyond 64 bits are doubles."""
+    """Return whether a payload equals the sent one: whole numbers beyond 64 bits are doubles."""
     if isinstance(sent, dict) and isinstance(stored, dict):
         return sent.keys() == stored.keys() and all(is_same(sent[name], stored[name]) for name in sent)
     if isinstance(sent, list) and isinstance(stored, list):

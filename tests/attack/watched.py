@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one input may take: seconds, and MiB of memory, touched and reserved."""
+    """The limits of one input: seconds, and MiB of memory, touched and reserved."""
 
     seconds: float = 20.0
     touched_mib: int = 256

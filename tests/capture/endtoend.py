@@ -64,7 +64,7 @@ from writetime.servers.zookeeper import ZooKeeperServer
 _PATIENCE_SECONDS = 240.0
 NODE: dict[str, object] = {
     "commitlog_segment_size": "1MiB",
-    # What is acknowledged outlives a crash.
+    # Acknowledged writes survive a crash.
     "commitlog_sync": "batch",
     "materialized_views_enabled": True,
 }
@@ -153,7 +153,7 @@ class Replica:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What the agent keeps of how far it is."""
+        """The agent's record of its progress."""
         return json.loads((self._settings.capture.state_dir / "progress.json").read_text())
 
 
@@ -300,7 +300,7 @@ class EndToEnd:
             writer.start()
 
     def _crash(self, server: EmbeddedServer) -> None:
-        """Kill a server, and now and then what uses it while it is away."""
+        """Kill a server, and sometimes the program that uses it while it is down."""
         server.stop(signal.SIGKILL)
         time.sleep(self._random.random())
         for program in (self._agent, *self._follow):

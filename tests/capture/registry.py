@@ -44,7 +44,7 @@ class RegistryServer(EmbeddedServer):
         return None
 
     def ask(self, method: str, path: str, content: Any = None) -> Any:
-        """Return what it answers."""
+        """Return its answer."""
         body = None if content is None else json.dumps(content).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, body, headers, method=method)

@@ -27,7 +27,7 @@ class FollowedTable:
         self._generation = 0
 
     def wait(self) -> None:
-        """Wait until the view, and the row events replayed, are what the database answers."""
+        """Wait until the view, and the replayed row events, equal the database's answer."""
         schema = self._captured.schema("t")
         wanted = cql_rows(self._captured.node.session(), schema)
         wait_for(lambda: self._shown([c.name for c in schema.columns]) == _sorted(wanted))

@@ -36,7 +36,7 @@ from writetime.wire.change_messages import ChangeEncoder
 from writetime.wire.topic_names import changes_topic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
-# What is wrong with this value, and with this table.
+# The faults of this value, and of this table.
 _POISON = 13
 _BAD = "bad"
 
@@ -55,7 +55,7 @@ def write_rows(captured: Captured, *tables: str, count: int = 20) -> None:
 
 
 def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
-    """Return a function that fails for what is bad with an error that nobody expects."""
+    """Return a function that fails for bad input with an unexpected error."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         found = wrapped(*arguments, **named)
@@ -327,7 +327,7 @@ def test_a_segment_that_cannot_be_read_does_not_stop_the_others(
 
 
 def test_a_fault_of_the_disk_publishes_nothing_twice(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment on a bad block: what was read before it is not read again at each attempt."""
+    """A segment on a bad block: the part before it is not read again at each attempt."""
     captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
     captured.pace = replace(captured.pace, pause=0.05)
     broken = [True]
@@ -455,7 +455,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
 
 
 def test_a_schema_that_cannot_be_stored_is_stored_later(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else, writes to a table that is dropped could not be read after the next start."""
+    """Otherwise, writes to a dropped table could not be read after the next start."""
     with captured.agent():
         captured.settle(60)
         disk = Disk(monkeypatch, "*/schemas/*.json.new")
@@ -489,7 +489,7 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
             captured.fill(1)
             wait_for(lambda: disk.refused >= 2)
             wait_for(lambda: status_of(captured)["errors"].get("disk"))
-            # It is logged once, the segment stays, and the other table goes on.
+            # It is logged once, the segment stays, and capture of the other table continues.
             [(name, _)] = [
                 record.message.split(" stays in place: OSError: [Errno 28]")
                 for record in caplog.records

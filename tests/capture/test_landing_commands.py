@@ -172,7 +172,7 @@ def test_why_a_table_has_stopped(settings: Settings) -> None:
     # Nobody lands: messages wait for too long.
     impatient = settings.model_copy(update={"capture": settings.capture.model_copy(update={"stale_seconds": 0.001})})
     assert any("have not been landed for more than" in reason for reason in stopped(impatient, table))
-    # An agent reports what holds it, or reports nothing.
+    # An agent reports the cause of its delay, or reports nothing.
     old = time_now() - 3_600_000_000
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
     assert any("a segment" in reason for reason in stopped(settings, table))

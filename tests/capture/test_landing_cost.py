@@ -27,7 +27,7 @@ from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_
 
 
 class Counted:
-    """Counts the calls of what costs something."""
+    """Counts the calls that cost time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: dict[str, int] = {}

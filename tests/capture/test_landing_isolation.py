@@ -50,7 +50,7 @@ def test_an_unknown_error_sets_its_table_aside(
         look(tables)
     assert reports_of(settings, second) == ("set aside", 4)
     assert type(error).__name__ in str(reports(settings)[second].fault)
-    # What others have new lands, and the error is not logged at each try.
+    # The new changes of other tables land, and the error is not logged at each attempt.
     publish(settings, schema_of(settings, "c"), 4)
     for _ in range(3):
         look(tables)
@@ -130,7 +130,7 @@ def test_outages_and_other_errors(tmp_path: Path) -> None:
 
 
 def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys and values that are not what the topics of schemas and watermarks have."""
+    """Keys and values that are invalid in the topics of schemas and watermarks."""
     random_ = random.Random(seed)
     texts = ["{}", "[]", "null", "1e999", '"x"', '{"tables": 1}', '{"tables": {"a.b": {"until": -1}}}', "{" * 3000]
     texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "table": 7}']

@@ -39,7 +39,7 @@ from writetime.verify.comparison import verify
 from writetime.wire.topic_names import row_events_topic
 
 LAST = (1 << 63) - 1
-# Milliseconds: the ends of CQL's range, and of what microseconds hold.
+# Milliseconds: the limits of CQL's range, and of that of microseconds.
 MILLIS = (0, -1, LAST, -LAST - 1, LAST // 1000, -(LAST // 1000), LAST // 1000 + 1, -(LAST // 1000) - 1)
 
 
@@ -65,7 +65,7 @@ def assert_row_events(captured: Captured, table: LakeTable) -> None:
 
 
 def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[str]:
-    """Compare what is captured, and what a snapshot has, with what the database answers."""
+    """Compare the captured changes, and those of a snapshot, with the database's answer."""
     schema = captured.schema(name)
     wanted = answered(captured.node.port, schema)
     assert wanted.num_rows
@@ -121,7 +121,7 @@ def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path, *, is_
 
 
 def accepted(captured: Captured, cql_type: str, candidates: list[bytes]) -> list[bytes]:
-    """Those of some bytes that the database takes for a type, and what it refuses strict UTF-8 for."""
+    """Return those of some bytes that the database accepts for a type, and those that are not strict UTF-8."""
     table = f"checked_{cql_type}"
     captured.write(f"CREATE TABLE {{ks}}.{table} (v {cql_type} PRIMARY KEY)")
     taken = []
@@ -146,7 +146,7 @@ def is_strict(data: bytes) -> bool:
 
 
 def texts_of_cassandra(captured: Captured) -> list[bytes]:
-    """Bytes that Cassandra's validator takes for text: also surrogates, C0 80, and more than U+10FFFF."""
+    """Bytes that Cassandra's validator accepts as text: also surrogates, C0 80, and code points beyond U+10FFFF."""
     r = random.Random(5)
     candidates = [piece for piece in PIECES if piece]
     candidates += [b"".join(r.choices(PIECES, k=3)) for _ in range(60)]

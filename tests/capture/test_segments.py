@@ -94,7 +94,7 @@ def test_an_archive_that_does_not_answer_is_called_once_per_pause(
 def test_the_status_of_an_agent(
     captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its metrics, in Kafka, where whoever looks at all agents finds it, in the log, and by the command."""
+    """In its metrics, in Kafka (where `status --agents` reads it), in the log, and by the command."""
     caplog.set_level(logging.INFO, "writetime")
     table = f"{captured.keyspace}.marks"
     port = free_port()

@@ -123,7 +123,7 @@ def kill_while_it_reads(captured: Captured) -> None:
 
 
 def assert_read_once(captured: Captured) -> None:
-    """What was read and kept before the kill was not read again."""
+    """Rows that were read and recorded before the kill were not read again."""
     progress = snapshots(captured)["t"]
     assert progress["changes"] == progress["published"] > 0.9 * ROWS
     assert progress["read"] == progress["sstables"] == FILES + 1
@@ -174,7 +174,7 @@ def of_snapshot(captured: Captured, table: str) -> int:
 
 
 def metrics_of(port: int) -> str:
-    """What an agent serves."""
+    """The metrics that an agent serves."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         return answer.read().decode()
 
@@ -247,7 +247,7 @@ def assert_shown(tables: dict[str, str], metrics: str) -> None:
 
 
 def assert_logged(tables: dict[str, str], broken_tag: str, log: str) -> None:
-    """The faults, and what to do."""
+    """The faults and their remedies."""
     assert f"{tables['broken']}: its snapshot {broken_tag} is given up" in log
     assert "repair the table (nodetool scrub)" in log
     assert f"{tables['gone']}: the snapshot" in log

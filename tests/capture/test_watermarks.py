@@ -111,7 +111,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     with landed.agent():
         landed.settle()
         wait_for(lambda: mark(landed).until)
-    # What the node has written since is published by rounds that the agent does one by one.
+    # The node's later writes are published in rounds that the agent runs one by one.
     before = mark(landed).until
     assert before
     written_at = time_now()
@@ -280,7 +280,7 @@ def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured
         aside_at = time_now()
         wait_for(lambda: mark(landed).until > aside_at and is_taken())
         assert held_by() is None
-    # What the snapshot cannot have, as it was written later, holds it.
+    # It waits for the changes that were written after the snapshot.
     landed.write(*gone)
     held_from = mark(landed).until
     with landed.agent(snapshot="initial"):
@@ -311,7 +311,7 @@ def test_a_time_without_cdc_holds_the_watermark_until_a_newer_snapshot(landed: C
         landed.write("ALTER TABLE {ks}.t WITH cdc = false")
         switched_at = time_now()
         landed.write("INSERT INTO {ks}.t (k) VALUES (2)")
-        # The other tables go on.
+        # The other tables continue.
         wait_for(lambda: until("marks") > switched_at)
     # On again while no agent runs: it is known that it was off.
     landed.write("ALTER TABLE {ks}.t WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (3)")

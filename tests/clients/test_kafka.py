@@ -91,7 +91,7 @@ SENDS: dict[str, Callable[[Sender, list[bytes]], Any]] = {
 def test_a_full_queue_of_the_client_is_an_outage(
     send: Callable[[Sender, list[bytes]], Any], silent_broker: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else, a table whose changes fill the queue would be set aside while a broker is away."""
+    """Otherwise, a table whose changes fill the queue would be set aside while a broker is down."""
     monkeypatch.setattr(publishing, "TIMEOUT_SECONDS", 0.5)
     sender = Sender(silent_broker, "test", **{"queue.buffering.max.kbytes": 64, "log_level": 0})
     with pytest.raises(Transient, match="wait in the client's full queue"):

@@ -66,7 +66,7 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_a_bad_answer_is_retried(fake: FakeRegistry, method: str, name: str) -> None:
-    """Of each call of a registration, and of asking for a schema; and the same client goes on when that is over."""
+    """At each call of a registration, and at a request for a schema; the same client continues after the fault."""
     own = client(fake.url)
     asked = client(fake.url)
     fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method and "/ids/" not in path else None

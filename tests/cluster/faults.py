@@ -58,7 +58,7 @@ _WRITES = 20
 
 
 class _Counted(Writer):
-    """Counts what is acknowledged, and leaves time to the other programs of three machines on one."""
+    """Counts the acknowledged writes, and leaves CPU time to the other programs: one machine does the work of three."""
 
     written = 0
 

@@ -20,7 +20,7 @@ def test_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WRITETIME_CASSANDRA__PASSWORD", "secret")
     monkeypatch.setenv("WRITETIME_CAPTURE__NODE", "10.0.0.11")
     monkeypatch.setenv("WRITETIME_CASSANDRA__CONTACT_POINTS", '["10.0.0.11"]')
-    # What making the configuration sets for Spark.
+    # The environment that the configuration sets for Spark.
     for name in ("PYSPARK_PYTHON", "JAVA_HOME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

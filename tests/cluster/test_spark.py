@@ -58,7 +58,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkMaster]:
 
 
 def cluster_settings(settings: Settings, store: ObjectStore, master: SparkMaster) -> Settings:
-    """What the guide has in its settings file."""
+    """The guide's settings file."""
     conf = {
         "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",

@@ -31,7 +31,7 @@ def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(extras, "is_installed", lambda module: False)
     with pytest.raises(ModuleNotFoundError, match="this needs writetime"):
         used.connect()
-    # Tools that look through a module, such as pytest and doctest, ask for private names.
+    # Tools that inspect a module, such as pytest and doctest, request private names.
     assert not hasattr(used, "__wrapped__")
 
 

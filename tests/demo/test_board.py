@@ -60,7 +60,7 @@ def enrich(settings: Settings, items: Sequence[NewItem]) -> None:
 
 
 def cells(session: Session, table: str) -> list[Any]:
-    """What the database answers, with write times, but for positions, which expire."""
+    """The database's answer, with write times, except for positions, which expire."""
     columns = "origin, day, airport, cancelled, scheduled, carrier, flight, destination, tail, plane, weather, departed"
     times = ", ".join(f"writetime({name})" for name in ("airport", "destination", "departed", "arrived"))
     return list(session.execute(f"SELECT {columns}, arrived, air_minutes, {times} FROM {table}"))

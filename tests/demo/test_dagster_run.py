@@ -22,7 +22,7 @@ def empty() -> None:
 
 @pytest.mark.parametrize("of_demo", [True, False])
 def test_a_killed_run_gives_its_place_in_a_pool_back(tmp_path: Path, of_demo: bool) -> None:
-    """A run that is not the demo's goes on."""
+    """A run that is not the demo's continues."""
     tags = dagster_run._TAGS if of_demo else {}
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
         killed = instance.create_run_for_job(empty, tags=tags, status=DagsterRunStatus.STARTED)

@@ -54,7 +54,7 @@ def test_dagster_starts_and_ends_as_in_its_containers(postgres: Postgres, tmp_pa
         assert "shop__orders__orders_view" not in definitions(int(code))
         DagsterGrpcClient(host="127.0.0.1", port=int(code)).reload_code(timeout=240)
         assert "shop__orders__orders_view" in definitions(int(code))
-        # What they end with is Dagster's choice.
+        # Dagster chooses their exit status.
         assert {name for name, container in found.items() if container.stop() < 0} == set()
     for container in found.values():
         container.assert_no_fault()

@@ -72,7 +72,7 @@ def were_programs() -> set[str]:
 
 @pytest.fixture(scope="module")
 def folder(installation: Path, spark: SparkSession, were_programs: set[str]) -> Iterator[Folder]:
-    """A clone, and what documents take as given: a captured table `shop.orders`, a snapshot of it, names in Python."""
+    """A clone, and the things that documents assume: a captured table `shop.orders`, a snapshot of it, Python names."""
     settings = config.load()
     with connect(settings) as session:
         session.execute(f"CREATE KEYSPACE IF NOT EXISTS shop WITH replication = {REPLICATION}")
@@ -102,7 +102,7 @@ def folder(installation: Path, spark: SparkSession, were_programs: set[str]) -> 
 
 @pytest.mark.parametrize("document", [d for d in documents() if d not in (TUTORIAL, SCYLLA_TUTORIAL)])
 def test_document(document: str, folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, README first, in one folder: what one has made, the next may use."""
+    """One after the other, README first, in one folder: each may use the results of the earlier ones."""
     monkeypatch.chdir(installation / "clone")
     try:
         for block in blocks(document):

@@ -34,7 +34,7 @@ def check(settings: Settings, watch: Watch, *ledgers: Ledger) -> None:
 
 
 def _check_commits(watch: Watch, messages: Iterable[tuple[Place, UUID | None]]) -> None:
-    """Assert that committed offsets never went back, and that what was below them was there at that moment."""
+    """Assert that committed offsets never went back, and that all rows below them were stored at that moment."""
     for earlier, later in zip(watch.commits, watch.commits[1:], strict=False):
         back = {p: (earlier[p], later[p]) for p in earlier if later[p] < earlier[p]}
         assert not back, f"committed offsets went back: {back}"

@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 class Fate(StrEnum):
-    """What the producer knows about a message."""
+    """The producer's record of a message."""
 
     OK = "ok"
     FAILED = "failed"

@@ -19,7 +19,7 @@ def test_kill_of_the_sink_mid_batch_loses_and_repeats_nothing(
     s = stage(mode=mode, bucket=bucket, batch_rows=5)
     s.proxy.delay = 0.1
     s.ledger.events(EVENTS_LONG if is_long else EVENTS, users=60, repeated=0.1)
-    # A sink that goes on after a kill is killed, too: in a short run in one mode.
+    # A sink that continues after a kill is killed, too: in a short run in one mode.
     for _ in range(KILLS if is_long or mode == "lwt-batch" else 1):
         sink = s.sink()
         # The prologue of a connection is some ten replies; the rest are answers to writes, held back by the proxy.

@@ -39,7 +39,7 @@ def test_from_kafka_to_events_and_view(settings: Settings) -> None:
     events = decoded(settings, row_events_topic(first))
     assert sorted(event["after"]["id"] for event in events if event["kind"] == "CREATE") == list(range(1, 40))
     assert set(reports(settings)[first].steps) == {"row events", "publishing", "view", "upkeep"}
-    # What it left is what another one continues from.
+    # Another program continues from the position that it left.
     with following(settings, first):
         publish(settings, schema_of(settings, "a"), 50)
         wait_for(lambda: is_done(settings, first, 40) and has_published(settings, first, 40))
@@ -87,7 +87,7 @@ def test_data_expires_while_nothing_follows(settings: Settings, monkeypatch: pyt
 
 
 def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: bool) -> None:
-    """Some expires between a batch and the look for what expires next."""
+    """Some cells expire between a batch and the search for the next expiry."""
     count = 10 if is_long else 5
     schema = schema_of(settings, "a")
     send(settings, schema, write(20, 0, 5, v="stays"))
@@ -156,7 +156,7 @@ def test_a_step_that_fails_does_not_stop_other_tables(
         wait_for(lambda: is_done(settings, good, 3))
         wait_for(lambda: follower.tables[bad].counts()[name].failures > 1)
         assert "a bug" in str(reports_soon(settings, bad, name))
-        # What comes before the step goes on.
+        # The earlier steps continue.
         assert is_in_lake(settings, bad)
         works.set()
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
@@ -203,7 +203,7 @@ def test_a_backlog_lands_in_several_turns(
 
 
 def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> None:
-    """Its events go on, and an alert is sent; when the rows are as expected again, the view goes on."""
+    """Its events continue, and an alert is sent; when the rows are as expected again, the view is refreshed again."""
     bad, good = published(settings, "bad", "good")
     expected = [{"type": "expect_column_values_to_not_be_in_set", "column": "v", "value_set": ["20"]}]
     tables = {settings.cassandra.keyspace: {"bad": {"expect": expected}, "good": {}}}

@@ -27,7 +27,7 @@ def with_lake(settings: Settings, **lake: Any) -> Settings:
 
 
 def faults_of(follower: Follower, name: str) -> list[str]:
-    """What landing and the steps meet now."""
+    """The current faults of landing and the steps."""
     table = follower.tables[name]
     found = [table.landing.report.fault, *(step.fault for step in table.steps)]
     return [fault for fault in found if fault is not None]
@@ -77,7 +77,7 @@ def test_programs_wait_for_an_object_store_that_stops(settings: Settings, tmp_pa
 
 
 def test_a_clock_that_is_set_forwards_and_back(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What expired only because the clock was ahead lives again, without a change; and new changes are followed."""
+    """Rows that expired only because the clock was ahead return, without a change; and new changes are followed."""
     schema = schema_of(settings, "a")
     now = int(time.time())
     row = write(1, 0, now * 1_000_000, v="a")

@@ -39,5 +39,5 @@ def test_events_that_a_failed_producer_refuses_are_counted(monkeypatch: pytest.M
         metrics = ingress.metrics()
     assert metrics["writetime_ingress_events_not_queued_total"] == 3
     assert metrics["writetime_ingress_events_accepted_total"] == 0
-    # Else the callback of errors would not hear of it.
+    # Otherwise the error callback would not be called.
     assert polled

@@ -304,7 +304,7 @@ def test_the_http_client_of_java_is_understood(kafka: Settings, tmp_path: Path) 
 
 @pytest.mark.parametrize("path", ["/health/", "/ready/", "/metrics/", "/openapi.json/", "/queues/a/items/", "/events/"])
 def test_no_path_is_redirected(ingress: Running, path: str) -> None:
-    """The address of a redirect would be what the caller has sent as its host."""
+    """A redirect would go to the host that the caller has sent."""
     answer = ingress.client.get(path)
     assert answer.status_code == 404
     assert answer.json() == {"status": "error", "reason": "Not Found"}
@@ -312,7 +312,7 @@ def test_no_path_is_redirected(ingress: Running, path: str) -> None:
 
 @pytest.fixture
 def errors(ingress: Running) -> Iterator[list[str]]:
-    """What the ingress logs as errors."""
+    """The errors that the ingress logs."""
     found: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: found.append(logging.Formatter().format(record))
@@ -412,7 +412,7 @@ def test_waiting_for_an_answer_is_not_a_delay_of_the_caller(alone: Settings) -> 
     call = post(json.dumps(EVENT).encode())
     with running(changed(alone, request_seconds=0.2, ack_timeout_seconds=1.0)) as ingress:
         assert statuses(ingress.port, [call, call], within=4.0) == [503, 503]
-        # The second call is larger than what is read ahead.
+        # The second call is larger than the read-ahead limit.
         large = post(b" " * 200_000 + b"{}")
         assert statuses(ingress.port, [call, large], within=4.0) == [503, 400]
 

@@ -121,7 +121,7 @@ class Failing:
 
 
 def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each attempt would double those that are too large."""
+    """Otherwise each attempt would double those that are too large."""
     letters = [deadletters.DeadLetter(0, i, None, value, [], {}) for i, value in enumerate([b"x" * 10, b"small"])]
     monkeypatch.setattr(deadletters, "Producer", Failing)
     monkeypatch.setattr(Failing, "produced", [])

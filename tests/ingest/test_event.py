@@ -23,7 +23,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
-# A day from either end of what Python can hold, an offset cannot leave the calendar.
+# A day from either end of Python's range, an offset cannot leave the calendar.
 instants = st.datetimes(
     datetime(1, 1, 2),
     datetime(9999, 12, 30),

@@ -168,7 +168,7 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
 
 
 def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decides(settings: Settings) -> None:
-    """Else messages that come later, at the offsets of the lost ones, would count as stored."""
+    """Otherwise later messages, at the offsets of the lost ones, would count as stored."""
     topic, group = settings.ingest.topic, settings.ingest.group
     produce(settings, [an_event(n).value() for n in range(4)])
     assert len(run_once(settings)) == 4

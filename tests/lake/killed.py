@@ -77,7 +77,7 @@ def compacted(table: LakeTable) -> list[str]:
 
 
 def held(table: LakeTable) -> dict[str, Any]:
-    """What the lake answers, and a digest of its state."""
+    """The lake's rows, and a digest of its state."""
     newest = table.state.load()
     schema = table.schema()
     levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in levels_of(newest)]
@@ -91,7 +91,7 @@ def held(table: LakeTable) -> dict[str, Any]:
 
 
 def child(folder: Path, kill_at: int | None, *, after: bool) -> int:
-    """Work in a process of its own, killed at a commit; return how it ended."""
+    """Work in a separate process, which is killed at a commit; return how it ended."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1]
@@ -137,7 +137,7 @@ def left(folder: Path) -> list[str] | None:
 def main(root: Path, every: int = 1, first: int = 1) -> None:
     """Kill at commits, before or after them, and run again."""
     pa.set_cpu_count(1)
-    # A first call of compiled code loads what all of it needs, which takes longer than the work of a child.
+    # The first call of compiled code loads its libraries, which takes longer than the work of a child process.
     write(1, 1, 1)
     for kill_at in range(first, 100, every):
         # Right before a commit, when its files are there and nothing names them, or right after it.

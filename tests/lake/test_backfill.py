@@ -30,7 +30,7 @@ from writetime.storage.file_errors import CorruptFile
 
 
 def corrupt(folder: Path) -> tuple[Path, bytes]:
-    """Damage the last chunk of the largest SSTable; return its file and what it held."""
+    """Damage the last chunk of the largest SSTable; return its file and its earlier bytes."""
     path = max(folder.glob("*-Data.db"), key=lambda p: p.stat().st_size)
     sound = path.read_bytes()
     path.write_bytes(sound[:-12] + bytes(8) + sound[-4:])

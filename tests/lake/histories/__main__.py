@@ -55,7 +55,7 @@ def run_format(version: str, seeds: list[int], options: argparse.Namespace) -> i
 
 
 def run_some(version: str, plans: list[Plan], node: Node, shrink_seconds: float) -> int:
-    """Run plans together and print what came of them; return how many failed."""
+    """Run plans together and print their results; return how many failed."""
     began = time.monotonic()
     result = run_plans(plans, node)
     print(

@@ -34,7 +34,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Round:
-    """What happens between two comparisons, and by how many seconds the clock of the comparisons moves."""
+    """The statements between two comparisons, and the seconds by which the comparisons' clock moves."""
 
     items: tuple[Item, ...]
     seconds: int
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Plan:
-    """One table, and what is done to it."""
+    """One table, and its statements."""
 
     seed: int
     schema: TableSchema

@@ -19,7 +19,7 @@ _AHEAD_SECONDS = 20_000
 
 @dataclass(frozen=True)
 class Failure:
-    """What a plan led to."""
+    """The result of a plan."""
 
     plan: Plan
     round: int
@@ -28,7 +28,7 @@ class Failure:
 
 @dataclass
 class Result:
-    """What came of plans: how many statements were executed, how often view and database were compared, failures."""
+    """The results of plans: the number of statements, the number of comparisons of view and database, failures."""
 
     failures: list[Failure]
     statements: int = 0
@@ -36,7 +36,7 @@ class Result:
 
 
 def run_plans(plans: Sequence[Plan], node: Node) -> Result:
-    """Run plans, each on a new table; a plan that fails ends there, and the others go on."""
+    """Run plans, each on a new table; a plan that fails ends there, and the others continue."""
     # No chosen second comes while this runs. What has expired by the database's own clock becomes a tombstone as it is
     # compacted, which beats a cell of the same write time: the answer would depend on when that was.
     base = int(time.time()) + _AHEAD_SECONDS
@@ -95,7 +95,7 @@ def _round(number: int, tables: dict[str, HistoryTable], node: Node, base: int, 
 
 
 def alone(plan: Plan, node: Node) -> Failure | None:
-    """Run one plan; return what it led to if it fails."""
+    """Run one plan; return its result if it fails."""
     found = run_plans([plan], node).failures
     return found[0] if found else None
 

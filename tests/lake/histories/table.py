@@ -67,7 +67,7 @@ class HistoryTable:
         return self._lake
 
     def logged(self, batches: list[pa.RecordBatch]) -> None:
-        """Take what is new in the commit log."""
+        """Read the new changes in the commit log."""
         self._log += batches
         self._pending += batches
         self._complete = self._complete and not batches
