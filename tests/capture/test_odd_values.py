@@ -121,7 +121,7 @@ def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path, *, is_
 
 
 def accepted(captured: Captured, cql_type: str, candidates: list[bytes]) -> list[bytes]:
-    """Return those of some bytes that the database accepts for a type, and those that are not strict UTF-8."""
+    """Return those of some byte strings that the database accepts as values of a type."""
     table = f"checked_{cql_type}"
     captured.write(f"CREATE TABLE {{ks}}.{table} (v {cql_type} PRIMARY KEY)")
     taken = []

@@ -280,7 +280,7 @@ def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured
         aside_at = time_now()
         wait_for(lambda: mark(landed).until > aside_at and is_taken())
         assert held_by() is None
-    # It waits for the changes that were written after the snapshot.
+    # Changes that were written after the snapshot, which cannot have them, hold the watermark.
     landed.write(*gone)
     held_from = mark(landed).until
     with landed.agent(snapshot="initial"):

@@ -21,7 +21,7 @@ _LEFT_TO_COMPILE = "frames"
 
 
 def keep_compiled(home: Path) -> None:
-    """Put what numba has compiled for the tests where containers look for it, as a second start of theirs finds it."""
+    """Copy numba's functions of the tests to the folder that containers use, as if this were their second start."""
     for code in (ROOT / "platform").rglob("__pycache__/*.nb[ic]"):
         if not code.name.startswith(_LEFT_TO_COMPILE):
             own = UserProvidedCacheLocator.get_suitable_cache_subpath(str(code.parents[1] / "any.py"))

@@ -34,7 +34,7 @@ def test_dead_letter_topic_takes_only_small_messages_for_a_while(stage: Callable
 
 
 def _poison_holds_commits_back(s: Stage) -> None:
-    """Let the sink do all but the poison, kill it, and let another come to the same point."""
+    """Let the sink store all but the poison message, kill it, and let another one reach the same point."""
     s.ledger.events(60, users=10)
     poison = s.ledger.send_poison(POISON)
     events = s.ledger.events(60, users=10)

@@ -1,4 +1,4 @@
-"""A server crashes and comes back while events are produced and stored."""
+"""A server crashes and restarts while events are produced and stored."""
 
 from collections.abc import Callable
 

@@ -22,7 +22,7 @@ UNREACHABLE = (KafkaException, *DRIVER_FAULTS)
 
 
 class Watch:
-    """Takes samples until it is left. In every sample the committed offsets are read first, then what is there."""
+    """Takes samples until its block ends. Each sample reads the committed offsets first, then the stored rows."""
 
     def __init__(self, settings: Settings) -> None:
         self.commits: list[dict[int, int]] = []

@@ -18,7 +18,7 @@ from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
 TABLES = [f"k.t{i}" for i in range(60)]
-# They look at once.
+# They check at once.
 joined = partial(shares, look_seconds=0.0)
 
 

@@ -45,7 +45,7 @@ def produce(
 
 
 def run_once(settings: Settings, *, commit: bool = True, fetch_messages: int = 500) -> list[dict[str, Any]]:
-    """Do what one bounded run does; return the receipts in the order of their offsets."""
+    """Do the work of one bounded run; return the receipts in the order of their offsets."""
     ranges = drain.plan(settings)
     batches = [batch for r in ranges for batch in drain.store_range(settings, r, fetch_messages)]
     receipts = [row for batch in batches for row in batch.to_pylist()]

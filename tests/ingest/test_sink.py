@@ -202,7 +202,7 @@ def test_a_message_with_an_unforeseen_fault_is_a_dead_letter_and_others_are_stor
     original = getattr(owner, name)
 
     def raising(*args: Any) -> Any:
-        # The second event, by its payload, or its number in what is written.
+        # The second event, by its payload, or its number among the writes.
         if "poison" in repr([getattr(a, "batch", a) for a in args]):
             raise LookupError("injected")
         return original(*args)

@@ -120,7 +120,7 @@ class Nightly:
     place: Path
 
     def backfill(self) -> str:
-        """Run the command; return what it reports."""
+        """Run the command; return its report."""
         answer = CliRunner(catch_exceptions=False).invoke(main, ["backfill", self.nights.table, str(self.place)])
         assert answer.exit_code == 0, answer.output
         return answer.stderr
@@ -215,7 +215,7 @@ def test_a_name_that_returns_with_another_content(nightly: Nightly) -> None:
 
 
 def test_incremental_backups(nightly: Nightly) -> None:
-    """What was flushed since a snapshot, and what the node compacted of it."""
+    """The SSTables that were flushed after a snapshot, and those that the node compacted from them."""
     first = tree(nightly, "node-1", 0)
     nightly.backfill()
     increments = shutil.copytree(nightly.nights.flushed, first.parents[1] / "backups")
@@ -229,7 +229,7 @@ def test_incremental_backups(nightly: Nightly) -> None:
 
 
 def test_a_truncation_between_a_snapshot_and_its_increments(tmp_path: Path) -> None:
-    """What was truncated is in the snapshot, whatever the node flushed later."""
+    """The truncated rows are in the snapshot, whatever the node flushed later."""
     folder = tmp_path / "place" / "node-1" / "shop" / f"items-{uuid.uuid1().hex}"
     for name, content in {
         "snapshots/nightly/manifest.json": '{"files": [], "created_at": "1970-01-01T00:00:02Z"}',
@@ -326,7 +326,7 @@ def test_a_backfill_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyP
 
 
 def test_the_remains_of_backfills_do_not_grow(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a transaction per bucket, and a record lists what the nodes have."""
+    """There is a transaction per bucket, and a record lists the nodes' SSTables."""
     monkeypatch.setattr(backfilled, "MOST_LISTED", 0)
     monkeypatch.setattr(backfilled, "KEPT_SECONDS", -1)
     for night in range(3):

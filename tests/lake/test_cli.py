@@ -107,7 +107,7 @@ def test_values_as_json() -> None:
 
 
 def test_numbers_that_are_not_finite_are_texts() -> None:
-    """Nested, and as keys, in any width; what is finite is a number still."""
+    """Nested, and as keys, of any width; finite values are still numbers."""
     odd = [float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, None]
     doubles = pa.array(odd, pa.float64())
     floats = doubles.cast(pa.float32())

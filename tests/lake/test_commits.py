@@ -154,5 +154,5 @@ def test_which_levels_are_folded() -> None:
     assert folded() == folded(large) == folded(small, small, small, middle, large) == []
     assert folded(small, large, small, small, small) == [small] * 4
     assert folded(large, middle, small, middle, middle, middle) == [small, *[middle] * 4]
-    # What the four small ones become is the fourth of the next size.
+    # The file merged from the four small ones is the fourth of the next size.
     assert folded(60 << 10, 60 << 10, 60 << 10, 60 << 10, *[middle] * 3) == [60 << 10] * 4 + [middle] * 3

@@ -134,7 +134,7 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
         assert verify(settings, lake, 0).differences == []
         session.execute(f"UPDATE {table} SET n = n + 1 WHERE k = 100 AND c = 1")
         assert [d.lagging for d in verify(settings, lake, 0).differences] == [True]
-    # What is counted in a view is a number, in a change it has its shards.
+    # A counter in a view is a number; in a change it has its shards.
     assert_events_have_numbers(lake, schema)
     assert_shards_add_up_in_spark(spark, snapshots[-1])
     lines = [orjson.loads(line) for line in run("sstable", snapshots[-1], "--fields", "k,n").splitlines()]

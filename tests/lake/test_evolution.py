@@ -185,7 +185,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     assert "w" not in view_rows(views.virtual(table))[0]
     assert "w" in table.state.load().table.schema().to_arrow().names
     add(table, [write(1, 2, 50, v="c")], 4, gone)
-    # It comes back, without what it had before the drop.
+    # It is added again, without the cells from before the drop.
     back = replace(gone, regular=widened.regular)
     table.follow(back)
     add(table, [write(1, 3, 150, w=7)], 5, back)

@@ -101,7 +101,7 @@ def test_tombstones_are_dropped_beside_files_of_all_buckets(
     assert state.drop_tombstones(table, 4) == {0: 1, 13: 4, 4096: 1}[few]
     assert state.count_tombstones(table, table.state.load()) == 0
     assert view_rows(views.virtual(table)) == before
-    # A late write under the dropped tombstone does not come back, and rows of other buckets are not affected.
+    # A late write that the dropped tombstone covered does not reappear, and rows of other buckets are not affected.
     add(table, [write(1, 0, 2, v="zombie"), write(30_000, 0, 2, v="late")], 4)
     found = view_rows(views.virtual(table))
     assert len(found) == len(before) + 1

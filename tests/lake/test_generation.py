@@ -80,7 +80,7 @@ class Nodes:
             found, counts = self._found(node)
             if counts:
                 self.wanted.add(id_)
-            # What came after the lake learned of it is left out by landing.
+            # Landing leaves out the changes that arrived after the lake had recorded it.
             if counts or node not in self.learned:
                 rows.append(write(id_, 1, self.chooser.choice([5, LATE]), v="x") | found)
         add(self.table, rows, next(self._numbers))
@@ -222,7 +222,7 @@ def test_rows_of_cdc_logs_by_their_times(tmp_path: Path) -> None:
 
 
 def test_published_snapshots_of_tables_with_cdc_logs_by_their_times(tmp_path: Path) -> None:
-    """Of the log's agent alone: what came from a backfill counts by the time of the backfill's snapshots."""
+    """Only for the log's agent: the changes of a backfill count by the time of its snapshots."""
     table, log = new_table(tmp_path), "shop.items_scylla_cdc_log"
     rows = [from_snapshot(log, 8_000), from_snapshot(log, 9_000), from_snapshot(log, 9_001), from_snapshot(None, 8_000)]
     add(table, [write(i, 1, 5, v="x") | found for i, found in enumerate(rows)], 1)
@@ -232,7 +232,7 @@ def test_published_snapshots_of_tables_with_cdc_logs_by_their_times(tmp_path: Pa
 
 
 def test_a_snapshot_from_before_a_truncation_is_refused(tmp_path: Path) -> None:
-    """Its rows would come back. One that was taken later is not refused, whatever truncation a retired source had."""
+    """Its rows would reappear. A later snapshot is not refused, whatever truncation a retired source had."""
     table = new_table(tmp_path)
     for source in NODES:
         register_source(table, source)

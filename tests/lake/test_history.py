@@ -35,7 +35,7 @@ def as_of(table: LakeTable, instant: int | None) -> list[tuple[int, int, str]]:
 
 
 def expected(writes: list[tuple[int, int, int]], instant: int) -> list[tuple[int, int, str]]:
-    """What plain Python makes of writes to (id, n) at a time."""
+    """The result of writes to (id, n) at a time, in plain Python."""
     latest: dict[tuple[int, int], int] = {}
     for id_, n, at in writes:
         if at <= instant:
@@ -73,7 +73,7 @@ def test_trimmed_history(tmp_path: Path) -> None:
     writes = many_writes(start)
     horizon = start + 12 * HOUR
     table = filled(tmp_path, writes, folds=9)
-    # What the state does not have stays; nine files are merged, two stay as they are in part.
+    # The files that are not in the state stay; nine files are merged, two stay in part.
     assert retention.trim_history(table, start - HOUR) == 0
     assert retention.trim_history(table, horizon) == 9
     names = [file.path.rsplit("/", 1)[-1] for file in table.changes.load().files]

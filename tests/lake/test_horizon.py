@@ -107,7 +107,7 @@ def test_changes_that_are_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
 
         return run_both
 
-    # Levels that came meanwhile are merged with what was dropped; a fold that began before is refused.
+    # Levels that were added meanwhile are merged with the dropped rows; a fold that began before is refused.
     assert state.drop_tombstones(table, 8 * SECOND, beside(lambda: state.fold(table))) == 1
     assert rows_at(table, 100) == []
     add(table, [write(1, 1, 5 * SECOND, v="zombie again")], 3)

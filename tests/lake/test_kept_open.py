@@ -43,7 +43,7 @@ def test_an_open_table_follows_other_commits(tmp_path: Path, is_long: bool) -> N
     assert kept.changes.load().properties["a"] == "b"
     kept.changes.set_property("a", "c")
     assert kept.changes.load().properties["a"] == table.changes.load().properties["a"] == "c"
-    # An earlier version stays what it was.
+    # An earlier version does not change.
     for number, version in enumerate(versions):
         assert len(version.files) == number + 1
         assert version.transaction("test") == number

@@ -64,7 +64,7 @@ def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSess
     for name in labels.values():
         query = f"SELECT `{name.replace('`', '``')}` AS it FROM delta.`{at}` WHERE id = 2"
         assert spark.sql(query).collect()[0].it == rows[1][name]
-    # Names that were dropped keep what is theirs.
+    # Dropped names keep their data.
     assert table.follow(schema_of(ALIKE)) == joined
 
 

@@ -58,7 +58,7 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     state.fold(table)
     stream.extend(table)
     assert state.drop_tombstones(table, 8 * SECOND) == 1
-    # Neither the deletion that is older than the horizon nor what it deleted is there, and the younger one is.
+    # The deletion that is older than the horizon and the cells that it deleted are dropped; the later one stays.
     assert [(r["n"], r["tombstone"] is not None) for r in held(table).to_pylist()] == [(2, False), (3, True)]
     assert state.drop_tombstones(table, 8 * SECOND) == 0
     late = [write(1, 1, 5 * SECOND, v="zombie"), write(1, 3, 5 * SECOND, v="zombie"), write(1, 4, 5 * SECOND, v="new")]
@@ -71,7 +71,7 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert stream.extend(table) == 1
     state.fold(table)
     assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted
-    # What is written after the horizon is folded in alone.
+    # Only the changes that were written after the horizon are folded in.
     add(table, [write(1, 5, 9 * SECOND, v="b")], 4)
     assert [f.rows for f in state.pending(table, table.changes.load(), table.state.load())[0]] == [1]
 
@@ -116,7 +116,7 @@ def moved(value: Any, seconds: int) -> Any:
 
 
 def all_of(table: LakeTable) -> pa.Table:
-    """The merge of all levels, of what they have dropped, and of the changes that are not folded in."""
+    """The merge of all levels, of the rows that they dropped, and of the changes that are not folded in."""
     held, changes = table.state.load(), table.changes.load()
     new = state.files_since(table, changes, state.folded_version(held))
     return merge_files(
@@ -178,7 +178,7 @@ def test_histories(
 
 @dataclass
 class Read:
-    """What was read: whole files, and by the cache the rows of each file."""
+    """The reads: whole files, and the rows of each file through the cache."""
 
     files: list[str] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
@@ -245,7 +245,7 @@ def test_a_late_write_costs_its_row(tmp_path: Path) -> None:
     # Also ten rows of the previous batch.
     assert sum(by_events.rows.values()) == 1 + 10
     assert (77, 1) not in {(r["id"], r["n"]) for r in rows_at(table, 100)}
-    # The new level does not have what was dropped either.
+    # The new level does not have the dropped rows either.
     assert state.count_tombstones(table, table.state.load()) == 0
     assert dropped_of(table.state.load()) == dropped
 

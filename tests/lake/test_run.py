@@ -70,7 +70,7 @@ def test_snapshot_to_view(settings: Settings) -> None:
         assert [orjson.loads(line)["id"] for line in printed] == [row["id"] for row in wanted if row["shop"] == 5]
 
 
-# What is executed before each of three snapshots.
+# The statements before each of three snapshots.
 ALTERED = [
     [
         "CREATE TYPE pair (a int)",

@@ -162,7 +162,7 @@ def test_sstables_in_a_store(store: ObjectStore, written: Path, monkeypatch: pyt
 
 
 def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Scylla Manager, into a lake in the same store: night after night, only what is new."""
+    """Backups of Scylla Manager, into a lake in the same store: each night, only the new SSTables are read."""
     recorded = RecordedTable("rec104", "x_0")
     schema, files = recorded.schema, recorded.locations
     place = ScyllaManager(tmp_path / "place", schema.full_name, uuid1(), to_cql(schema), uuid4(), uuid4())
@@ -189,7 +189,7 @@ def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pyt
 def test_snapshots_of_several_nodes_in_a_store(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the data folders of the nodes, without a tool for backups: in each night, only what is new."""
+    """The data folders of the nodes, without a tool for backups: each night, only the new SSTables are read."""
     recorded = RecordedTable("rec104", "x_0")
     schema, [first, second, *others] = recorded.schema, recorded.locations
     for name, value in store.options.items():
@@ -197,7 +197,7 @@ def test_snapshots_of_several_nodes_in_a_store(
     address = f"s3://{BUCKET}/nodes?endpoint_override={store.host}&scheme=http"
     table = create_table(settings_of(store, "trees"), schema)
     folder = f"data/{schema.keyspace}/{schema.name}-{uuid1().hex}/snapshots"
-    # The nodes have one SSTable in common; the second night has what the first had, and more.
+    # The nodes have one SSTable in common; the second night has the SSTables of the first, and new ones.
     nights = [{"node-1": [first], "node-2": [first]}, {"node-1": [first, second], "node-2": [first, *others]}]
     counts = []
     for night, nodes in enumerate(nights):
@@ -239,6 +239,6 @@ def test_medusa_in_a_store(store: ObjectStore, written: Path, tmp_path: Path, mo
 
 
 def rows_of(location: Location) -> list[dict[str, Any]]:
-    """Its changes, without what names the file."""
+    """Its changes, without the fields that name the file."""
     batches = [batch.drop_columns(["origin"]) for batch in SSTable(location).scan()]
     return [row for b in batches for row in b.to_pylist()]

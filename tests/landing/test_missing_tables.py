@@ -36,7 +36,7 @@ def test_a_misspelt_table(keyspace: str, settings: Settings, tmp_path: Path) -> 
     assert command("view", wrong, "--wait", "60").stderr.strip() == message
     # Other tests may have one of this name.
     assert re.match(r"Error: no table order; did you mean \w+\.orders\?\n", command("row-events", "order").stderr)
-    # What a snapshot of an empty table has.
+    # The content of an empty table's snapshot.
     (tmp_path / "schema.cql").write_text(f"CREATE TABLE {keyspace}.orders (id int PRIMARY KEY);")
     (tmp_path / "manifest.json").write_text('{"files": [], "created_at": "2026-01-01T00:00:00Z"}')
     assert command("backfill", wrong, str(tmp_path)).stderr.strip() == message

@@ -35,7 +35,7 @@ WRONG = {
 
 
 def places(name: str) -> dict[str, tuple[str, Any]]:
-    """CQL types of columns with a part of a type, and what makes a value with a text there."""
+    """CQL types that contain a type, and a function that puts a text there."""
 
     def elements(make: Any) -> Any:
         return lambda text: {"elements": [make(text)]}

@@ -45,7 +45,7 @@ A, B = NODES
         ([counted(1, (A, 1, 5), (B, 2, 7)), counted(2, (A, 3, 1)), counted(3, (B, 2, 8))], 9),
         # The greatest clock is covered by a deletion that may come later, and a smaller one is not.
         ([counted(1, (A, 2, 7)), counted(5, (A, 1, 4)), deleted(3)], 4),
-        # Only what was written before a deletion is covered, whatever was written to other nodes later.
+        # A deletion covers only earlier writes, whatever was written to other nodes later.
         ([counted(1, (A, 1, 7)), counted(5, (B, 1, 4)), deleted(3)], 4),
         # A deleted counter hides what is counted later, but not once its deletion is covered itself.
         ([counted(1, (A, 1, 7)), uncounted(2), counted(5, (A, 2, 9))], None),

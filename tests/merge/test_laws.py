@@ -25,7 +25,7 @@ def changes_of(schema: TableSchema, count: int = 8) -> st.SearchStrategy[list[Ch
 
 
 def as_bytes(state: pa.Table) -> bytes:
-    """A state as a file: what is null has no values hidden below it there."""
+    """A state as a file, in which a null has no hidden values below it."""
     state.validate(full=True)
     file = io.BytesIO()
     pq.write_table(state, file)

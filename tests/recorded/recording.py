@@ -261,7 +261,7 @@ def log_settings() -> Settings:
 
 
 def answered(rows: Rows, schema: TableSchema) -> pa.Table:
-    """Return what `SELECT` answered, the columns in the schema's order."""
+    """Return the rows of `SELECT`, the columns in the schema's order."""
     order = [rows.names.index(c.name) for c in schema.columns]
     return with_one_form(answers.decoded([[row[i] for i in order] for row in rows.rows], schema), schema)
 

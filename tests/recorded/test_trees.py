@@ -89,7 +89,7 @@ def test_a_manifest_of_another_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["by Cassandra", "by ScyllaDB"])
 @pytest.mark.parametrize("gone", ["Data.db", "TOC.txt"])
 def test_a_snapshot_that_is_copied_in_part(tmp_path: Path, named: str, gone: str) -> None:
-    """It is refused until the copy is complete, and not taken for what the table has."""
+    """It is refused until the copy is complete, and not taken for the whole table."""
     data = tmp_path / "node" / "data"
     snapshot = tree(data)
     names = [path.name for path in snapshot.glob("*-TOC.txt")] + [f"{LOCATION.version}-other-big-TOC.txt"]

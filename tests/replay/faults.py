@@ -159,7 +159,7 @@ class Run:
             return list(batches.between(self.queue, 1, head.n if head else 0))
 
     def check_order(self, numbers: list[int]) -> None:
-        """A processor goes on where it was, or does its last batch again."""
+        """A processor continues at its position, or repeats its last batch."""
         assert all(b in (a, a + 1) for a, b in pairwise(numbers)), numbers
 
     def check_cursor(self, seen: list[int]) -> None:
@@ -194,7 +194,7 @@ def killed(run: Run) -> None:
 
 
 def expired(run: Run) -> None:
-    """Publishers and subscribers are stopped until their sessions have expired, with the lock in hand, and go on."""
+    """Publishers and subscribers that hold the lock are stopped until their sessions have expired, then continue."""
     stopped = []
     # Before the seal, and after it.
     for producer, steps in zip(PRODUCERS, (["seal"], ["record", "advance"]), strict=True):
@@ -205,7 +205,7 @@ def expired(run: Run) -> None:
     assert run.ended(stopped[1]) == {0}, run.output()
     stopped.append(run.worker("one", at=f"{run.r.choice(['read', 'move'])}:2:stop"))
     wait_stopped(stopped[-1])
-    # Another instance goes on, where the first one was.
+    # Another instance continues at the first one's position.
     second = run.worker("one")
     wait_until(lambda: lines(run.logs["one"]) >= run.sequences, run)
     for p in stopped:
@@ -244,7 +244,7 @@ def replayed(run: Run) -> None:
 
 
 def trimmed(run: Run) -> None:
-    """Retention is killed before each of its steps, while all are at work, and at last does what is left."""
+    """Retention is killed before each of its steps, while all others work, and the last run completes it."""
     publishers = [run.publisher(p) for p in PRODUCERS]
     workers = [
         run.worker("one"),
@@ -290,7 +290,7 @@ def wiped(run: Run) -> None:
     finally:
         client.stop()
         client.close()
-    # What a processor has done and its copy does not know yet, it does again.
+    # A processor repeats the batches that its copy has not recorded yet.
     run.check_order = lambda numbers: None  # type: ignore[method-assign]
     run.check_cursor = lambda seen: None  # type: ignore[method-assign]
     run.end(*workers)
@@ -299,7 +299,7 @@ def wiped(run: Run) -> None:
 def restarted(run: Run) -> None:
     """Servers crash while publishers are about to seal, and while processors are at work."""
     workers = [run.worker(name) for name in run.logs]
-    # A database that is not embedded goes on.
+    # A database that is not embedded continues to run.
     for server in [s for s in reversed(servers.servers(run.settings)) if s.name in ("cassandra", "zookeeper")]:
         at = f"seal:{run.r.randint(2, 4)}:stop"
         publishers = [run.publisher(p, run.published(p), at) for p in PRODUCERS]
@@ -345,7 +345,7 @@ def lines(log: Path) -> int:
 
 
 def go_on(stopped: BaseProcess) -> None:
-    """Let a process go on that is stopped, or has ended before that."""
+    """Let a stopped process continue; it may have ended before."""
     with suppress(ProcessLookupError):
         os.kill(stopped.pid or 0, signal.SIGCONT)
 

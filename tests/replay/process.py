@@ -44,7 +44,7 @@ THE_END = b"the end"
 
 
 def items_of(producer: str, sequence: int) -> list[bytes]:
-    """What a producer publishes."""
+    """The items of a producer."""
     return [f"{producer}-{sequence}-{i}".encode() for i in range(sequence % 4)]
 
 
@@ -60,7 +60,7 @@ def publish(queue: str, producer: str, first: str, last: str) -> None:
 
 
 def work(queue: str, name: str, log: str) -> None:
-    """Write down what is processed."""
+    """Record the processed items."""
 
     class Ended(Exception):
         pass

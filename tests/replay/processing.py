@@ -5,7 +5,7 @@ from writetime.replay import Batch, Subscriber
 
 
 def done(settings: Settings, queue: str, name: str) -> list[Batch]:
-    """What a processor does until there is no more."""
+    """The work of a processor until no batch is left."""
     batches: list[Batch] = []
     with Subscriber(settings, queue, name) as subscriber:
         subscriber.run(batches.append, until_idle=True)

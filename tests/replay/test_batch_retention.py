@@ -32,13 +32,13 @@ from writetime.replay.batches import Batches, Gone
 
 @pytest.fixture
 def trimming(replay_settings: Settings, queue: str) -> Settings:
-    """Settings by which what was published is too old at once."""
+    """Settings with which published batches are too old at once."""
     own = replay_settings.replay.model_copy(update={"keep_days": {queue: 1e-9}})
     return replay_settings.model_copy(update={"replay": own})
 
 
 class Enough(Exception):
-    """A handler wants no more."""
+    """A handler accepts no more."""
 
 
 def publish(settings: Settings, queue: str, *sequences: int) -> list[int]:
@@ -87,7 +87,7 @@ def test_old_batches_are_deleted_when_all_processors_have_done_them(
         with pytest.raises(Gone):
             seek(trimming, queue, "a", to)
     assert {x.processor: x.done for x in lag(trimming, queue)} == {"a": 3, "b": 5}
-    # Numbers go on, and what was published is known.
+    # Numbers continue, and the published batches are known.
     assert publish(trimming, queue, 7, 8) == [7, 8]
     # Who is new begins with the first one that is there, and is then waited for.
     assert [b.n for b in done(trimming, queue, "new")] == [4, 5, 6, 7, 8]

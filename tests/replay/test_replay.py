@@ -239,7 +239,7 @@ def test_zookeeper_is_restored(replay_settings: Settings, queue: str, kazoo: Kaz
         kazoo.delete(f"/queues/{queue}", recursive=True)
         assert publisher.publish([b"3"]) == 4
         assert node(kazoo, f"/queues/{queue}") == f"{queue}-4"
-        # The cursor comes from its copy.
+        # The cursor is restored from its copy.
         assert [b.n for b in done(replay_settings, queue, "p")] == [4]
         kazoo.delete(f"/queues/{queue}", recursive=True)
         assert rebuild(replay_settings, queue) == (4, ["p"])

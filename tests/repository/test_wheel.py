@@ -214,7 +214,7 @@ def installed(wheel: Path, folder: Path) -> Path:
     packages = packages_of(python)
     for found in required(metadata(wheel)):
         link(found, packages)
-    # What numba keeps of the kernel, by the text of its files: to compile it again would take a minute.
+    # Numba's cache of the kernel, by the text of its files: to compile it again would take a minute.
     kept = Path("writetime", "storage", "kernel", "__pycache__")
     (ROOT / "platform" / kept).mkdir(exist_ok=True)
     (packages / kept).symlink_to(ROOT / "platform" / kept)
@@ -263,7 +263,7 @@ def listed(own: Distribution, extra: str) -> set[str]:
 
 
 def required(own: Distribution, *chosen: str) -> list[Distribution]:
-    """Return all distributions that a wheel with these extras needs, as its metadata and theirs say.
+    """Return all distributions that a wheel with these extras needs, by its metadata and theirs.
 
     Each has to be in the environment that runs the tests, in a version that is allowed.
     """

@@ -29,7 +29,7 @@ from writetime.wire.topic_names import row_events_topic
 
 
 def wait_for(reached: Callable[[], object], seconds: float = 60) -> None:
-    """A look costs more CPU than what it waits for, so it is rare."""
+    """A check costs more CPU time than the work that it waits for, so it is rare."""
     assert wait_until(reached, seconds, 0.5)
 
 

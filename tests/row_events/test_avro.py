@@ -29,7 +29,7 @@ EXAMPLES = settings(max_examples=150 if is_long_run() else 15)
 
 
 def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
-    """Values as Arrow takes them: dates and times are numbers."""
+    """Values in the form that Arrow accepts: dates and times are numbers."""
     if pa.types.is_struct(arrow):
         optional = not {"months", "days", "nanoseconds"} <= {f.name for f in arrow}
         return st.fixed_dictionaries(

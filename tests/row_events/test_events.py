@@ -99,7 +99,7 @@ def test_numbers_are_compared_by_their_bits() -> None:
 
 
 def test_ids_are_siphash() -> None:
-    # What `openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH` returns for the length and the two values.
+    # The output of `openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH` for the length and the two values.
     wanted = {
         (b"", b""): "c293ab68efe6f296bd92a49d6257801d",
         (b"abc", b""): "d171c5e3d1662a52c2783281abdc47ca",

@@ -210,7 +210,7 @@ def test_a_publisher_that_ends_within_a_batch_loses_no_event(settings: Settings,
 def test_a_publisher_that_goes_on_records_what_it_published(
     settings: Settings, in_parts: LakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once when it has caught up, and else later, although nothing more comes."""
+    """At once when it has caught up, otherwise later, although no more changes arrive."""
     table = in_parts
     with publish.EventPublisher(settings, table.name, limits=FIVE) as publisher:
         while publisher.publish(table, 1) and publisher.has_more:

@@ -67,7 +67,7 @@ def test_the_stream_is_the_view(
             patch.object(changed_rows, "GROWTH", 2),
         ):
             add(table, changes, number, generated.SCHEMA)
-            # What lived at the last batch, and expired since, may be dropped.
+            # Cells that lived at the last batch, and expired since, may be dropped.
             drop = partial(state.drop_tombstones, horizon=second * SECOND)
             for step in chooser.sample([state.fold, state.compact, views.rewrite, drop], chooser.randint(0, 3)):
                 step(table)
@@ -261,7 +261,7 @@ def test_a_batch_after_a_long_time_without_changes(tmp_path: Path) -> None:
 
 
 def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
-    """What expired waits for the step that checks it, and row events that are no longer wanted have no more."""
+    """Expired rows wait for the step that checks them; a table without row events gets no more of them."""
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(1, 1, 1) | {"v": {**cell("a", 1), "ttl": 5, "deletion_time": 105}}], 1)
     state.fold(table)
@@ -282,7 +282,7 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_upkeep_of_a_table_whose_log_is_gone(tmp_path: Path, rows: int) -> None:
-    """As after a week without maintenance. The next batch finds that it is too late; nothing else stops."""
+    """As after a week without maintenance. The next batch fails because it is too late; nothing else stops."""
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(1, 1, 1, v="a")][:rows], 1)
     state.fold(table)

@@ -61,7 +61,7 @@ def _reading(*, tablets: bool) -> ScyllaCdc:
 
 @dataclass
 class Followed:
-    """One table: what writes to it, the consumer of its row events, and the first fault of what follows it."""
+    """One table: its writer, the consumer of its row events, and the first fault of its follower."""
 
     writer: LiveWriter
     consumer: Consumer = field(default_factory=Consumer)
@@ -235,7 +235,7 @@ class Pipeline:
         return [counts[timestamp] for timestamp in sorted(counts)]
 
     def check_views(self, table: Followed) -> int:
-        """Land what is left and compare the views with `SELECT *`; return how many rows that has."""
+        """Land the remaining changes and compare the views with `SELECT *`; return the number of its rows."""
         table.require_no_fault()
         Landing(self.settings, table.name).drain()
         cassandra = self.settings.cassandra
@@ -268,5 +268,5 @@ class Pipeline:
         return verify(self.settings, self.lake(table))
 
     def summary(self) -> dict[str, int]:
-        """Return what was done."""
+        """Return the statements."""
         return {**sum((table.writer.counts for table in self.tables.values()), Counter()), **self.done}

@@ -90,7 +90,7 @@ def test_a_snapshot_matches_the_database(
     node.run("flush", made.keyspace, made.name)
     schema = alter(session, generator, read_schema(session, made.full_name))
     write(session, generator, schema)
-    # What is deleted is in another file than what was written.
+    # The deletions are in another file than the writes.
     node.run("flush", made.keyspace, made.name)
     write(session, generator, schema)
     folder = node.snapshot(schema, "live")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 def pipeline(
     live: Settings, session: Session, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Pipeline:
-    """Everything that was written is published; what failed is noted with its table."""
+    """All writes are published; a failure is recorded with its table."""
     home = tmp_path_factory.mktemp("pipeline")
     made = Pipeline(live, session, home, SEED, len(TABLES), tablets=uses_tablets(pytestconfig))
     made.run(SECONDS)

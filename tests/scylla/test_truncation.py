@@ -35,7 +35,7 @@ def settings_for(live: Settings, name: str, folder: Path) -> Settings:
 
 
 def lands(settings: Settings, name: str, wanted: list[dict[str, Any]]) -> Callable[[], bool]:
-    """Return a function that lands what there is, and returns whether the view has these rows."""
+    """Return a function that lands all changes, and returns whether the view has these rows."""
 
     def look() -> bool:
         if not is_published(settings, name):

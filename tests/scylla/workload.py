@@ -218,14 +218,14 @@ class LiveWriter(threading.Thread):
                 column = r.choice(may_go)
                 if not any(name in str(column.type) for name in (*UDTS, "spot")):
                     self._dropped[column.name] = column, " static" if column in self.schema.static else ""
-                # What was written ahead of the clock is older than the drop, too.
+                # Writes ahead of the clock are older than the drop, too.
                 time.sleep(_AHEAD_SECONDS + 0.1)
                 self._insist(f"ALTER TABLE {self.full_name} DROP {quote_name(column.name)}")
             case "return" if self._dropped:
                 column, static = self._dropped.pop(r.choice(sorted(self._dropped)))
                 time.sleep(_LEEWAY_SECONDS + 1)
                 self._insist(f"ALTER TABLE {self.full_name} ADD {quote_name(column.name)} {column.type}{static}")
-                # Write times are up to a second behind the clock: the log has what is newer than the drop only.
+                # Write times are up to a second behind the clock: the log has only rows that are newer than the drop.
                 time.sleep(1.1)
             case "type":
                 self._insist(f"ALTER TYPE {self._keyspace}.spot ADD {self.table}_{number} text")

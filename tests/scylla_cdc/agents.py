@@ -71,7 +71,7 @@ def is_marked(settings: Settings, table: Logged) -> bool:
 
 
 def sources(settings: Settings) -> Sources:
-    """The last mark of each source. Of the topic, which has what all tests have sent, only what is new is read."""
+    """The last mark of each source. The topic has the messages of all tests, of which only new ones are read."""
     brokers = settings.kafka.bootstrap_servers
     if brokers not in _topics:
         _topics[brokers] = WatermarkTopic(settings)
@@ -103,7 +103,7 @@ def land(settings: Settings, table: Logged) -> Counter[str]:
 
 
 def assert_view(settings: Settings, table: Logged) -> None:
-    """Compare the lake's view with what the database answers of the base table."""
+    """Compare the lake's view with the database's rows of the base table."""
     schema = table.schema
     parts = [view_schema(schema).empty_table(), *views.virtual(open_table(settings, schema.full_name))]
     with answers.raw_session(settings.cassandra.port) as session:
@@ -112,7 +112,7 @@ def assert_view(settings: Settings, table: Logged) -> None:
 
 
 def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
-    """Write now, and what ScyllaDB would log of it."""
+    """Write now, and add the rows that ScyllaDB would log."""
     at = now()
     name = table.schema.full_name
     cdc.session.execute(f"INSERT INTO {name} (p, v) VALUES ({key}, {key}) USING TIMESTAMP {at}")
@@ -128,7 +128,7 @@ def follow(cdc: CdcDatabase, table: Logged, seconds: int) -> None:
 
 
 def truncate(cdc: CdcDatabase, table: Logged) -> None:
-    """Truncate a table, and record what ScyllaDB would."""
+    """Truncate a table, and record it as ScyllaDB would."""
     cdc.session.execute(f"TRUNCATE {table.schema.full_name}")
     query = f"INSERT INTO {cdc.settings.scylla_cdc.truncations} (table_uuid, shard, truncated_at) VALUES (%s, 0, %s)"
     cdc.session.execute(query, [table.schema.id, now() // 1000])

@@ -94,7 +94,7 @@ class CdcDatabase:
         return {name: str(value) for name, value in given.items()} | {"port": str(self.settings.cassandra.port)}
 
     def create(self, schema: TableSchema, **options: str) -> TableSchema:
-        """Create a table and its log; return what the database made of it."""
+        """Create a table and its log; return the log's schema in the database."""
         joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
         self.session.execute(schema.create_statement() + joiner + "cdc = true")
         self.create_log(schema)
@@ -102,7 +102,7 @@ class CdcDatabase:
         return self.current(schema)
 
     def current(self, schema: TableSchema) -> TableSchema:
-        """Return what a table is now."""
+        """Return the current schema of a table."""
         return read_schema(self.session, schema.full_name)
 
     def create_log(self, schema: TableSchema) -> None:

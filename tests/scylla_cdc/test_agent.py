@@ -79,7 +79,7 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     for table in tables:
         found = land(settings, table)
         assert found.keys() == set(table.origins)
-        # What was read again is some windows a kill.
+        # Some windows per kill are read again.
         assert found.total() < 2 * len(table.origins)
         assert_view(settings, table)
         changes = open_table(settings, table.schema.full_name).changes.load()
@@ -193,7 +193,7 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
     said = sources(settings)[source_of(late)]
-    # It holds back from the start what waits for watermarks.
+    # From the start, it delays the steps that wait for watermarks.
     assert said.tables[name].until <= written.base
     assert "the log keeps rows for 30 seconds" in said.status["held_by"]
     with agent(settings, snapshot_at=now()):
@@ -223,7 +223,7 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
 def test_a_snapshot_that_is_named_is_published_beside_the_log(
     cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a table had before its log began is in the lake with what the log has since."""
+    """The rows from before the log began are in the lake, together with the log's later changes."""
     name = late.schema.full_name
     cdc.write(f"INSERT INTO {name} (p, v) VALUES ({key}, {key})" for key in range(100))
     old = take_snapshot(cdc.settings, name, "old")
@@ -256,7 +256,7 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
 
 
 def test_a_table_that_is_truncated(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
-    """What the log has from before counts no longer; a snapshot that was taken later lets the watermark go on."""
+    """Earlier rows of the log no longer count; after a later snapshot the watermark advances again."""
     name = late.schema.full_name
     late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
     cdc.announce_tablets(late.schema, late.sets)
@@ -370,7 +370,7 @@ class Two:
         return None if status is None else status["logs"][self.name]["fault"]
 
     def is_not_done(self, at: int, reason: str, kind: str) -> bool:
-        """Whether what failed does not count as done, neither in the file, nor in the watermark, nor in the status."""
+        """Whether a failed part counts as not done: in the file, in the watermark and in the status."""
         until, status = reached(self.settings)[self.name], read_status(self.settings.capture.state_dir)
         if status is None or until >= at or self.watermark(self.failing) > until:
             return False
@@ -464,7 +464,7 @@ def assert_counted_and_logged(two: Two, reason: str, kind: str, caplog: pytest.L
 
 
 def test_a_place_that_cannot_be_saved_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else, the agent would go on from a first offset that is lost in a crash, and would find no gap later."""
+    """Otherwise, the agent would continue from a first offset that a crash loses, and would find no gap later."""
     progress = cdc_log.LogProgress(tmp_path)
     offset = Offset(until=1, newest=1, since=1, table_id="x")
 

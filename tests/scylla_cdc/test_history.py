@@ -24,7 +24,7 @@ START = 1_700_000_000 * SECOND
 
 @dataclass(frozen=True)
 class Written:
-    """A row of the log: what it was of, and its columns, each the number of one column of the log."""
+    """A row of the log: its origin, and its columns, each as the number of a column of the log."""
 
     time: int
     operation: int
@@ -120,7 +120,7 @@ class Log:
         return [self.partition, self.clustering, self.statics, self.regulars]
 
     def page(self) -> tuple[pa.RecordBatch, np.ndarray]:
-        """What the log answers now, and the operations."""
+        """The log's current rows, and the operations."""
         names = [n for part in self.columns for n in part]
         data: dict[str, list[bytes | None]] = {
             L.STREAM: [bytes(16)] * len(self.rows),

@@ -97,7 +97,7 @@ def test_images_that_cannot_be_compared(cdc: CdcDatabase) -> None:
 
 
 def checked(odd: Odd) -> tuple[int, list[str]]:
-    """What disagrees while a log is read: how much, and the descriptions."""
+    """The disagreements while a log is read: their number, and the descriptions."""
     found: Counter[str] = Counter()
     check = ImageCheck()
     with open_source(odd.cdc.settings, odd.name) as source:

@@ -106,7 +106,7 @@ def test_a_snapshot_from_before_the_log_was_created_is_refused(
 
 
 def test_a_snapshot_from_before_a_truncation_does_not_count(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
-    """Even if it is published afterwards. A later one does, and lets the watermark go on."""
+    """Even if it is published afterwards. A later one closes the gap, and the watermark advances again."""
     follow(cdc, late, 1)
     name = late.schema.full_name
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)

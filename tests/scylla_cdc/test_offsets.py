@@ -40,7 +40,7 @@ def source_of(created: int, *sets: int, altered: int | None = None, ttl: int = 2
 @pytest.mark.parametrize("hours", [1, 23.9, 25])
 @pytest.mark.parametrize("by_tablets", [False, True])
 def test_the_log_of_a_table_that_was_created_again_is_read_from_its_creation(hours: float, *, by_tablets: bool) -> None:
-    """With vnodes its streams are older than the table. What the log no longer has is a gap."""
+    """With vnodes its streams are older than the table. Rows that the log no longer has are a gap."""
     created = now() - round(hours * HOUR)
     source = source_of(created, created + 1000 if by_tablets else created - 1000 * HOUR)
     begin = offset_of_new(source, Offset(created - HOUR, 0, 0, "earlier"))
@@ -91,7 +91,7 @@ def test_an_answer_without_the_set_that_was_read_last_is_of_a_node_that_is_behin
 
 
 def test_a_stream_in_spark_queries_another_node_if_one_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that said how far may be read is not asked again: each call has its own session."""
+    """The node that returned the limit of reading is not queried again: each call has its own session."""
     created, newest = now() - HOUR, now() - HOUR // 2
     behind, other = source_of(created, created), source_of(created, created, newest)
     piece = Piece(b"stream", newest, newest + SECOND)

@@ -52,7 +52,7 @@ def test_a_stream_while_the_log_lacks_written_values(
     time.sleep(0.01)
     cdc.set_options(late.schema, enabled="true")
     with open_source(cdc.settings, name) as source:
-        # A snapshot of the time between does not have what was written until the options changed.
+        # A snapshot from between does not have the later writes up to the change of the options.
         seen = next_offset(source, off, now(), between)
         assert off.until == seen.until
         assert between < (seen.off_until or 0) <= now()
@@ -164,7 +164,7 @@ def test_inserts_without_values_are_counted(cdc: CdcDatabase) -> None:
 def test_the_agent_reports_a_gap_until_a_younger_snapshot_closes_it(
     cdc: CdcDatabase, late: Logged, tmp_path: Path
 ) -> None:
-    """What it saw of the options is in its state, so also an agent that starts later knows of the gap."""
+    """Its state records the options that it read, so an agent that starts later also detects the gap."""
     odd = Odd(cdc)
     tables = [Logged(odd.current(), [], [StreamSet(odd.start, (STREAM,))], []), late]
     cdc.announce_tablets(late.schema, late.sets)
@@ -201,7 +201,7 @@ def test_the_agent_reports_a_gap_until_a_younger_snapshot_closes_it(
 
 
 def test_the_agent_keeps_the_snapshot_that_has_unreadable_rows(cdc: CdcDatabase, tmp_path: Path) -> None:
-    """It may be killed and started without it while it reads what is older."""
+    """It may be killed and restarted without the option while it reads older rows."""
     odd = Odd(cdc)
     for second in range(1, 30):
         odd.log(second, {**BARE, "c": second})

@@ -38,7 +38,7 @@ Values = dict[str, int | None]
 
 @dataclass
 class Mutation:
-    """What a statement or a batch does to the partition: the last write of each cell, marker and row."""
+    """The effect of a statement or a batch on the partition: the last write of each cell, marker and row."""
 
     cells: dict[tuple[int | None, str], tuple[int, int | None]] = field(default_factory=dict)
     markers: dict[int, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Table:
         return {name: value for name, (time, value) in found.items() if time > deleted and value is not None}
 
     def _row(self, c: int) -> Values | None:
-        """Return what `SELECT` answers for a row; None if it is not there."""
+        """Return the row of `SELECT`; None if it does not exist."""
         values = self._values(c)
         deleted = max(self._state.partition or 0, self._state.deleted.get(c, 0))
         return values if values or self._state.markers.get(c, 0) > deleted else None

@@ -55,7 +55,7 @@ def test_rows_that_scylladb_does_not_write(
 
 
 def test_log_rows_that_are_not_changes(cdc: CdcDatabase) -> None:
-    """Images are no changes; what the server deletes when a row's TTL is over is one."""
+    """Images are not changes; the server's deletion when a row's TTL ends is a change."""
     odd = Odd(cdc)
     image = {"p": 1, "c": 1, "v": 7, "s": None}
     odd.log(1, {"operation": 0, **image}, {**UPDATE, "v": 8}, {"operation": 9, **image})

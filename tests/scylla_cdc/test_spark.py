@@ -64,7 +64,7 @@ def test_a_stream_keeps_the_snapshot_that_closes_a_gap(cdc: CdcDatabase, late: L
 
 
 class Sink:
-    """Keeps what each batch of a stream brought; of a batch that comes again, the last."""
+    """Keeps the rows of each batch of a stream; of a repeated batch, those of the last time."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[str]] = {}

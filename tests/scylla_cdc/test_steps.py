@@ -55,7 +55,7 @@ def odd_log(cdc: CdcDatabase, bad: dict[str, Any]) -> tuple[Odd, Logged]:
 def test_a_fault_that_lasts_repeats_nothing(
     cdc: CdcDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], reason: str
 ) -> None:
-    """What was handed over before the fault is published once more at most, and saved up to the bad window."""
+    """Changes from before the fault are published at most once more; the position is saved up to the bad window."""
     monkeypatch.setattr("writetime.scylla_cdc.pages.PAGE_ROWS", ROWS // 4)
     monkeypatch.setattr("writetime.scylla_cdc.pieces.BATCH_ROWS", ROWS // 4)
     odd, table = odd_log(cdc, bad)

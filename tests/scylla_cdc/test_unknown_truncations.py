@@ -72,7 +72,7 @@ def test_tables_do_not_wait_for_an_unknown_truncation_one_by_one(monkeypatch: py
     monkeypatch.setattr(cdc_log, "read_cluster_truncations", agent.read)
     agent.run(_SECONDS)
     assert 10 <= agent.asked <= _SECONDS / (_TIMEOUT + cdc_log.LogPace().mark) + 2
-    # No watermark passes what is not known.
+    # No watermark passes an unknown part.
     assert set(agent.marks.values()) == {0}
     agent.answers = True
     agent.run(2 * cdc_log.LogPace().mark)

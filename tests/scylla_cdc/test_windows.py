@@ -38,7 +38,7 @@ def after(table: Logged) -> int:
 
 
 def windows(source: CdcSource, offset: Offset, until: int) -> Iterator[tuple[Offset, Counter[str]]]:
-    """Read on, batch by batch; places go through what a checkpoint keeps."""
+    """Continue reading, batch by batch; offsets pass through the form in a checkpoint."""
     while (end := Offset.parse(next_offset(source, offset, until, None).json())) != offset:
         yield end, read(source, offset, end)
         offset = end

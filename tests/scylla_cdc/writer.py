@@ -23,7 +23,7 @@ UPDATE, INSERT, ROW_DELETE, PARTITION_DELETE, START, START_EXCLUSIVE, END, END_E
 
 @dataclass
 class Mutation:
-    """What one statement did to one partition: the lines that the oracle prints."""
+    """The effect of one statement on one partition: the lines that the oracle prints."""
 
     table: str
     key: bytes
@@ -90,7 +90,7 @@ class Splitter:
     def groups(self, mutation: Mutation) -> list[Group]:
         """Return the groups of a mutation, without their ends and numbers."""
         times = self._times(mutation)
-        # What changes nothing is not logged.
+        # A statement that changes nothing is not logged.
         if not times:
             return []
         split = self._is_split(times)

@@ -23,7 +23,7 @@ from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import EmbeddedServer, free_port
 
-# What docs/security.md says that our user needs.
+# The rights that our user needs, by docs/security.md.
 PERMISSIONS = ["CREATE ON ALL KEYSPACES", "SELECT ON ALL KEYSPACES", "SELECT ON KEYSPACE system_views"]
 ON_TOPICS = [
     *(AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE),

@@ -23,7 +23,7 @@ def command(*arguments: str, given: bytes | None = None) -> str:
 
 @contextmanager
 def in_thread(target: Callable[[Settings, threading.Event], Any], settings: Settings) -> Iterator[Future[Any]]:
-    """What runs until it is stopped."""
+    """The programs that run until they are stopped."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         outcome = pool.submit(target, settings, stop)

@@ -56,7 +56,7 @@ class _ProtocolAt(UntypedProtocol):
 
 
 class Node(AbstractContextManager["Node"]):
-    """The node of this machine that answers at a port. What its commit log has so far is passed over."""
+    """The node of this machine that answers at a port. The present content of its commit log is skipped."""
 
     def __init__(self, port: int) -> None:
         self._cluster = Cluster(
@@ -116,7 +116,7 @@ class Node(AbstractContextManager["Node"]):
         return refused
 
     def rows(self, schema: TableSchema, second: int) -> pa.Table:
-        """Return what `SELECT *` answers as of a second."""
+        """Return the rows of `SELECT *` as of a second."""
         names = ", ".join(quote_name(c.name) for c in schema.columns)
         payload: Any = {"second": second, "timestamp": None}
         statement = SimpleStatement(f"SELECT {names} FROM {schema.full_name}", fetch_size=None)  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ class _Maker:
         disk = [name for name in ("flush", "compact") if r.random() < 0.3]
         disk += ["snapshot"] if "snapshot" in steps or r.random() < 0.2 else []
         items += [Item("disk", name) for name in disk]
-        # What a step chooses follows from a number of its own, so that it stays the same when others are left out.
+        # Each step has its own seed, so that its choices stay the same when other steps are left out.
         items += [Item("step", f"{name} {r.randrange(1 << 16)}") for name in steps]
         return Round(tuple(items), r.choice(_MOVES))
 
