@@ -68,7 +68,7 @@ def test_servers_and_clients_accept_each_other_strictly(tmp_path: Path) -> None:
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Speaks TLS and nothing else."""
+    """A server of TLS only."""
 
     daemon_threads = True
 
@@ -92,7 +92,7 @@ class _Handler(socketserver.BaseRequestHandler):
 def listening(context: ssl.SSLContext) -> Iterator[int]:
     """Return the port of a TLS server."""
     with _Listener(context) as server:
-        # How often it looks whether it shall end: by default, each end takes half a second.
+        # How often it checks whether it must stop: by default, each stop takes half a second.
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CA cert does not include key usage extension": ({"without": x509.KeyUsage}, {}),
     "Basic Constraints of CA cert not marked critical": ({"uncritical": x509.BasicConstraints}, {}),
 }
-"""What OpenSSL reports of certificates of an authority and of a node that were changed so."""
+"""OpenSSL's errors for certificates of an authority and of a node with these changes."""
 ISSUE_AGAIN = r"Python 3\.13 .*issue them again"
 
 
@@ -129,7 +129,7 @@ ISSUE_AGAIN = r"Python 3\.13 .*issue them again"
 def refused(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int, Path]]:
-    """What OpenSSL reports, the port of a server whose certificates a strict client refuses, and their authority."""
+    """OpenSSL's error, the port of a server whose certificates a strict client refuses, and their authority."""
     default = ssl.create_default_context
     monkeypatch.setattr(ssl, "create_default_context", lambda **options: strict(default(**options)))
     of_authority, of_node = REFUSED[request.param]

@@ -63,7 +63,7 @@ def test_no_name_leads_out_of_the_lake(name: str) -> None:
 
 
 def test_a_table_with_such_names_from_capture_to_verification(secured: Secured, in_force: Settings) -> None:
-    """What a real database answers is what the lake has, column by column."""
+    """The lake has the rows that a real database returns, column by column."""
     key, clustering, static, outer, field, udt, *rest = (n for n in NAMES if n != "a)b")
     # The protocol announces new types by name, and the driver accepts names in ASCII only.
     inner = "a)b"

@@ -24,7 +24,7 @@ from writetime.core.logs import log_clients
 from writetime.ingest.event import accept
 from writetime.replay import coordination
 
-# What all secrets of these tests begin with.
+# The start of all secrets of these tests.
 HUSH = "hush-of-"
 PLACES = [
     "unknown://user:hush-of-a-backup@host/x",
@@ -100,7 +100,7 @@ def test_commands_that_fail(
             failed += result.exit_code != 0
             said += result.output + "".join(traceback.format_exception(result.exception))
         assert failed > len(COMMANDS) / 2
-    # Clients are kept, and these would go on trying.
+    # Clients are cached, and these would continue to retry.
     kafka._admin_of.cache_clear()
     out, err = capfd.readouterr()
     assert "sasl.password" in caplog.text

@@ -72,7 +72,7 @@ def test_a_port_in_use_is_one_line_with_the_fix(own_zookeeper: Settings) -> None
 
 
 def test_a_port_is_given_to_one_process() -> None:
-    """Although no server uses it yet, and both look in the same place."""
+    """Although no server uses it yet, and both search the same folder."""
     port = free_port()
     # As many as there are, so the one that was given is tried, too.
     again = (

@@ -47,7 +47,7 @@ def test_a_connection_that_spark_closed_prints_no_traceback(
 
 
 def test_show_prints_no_traceback(tmp_path: Path) -> None:
-    """Spark wants three rows, and the worker has more than the connection takes before Spark closes it."""
+    """Spark needs three rows, and the worker has more than the connection's buffers hold before Spark closes it."""
     folder = tmp_path / "bench" / "events"
     folder.mkdir(parents=True)
     subprocess.run(oracle.java_command("Oracle", "write", folder, "100000"), check=True, capture_output=True)

@@ -26,7 +26,7 @@ OA = pytest.param("oa", marks=pytest.mark.long_only("takes as much as one of the
 
 
 def _schemas(generator: Generator) -> list[TableSchema]:
-    """Most of what decides an encoding is in the number of columns: 64 change the set of columns, 33 the clustering."""
+    """The number of columns decides most encodings: 64 change that of the set of columns, 33 that of the clustering."""
     schemas = [generator.schema(f"t{i}") for i in range(8)]
     schemas += [generator.schema(f"wide{n}", regulars=n, clusterings=1, statics=0) for n in (63, 64, 65, 70)]
     schemas += [generator.schema(f"deep{n}", clusterings=n, regulars=2) for n in (32, 33)]

@@ -92,7 +92,7 @@ QUERIES = {
 
 @dataclass
 class Answers:
-    """What CQL answered of each table, the seconds before and after, and for each table of a keyspace with compact ones
+    """The rows of CQL of each table, the seconds before and after, and for each table of a keyspace with compact ones
     its schema or why it was refused."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -104,10 +104,10 @@ def write(server: FormatServer) -> Answers:
     """Write the tables in two parts, each flushed into a snapshot of its own (`first`, `second`), and query them."""
     _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_keyed("before"), *_wide()])
     _run(server, [*_many(), *_long(), *_compacted(), *_plain()])
-    # A snapshot flushes what it is of.
+    # A snapshot flushes its tables.
     server.nodetool("snapshot", "-t", "first", KEYSPACE, GENERATED)
     _run(server, [*_ALTERATIONS, *_counters(), *_dropped("after"), *_altered("after"), *_keyed("after")])
-    # Of what is in memory, the database does not hide what is older than a column's drop.
+    # The database does not hide cells in memory that are older than a column's drop.
     server.nodetool("snapshot", "-t", "second", KEYSPACE)
     answers = Answers()
     start = server.now()
@@ -247,7 +247,7 @@ def _compacted() -> list[str]:
 
 
 def _plain() -> list[str]:
-    """Rows inserted once, with every type, so that each cell is what CQL answers."""
+    """Rows inserted once, with every type, so that CQL returns each cell."""
     generator, r = Generator(11), random.Random(11)
     literals = {
         "c_list": lambda: f"[{r.randrange(9)}, {r.randrange(9)}]",

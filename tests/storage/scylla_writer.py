@@ -42,7 +42,7 @@ class Cells:
     tombstone: tuple[int, int] | None = None
 
 
-# A row by its clustering (None: the static row): what columns it has.
+# The columns of a row, by its clustering (None: the static row).
 Row = tuple[int | None, Mapping[str, Cell | Cells]]
 
 

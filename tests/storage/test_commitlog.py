@@ -155,14 +155,14 @@ def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
 
 
 def assert_begins_with(written: Written, whole: Read, found: Read) -> None:
-    """What was read is the beginning of the whole, for each table."""
+    """The changes that were read are the first ones of the whole segment, for each table."""
     for schema in written.all_schemas:
         part = without_origin(found.get(schema.name, []), schema)
         assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
 
 
 def test_a_complete_segment_that_is_cut_off(written: Written, tmp_path: Path) -> None:
-    """What `_cdc.idx` promises is there, or the reader raises: also between two sections."""
+    """All bytes up to the offset in `_cdc.idx` are read, or the reader raises: also between two sections."""
     segment = segment_of(written)
     index = Path(segment.path.replace(".log", "_cdc.idx"))
     reader = CommitLogReader(written.all_schemas, [], torn_tail="stop")
@@ -230,7 +230,7 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_reported(written: Written
 
 
 def test_a_section_of_a_wrong_length(written: Written, tmp_path: Path) -> None:
-    """The length of what a compressed section becomes has no checksum."""
+    """The uncompressed length of a section has no checksum."""
     segment = segment_of(written, tmp_path)
     path = Path(segment.path)
     sound = path.read_bytes()
@@ -275,7 +275,7 @@ def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
 
 
 def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path) -> None:
-    """In a process of its own, as what goes wrong in the kernel may end it."""
+    """In a separate process, because a fault in the kernel may end it."""
     path, cql = segment_of(written).path, cql_with_ids(written.generated)
     answer = in_a_process(read_broken_mutations, path, cql, str(tmp_path), BROKEN_MUTATIONS)
     assert answer.returncode == 0, answer.stderr[-2000:]
@@ -366,7 +366,7 @@ def test_a_stream_by_its_offsets(written: Written, tmp_path: Path) -> None:
         append(tmp_path, segment, number, "{}\nCOMPLETED" if number < 15 else "{}")
     second = reader.latestOffset(first, limit)
     assert second == {"segment": 13, "position": None, "since": []}
-    # The node crashed in 11, as a later one has changes: what is left of it is read as far as it goes.
+    # The node crashed in 11, because a later one has changes: its valid part is read.
     assert [(p.segment.id, p.start, p.until) for p in reader.partitions(first, second)] == [
         (11, size, END),
         (13, 0, END),
@@ -398,7 +398,7 @@ def test_a_segment_that_vanished_from_a_stream(written: Written, tmp_path: Path)
         reader.partitions(zero, end)
     with pytest.raises(Missing, match=r"-12.log does not exist.*put it back"):
         list(reader.read(parts[1]))
-    # The stream goes on in 13, so the others are no longer needed.
+    # The stream continues in 13, so the others are no longer needed.
     paths[0].unlink()
     assert reader.latestOffset(end, limit) == end
     paths[2].unlink()

@@ -17,7 +17,7 @@ def read_all(written: Written) -> dict[str, list[pa.RecordBatch]]:
         for schema, batch in reader.read(segment, report=report):
             found.setdefault(schema.name, []).append(batch)
         index = segment.cdc_index()
-        # What has no index has no change to capture; of what has one, all was read, also where it is compressed.
+        # A segment without an index has no changes to capture; one with an index, also compressed, was read completely.
         assert report.position == index.offset if index else report.mutations == 0
     return found
 

@@ -92,7 +92,7 @@ def settle(node: FormatServer, mark: int) -> list[tuple[Segment, int]]:
 
 
 def compare(schemas: list[TableSchema], segments: list[tuple[Segment, int]], reader: CommitLogReader) -> Counter[str]:
-    """Compare every change of tables with what the database reads; return how many there are."""
+    """Compare every change of tables with the database's own reading; return the number of changes."""
     wanted = segment_lines(schemas, [segment.path for segment, _ in segments])
     found = read(reader, segments)
     counts: Counter[str] = Counter()
@@ -141,7 +141,7 @@ def test_a_stream_gets_every_change_once(node: FormatServer, spark: SparkSession
         writer = stream.writeStream.format(name).option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
         return writer.option("path", str(tmp_path / "out")).trigger(**trigger).start()
 
-    # Spark's own answer to what no Python data source can do.
+    # Spark's own error for an operation that no Python data source supports.
     with pytest.raises(PySparkException, match=r"[Cc]ontinuous") as e:
         start("noop", continuous="1 second").awaitTermination()
     print(e.value)

@@ -59,14 +59,14 @@ def test_a_block_of_another_size_is_refused(name: str) -> None:
 
 
 def limit_memory() -> None:
-    """Let this process take no more than 256 MiB beyond what it has."""
+    """Limit this process to 256 MiB more than it has."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize"))
     most = 1024 * int(line.split()[1]) + 256 * MIB
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def inflate_a_gigabyte(_: str) -> None:
-    """A block that would become a gibibyte takes no memory for it."""
+    """A block that claims to be a gibibyte does not allocate it."""
     compressor = zlib.compressobj(1)
     block = b"".join(compressor.compress(bytes(MIB)) for _ in range(1024)) + compressor.flush()
     known = decompressor("DeflateCompressor", "")

@@ -57,7 +57,7 @@ def _deletions(everything: Iterable[dict[str, Any]], change: dict[str, Any]) -> 
 
 
 def answered(written: Written, table: str, static: tuple[str, ...] = ()) -> dict[tuple[int, int | None], Cell]:
-    """What CQL answered, in the same form; statics apart."""
+    """The rows of CQL in the same form, with the static values separate."""
     found: dict[tuple[int, int | None], Cell] = {}
     for row in written.answers.rows[table]:
         statics = {name: row.pop(name) for name in static}

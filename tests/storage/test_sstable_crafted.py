@@ -84,7 +84,7 @@ def test_recorded_changes_match_the_database(version: str, recorded: dict[tuple[
 
 
 def test_vints_of_every_length() -> None:
-    """Against `VIntCoding`: both ends of what takes 1 to 9 bytes, in the kernel's reading and in Python's."""
+    """Compared with `VIntCoding`: the limits of 1 to 9 bytes, as the kernel reads them and as Python does."""
     values = [0, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
     values += [(1 << bits) + d for bits in range(7, 64, 7) for d in (-2, -1, 0, 1)]
     encoded = oracle.vints([v for v in values if v < 1 << 63])
@@ -129,7 +129,7 @@ def test_a_file_cut_anywhere_never_gives_a_wrong_answer(
 
 
 def lengths_of(sound: bytes) -> list[int]:
-    """To which lengths a file is cut: to all in a long run, and else to a twelfth of them."""
+    """The lengths to which a file is truncated: all in a long run, otherwise a twelfth of them."""
     count = len(sound) if is_long_run() else min(len(sound), max(3, len(sound) // 12))
     return random.Random(SEED).sample(range(len(sound)), count)
 

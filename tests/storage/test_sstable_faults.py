@@ -24,7 +24,7 @@ BROKEN_STREAMS = 150 if is_long_run() else 20
 
 
 def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
-    """In the data always; in Statistics.db where it has checksums; in what leads to the data if it matters."""
+    """In the data always; in Statistics.db where it has checksums; in the index files if the flip matters."""
     flipped = random.Random(7)
     tried = 0
     for n, (schema, location) in enumerate(one_of_each(written)):
@@ -55,7 +55,7 @@ def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
 
 
 def _is_covered(statistics: bytes, offset: int) -> bool:
-    """Whether a byte belongs to what a reader uses: the table of contents, the partitioner, the header."""
+    """Whether a reader uses this byte: of the table of contents, the partitioner or the header."""
     count = struct.unpack_from(">i", statistics)[0]
     contents = sorted((o, k) for k, o in (struct.unpack_from(">ii", statistics, 8 + 8 * i) for i in range(count)))
     ends = [o for o, _ in contents[1:]] + [len(statistics)]
@@ -92,7 +92,7 @@ def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_p
         list(sstable.scan())
     report = Report()
     found = as_rows(sstable.scan(on_corrupt="skip-partition", report=report))
-    # What a partition has before the corrupt chunk may be there, but nothing that is not true.
+    # The rows of a partition before the corrupt chunk may be returned, but no wrong ones.
     assert set(sound) <= set(found) <= set(everything)
     assert len(found) - len(sound) <= len(broken)
     assert len(report.skipped) == len(broken)

@@ -360,7 +360,7 @@ def test_newer_cells_of_the_old_type_are_an_error(tmp_path: Path, then: str, now
 
 
 def test_a_type_that_differs_from_the_schema_is_refused(tmp_path: Path) -> None:
-    """Also where values have the same length, so that they could be read as something else."""
+    """Also if values have the same length, so that they could be read as another type."""
     for i, (then, now) in enumerate(OTHER_TYPES):
         location = write(tmp_path / str(i), [("m", then)], [(0, {"m": sample(then, 1)})])
         if (then, now) == (TEXT, BLOB):

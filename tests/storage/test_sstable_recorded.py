@@ -139,7 +139,7 @@ def test_parts_in_any_order(tmp_path: Path, wanted: dict[str, pa.Table]) -> None
 
 
 def compressors(dictionary: bytes) -> dict[str, Callable[[bytes], bytes]]:
-    """What writes for each of the compressors, as ScyllaDB's `lz4_processor` and `zstd_processor` do."""
+    """The writer of each compressor, like ScyllaDB's `lz4_processor` and `zstd_processor`."""
     zstd = zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None)
     options = {"dict": dictionary} if dictionary else {}
     return {
@@ -183,7 +183,7 @@ def test_dictionaries_that_are_not_whole(tmp_path: Path, name: str) -> None:
 
 
 def test_a_dictionary_of_another_file(tmp_path: Path) -> None:
-    """A trained dictionary has a number, which Zstandard keeps with each chunk; LZ4 has nothing of the kind."""
+    """A trained dictionary has a number, which Zstandard stores in each chunk; LZ4 stores no such number."""
     here = copy(dictionary_table("tz"), tmp_path / "tz")
     compressor, options, rest = compression(here)
     first, *others = options

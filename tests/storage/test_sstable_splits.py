@@ -88,7 +88,7 @@ def test_pieces_of_one_partition_by_its_token(written: Written) -> None:
 
 
 def test_wide_partitions_of_scylladb_are_cut_at_any_block(written: Written, tmp_path: Path) -> None:
-    """What Cassandra wrote as `nb`, with the index that ScyllaDB writes for it as `mt`."""
+    """Cassandra's file of version `nb`, with the index that ScyllaDB writes for version `mt`."""
     schema, location = wide(written)
     if location.version != "nb":
         return
@@ -134,7 +134,7 @@ def test_an_invalid_cut_is_refused(written: Written) -> None:
 
 
 def test_a_wrong_index_never_gives_a_wrong_answer(written: Written, tmp_path: Path) -> None:
-    """Indexes have no checksums: what a flipped bit in them leads to is refused, or it changes nothing."""
+    """Indexes have no checksums: a flipped bit in them raises an error, or changes nothing."""
     schema, location = wide(written)
     here = copy(location, tmp_path / "index")
     whole = as_rows(SSTable(here, schema).scan())

@@ -106,7 +106,7 @@ def test_there_are_files_of_every_kind() -> None:
 
 @pytest.mark.parametrize("location", [x for x in TRIES if x not in BLOCKS], ids=name_of)
 def test_tries_written_here_are_those_that_scylladb_writes(location: Location, tmp_path: Path) -> None:
-    """Not a test of the reader: it shows what the tries of the other tests are worth."""
+    """This does not test the reader: it shows that the cases of the other tests find faults."""
     here, _ = copy_with_blocks(location, tmp_path / "here", None)
     assert here.read("Partitions.db") == location.read("Partitions.db")
     assert here.read("Rows.db") == location.read("Rows.db")
@@ -268,7 +268,7 @@ def test_an_index_that_lacks_a_partition_hides_none(location: Location, tmp_path
 
 @by_index
 def test_an_index_with_a_wrong_position_hides_no_partition(location: Location, tmp_path: Path) -> None:
-    """What stands at another place may look like a partition of another token."""
+    """Bytes at another offset may look like a partition of another token."""
     found = tries.partitions(location)
     here = copy(location, tmp_path / "here")
     r = random.Random(9)

@@ -30,7 +30,7 @@ _END_OF_PARTITION, _IS_MARKER, _EXTENDED, _STATIC = 0x01, 0x02, 0x80, 0x01
 
 @dataclass
 class Trie:
-    """A node with what is below it. `bits` are those of the payload; 0: it has none."""
+    """A node with its subtree. `bits` are those of the payload; 0 means that it has none."""
 
     bits: int = 0
     payload: bytes = b""

@@ -20,7 +20,7 @@ from writetime.storage.sstable import SSTable
 
 @dataclass
 class Written:
-    """The tables that one server wrote, where their SSTables are, and what the oracle reads in those."""
+    """The tables that one server wrote, the places of their SSTables, and the rows that the oracle reads in these."""
 
     version: str
     server: FormatServer

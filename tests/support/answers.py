@@ -52,7 +52,7 @@ def raw(session: Session) -> Session:
 
 
 def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
-    """Return what `SELECT *` answers, the columns in the schema's order."""
+    """Return the rows of `SELECT *`, the columns in the schema's order."""
     names = ", ".join(quote_name(c.name) for c in schema.columns)
     return [list(row) for row in session.execute(f"SELECT {names} FROM {quote_table(schema.full_name)}")]
 

@@ -45,7 +45,7 @@ def numbers(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
-# What a struct of a change always has.
+# The fields that a struct of a change always has.
 ALWAYS = {"write_time", "tombstone", "source", "elements", "fields"}
 
 

@@ -46,7 +46,7 @@ _REST = "rest.filling"
 
 
 class Captured:
-    """A keyspace of a node, an agent's settings, and what the agent published of the keyspace."""
+    """A keyspace of a node, an agent's settings, and the keyspace's changes that the agent published."""
 
     def __init__(self, node: FormatServer, settings: Settings, keyspace: str, home: Path) -> None:
         self.node = node
@@ -69,7 +69,7 @@ class Captured:
 
     @cached_property
     def watermarks(self) -> WatermarkTopic:
-        """How far all sources are. It is kept: the topic has what all tests have sent, and only what is new is read."""
+        """The progress of all sources. It is cached: the topic has all tests' messages, and only new ones are read."""
         return WatermarkTopic(self.settings)
 
     @cached_property
@@ -142,7 +142,7 @@ class Captured:
             assert not self._faults, self._faults
 
     def _seen_marks(self) -> set[int]:
-        """The marks that were published; of the topic, which has what `fill` wrote, too, only what is new is read."""
+        """The marks that were published. The topic also has the messages of `fill`, and only new ones are read."""
         topic = changes_topic(f"{self.keyspace}.marks")
         try:
             ends = end_offsets(self.settings, topic)
@@ -214,7 +214,7 @@ class Captured:
 def captured_keyspace(node: FormatServer, settings: Settings, home: Path) -> Iterator[Captured]:
     """A keyspace that is captured, until the end."""
     cassandra = settings.cassandra.model_copy(update={"port": node.port})
-    # More than one partition, and each costs the broker; an agent that looks less often costs less.
+    # More than one partition, because each costs the broker time; an agent that checks less often costs less.
     capture = Capture(state_dir=home / "state", snapshot="schema-only", partitions=2, poll_seconds=0.05)
     settings = settings.model_copy(update={"cassandra": cassandra, "capture": capture})
     made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", home)

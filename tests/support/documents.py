@@ -33,7 +33,7 @@ class Block:
     said: dict[str, str] = field(default_factory=dict)
 
     def commands(self) -> list[str]:
-        """Return its commands, one for each line that does not go on."""
+        """Return its commands, one for each line that is not continued."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("#")]
 

@@ -30,5 +30,5 @@ def rounds(number: int) -> int:
 
 
 def some(numbers: range, seed: int) -> list[int]:
-    """Return all numbers in a long run, and else a quarter of them, which the seed chooses."""
+    """Return all numbers in a long run, otherwise a quarter of them, which the seed chooses."""
     return sorted(random.Random(seed).sample(numbers, min(rounds(len(numbers)), len(numbers))))

@@ -20,7 +20,7 @@ def expected_changes(lines: list[dict[str, Any]], schema: TableSchema) -> pa.Tab
 
 
 def segment_lines(schemas: Iterable[TableSchema], paths: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return what Cassandra's `CommitLogReader` reads of segments, by table name."""
+    """Return the changes that Cassandra's `CommitLogReader` reads in segments, by table name."""
     schemas = list(schemas)
     udts = {udt.name: udt for schema in schemas for udt in schema.udts()}
     names = {str(s.id): s.name for s in schemas}
@@ -44,7 +44,7 @@ def without_origin(batches: Any, schema: TableSchema) -> pa.Table:
 
 
 def assert_same(found: pa.Table, wanted: pa.Table) -> None:
-    """Compare cell by cell; what Arrow finds different is compared as text, where not-a-number equals itself."""
+    """Compare cell by cell; values that differ in Arrow are compared as text, where not-a-number equals itself."""
     assert found.num_rows == wanted.num_rows
     for name in wanted.column_names:
         a, b = found[name].combine_chunks(), wanted[name].combine_chunks()

@@ -40,7 +40,7 @@ def shown(settings: Settings, name: str) -> list[str]:
 
 
 def rows_shown(settings: Settings, name: str) -> int:
-    """How many rows the compacted view has by its log, which costs a tenth of what it takes to read them."""
+    """The number of the compacted view's rows, from its log: reading the rows takes ten times as long."""
     view = LakeTable(table_storage(settings, name), 0).view
     return LiveFiles(view).load().rows if view.exists() else 0
 

@@ -48,7 +48,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
 
 
 def answered(port: int, schema: TableSchema) -> pa.Table:
-    """What the database answers, in the stored form."""
+    """The database's rows, in the stored form."""
     with answers.raw_session(port) as session:
         return answers.decoded(answers.rows(session, schema), schema)
 
@@ -105,5 +105,5 @@ def looked_up(table: LakeTable, second: int) -> pa.Table:
 
 
 def held(table: LakeTable) -> pa.Table:
-    """The whole state, merged, without what it has dropped."""
+    """The whole state, merged, without the dropped tombstones."""
     return merge_files([Source(table.state.storage, tuple(levels_of(table.state.load())))], table.schema())

@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 def look(tables: Tables) -> None:
-    """Land each table that is due, once. A fault of what all tables need is logged, and stops this look."""
+    """Land each table that is due, once. A fault that concerns all tables is logged, and stops this round."""
     try:
         sources, ends = tables.ask()
     except Exception:

@@ -17,7 +17,7 @@ from writetime.schema.types import Native, is_complex
 
 @dataclass
 class History:
-    """One table: the changes of each of its SSTables, those of the commit log, and what the database answered."""
+    """One table: the changes of each of its SSTables, those of the commit log, and the database's rows."""
 
     schema: TableSchema
     sstables: list[pa.Table]
@@ -28,12 +28,12 @@ class History:
 
     @property
     def rows(self) -> pa.Table:
-        """What `SELECT *` answered."""
+        """The rows of `SELECT *`."""
         return answers.decoded(self.raw, self.schema)
 
 
 def with_one_form(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Give equal decimals in clustering columns the same form: which one the database keeps is not said anywhere."""
+    """Give equal decimals in clustering columns the same form: no document states which one the database keeps."""
     for column in schema.clustering:
         if has_forms(column.type):
             index = rows.schema.get_field_index(column.name)
@@ -78,7 +78,7 @@ def with_times_as_values(state: pa.Table, schema: TableSchema, part: str) -> tup
 
 
 def assert_times(state: pa.Table, schema: TableSchema, as_of: int, wanted: list[dict[str, int | None]]) -> None:
-    """Compare write times and TTLs with what `answers.write_times` returned at about a second."""
+    """Compare write times and TTLs with the result of `answers.write_times` at about a second."""
     found: dict[str, list[dict[str, int | None]]] = {}
     for part in ("write_time", "deletion_time"):
         rows = live_rows(*with_times_as_values(state, schema, part), as_of)

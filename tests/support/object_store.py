@@ -32,7 +32,7 @@ class ObjectStore(EmbeddedServer):
 
     @property
     def options(self) -> dict[str, str]:
-        """What a lake needs to reach it, as `lake.storage_options`."""
+        """The options with which a lake reaches it, as `lake.storage_options`."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ALLOW_HTTP": "true",
@@ -91,7 +91,7 @@ class ObjectStore(EmbeddedServer):
         return [str(program), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 
     def stop(self, sig: signal.Signals = signal.SIGKILL) -> bool:
-        """Stop it at once: it would wait for seconds for masters that are not there, and nothing of it is kept."""
+        """Stop it at once: it would wait for missing masters for seconds, and its data is not needed."""
         return super().stop(sig)
 
     def fault(self) -> str | None:

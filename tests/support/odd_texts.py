@@ -1,6 +1,6 @@
 """Texts with valid and invalid parts."""
 
-# Whole characters, parts of characters, and what only Cassandra takes for text.
+# Whole characters, parts of characters, and bytes that only Cassandra accepts as text.
 PIECES = [
     *(b"", b"a", b"\0", "\u00e9".encode(), "\u4e2d".encode(), "\U0001f600".encode(), "\ufdd0".encode(), b"ed", b"0"),
     *("\ufdd0ed".encode(), "\ufdd1".encode(), "\uffff".encode(), "\ufffd".encode(), b"\xef\xb7", b"\xef", b"\x90"),

@@ -57,7 +57,7 @@ class Program(threading.Thread):
             self.join(_PATIENCE_SECONDS)
 
     def tail(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return self.log.read_text()[-3000:] if self.log.exists() else ""
 
 

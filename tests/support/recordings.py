@@ -51,7 +51,7 @@ class RecordedTable:
         return next(row[id_] for row in rows if bytes.fromhex(row[table]).decode() == self._table)
 
     def answer(self) -> list[str]:
-        """Return what SELECT * answered, as sorted texts."""
+        """Return the rows of SELECT *, as sorted texts."""
         names, rows = _jsonl(self._folder / f"{self._table}.select.jsonl")
         types = {c.name: c.type for c in self.schema.columns}
         columns = []

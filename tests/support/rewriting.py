@@ -38,7 +38,7 @@ def _string(data: bytes) -> bytes:
 
 
 def compression(location: Location) -> tuple[str, Options, bytes]:
-    """Return what CompressionInfo.db has: compressor, options, and all that follows."""
+    """Return the content of CompressionInfo.db: compressor, options, and the rest."""
     data = location.read("CompressionInfo.db")
     p = 0
 

@@ -44,7 +44,7 @@ _PATIENCE_SECONDS = 120.0
 
 
 class Folder:
-    """Runs blocks one after the other. What they export is kept, as in a terminal.
+    """Runs blocks one after the other. Exported variables are kept, as in a terminal.
 
     Each command of `writetime` is run as a program once. From then on it runs in this process, unless its line needs a
     shell: most of the CPU of such a program goes into its imports. `were_programs` are the commands that were run so
@@ -90,7 +90,7 @@ class Folder:
         self._log = path.parent / f"{path.name}.log"
 
     def run(self, block: Block) -> None:
-        """Run a block, or look at it as it says."""
+        """Run a block, or check it in the way that it names."""
         said = block.said
         if "file" in said:
             (self._path / said["file"]).write_text(block.text)
@@ -104,7 +104,7 @@ class Folder:
             self._ends(block) if block.language == "ends" else kinds[block.language](block)
 
     def end(self) -> None:
-        """End what still runs, as Ctrl-C does: a document is at its end."""
+        """End the running programs, as Ctrl-C does, at the end of a document."""
         self._were_services |= self._services.keys()
         for command in list(self._services):
             self._end(command)
@@ -124,12 +124,12 @@ class Folder:
                 self._output += self._once(block, command, fails)
 
     def _once(self, block: Block, command: str, fails: str | None) -> str:
-        """Run a command that ends by itself; return what it prints."""
+        """Run a command that ends by itself; return its output."""
         named = set(re.findall(r"writetime ([\w-]+)", command))
         if not named <= self._were_programs:
             self._were_programs |= named
             return self._bash(block, command, fails)
-        # What a shell puts in the place of a command.
+        # A shell replaces a command by its output.
         command = re.sub(r"\$\((.*?)\)", lambda inner: " ".join(self._once(block, inner[1], None).split()), command)
         program, *arguments = words(self._with(command)) or [""]
         if not arguments or not program.endswith("writetime"):
@@ -200,7 +200,7 @@ class Folder:
         assert status == 0, f"{command} ended with {status}:\n{self._log.read_text()[-4000:]}"
 
     def _shown(self, block: Block) -> None:
-        """An agent publishes a moment later, so commands are repeated until they show what they should."""
+        """An agent publishes a moment later, so commands are repeated until their output is as expected."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while missing := [line for line in block.text.splitlines() if not _is_in(line, self._output)]:
             assert self._last is not None, f"{block.place}: no commands came before"
@@ -265,7 +265,7 @@ def handles_signals(pid: int) -> bool:
 
 
 def _check(what: str, status: int, printed: str, fails: str | None) -> None:
-    """Compare how a command ended with what its block says."""
+    """Compare a command's exit status with its block's."""
     told = f"{what}\n{printed[-4000:]}"
     if fails is None:
         assert status == 0, told

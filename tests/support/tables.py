@@ -79,8 +79,8 @@ def counted() -> TableSchema:
 
 
 def counter_writes(generator: Generator, count: int) -> list[str]:
-    """Counters go up and down and are deleted in every way. Each deletion comes after what it deletes and before what
-    follows it, as CQL lets no one choose the times of counters.
+    """Counters go up and down and are deleted in every way. Each deletion is later than the writes that it deletes and
+    earlier than the writes that follow, because CQL sets the times of counters itself.
 
     Cells are deleted in one half of the partitions, ranges and partitions in the other: when a partition is deleted, a
     memtable keeps the deletions of its cells, and hides later increments by them until it is flushed."""

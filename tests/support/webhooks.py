@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def receiving() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook with a token in its URL, and what was posted to it."""
+    """A webhook with a token in its URL, and the bodies that were posted to it."""
     posted: list[dict[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -66,7 +66,7 @@ class Clock:
 
 
 class Writer(threading.Thread):
-    """Writes to one table until `stop` is set; what it writes, and in what order, follows from the seed."""
+    """Writes to one table until `stop` is set; the seed decides the writes and their order."""
 
     # The longest pause between two writes.
     pause_seconds = 0.03
@@ -297,7 +297,7 @@ class Counters(Writer):
 
 
 class Filling(Writer):
-    """Writes so much that the node goes on to other segments."""
+    """Writes so much that the node begins further segments."""
 
     def create(self) -> None:
         """Create the table."""
@@ -325,7 +325,7 @@ class Emptied(Writer):
         self._read_schema()
 
     def step(self) -> None:
-        """Write or delete a row, or lose them all. The database says what is left."""
+        """Write or delete a row, or lose them all. The database returns the remaining rows."""
         r, table = self._random, self.schema.full_name
         chance, where = r.random(), f"k = {r.randrange(9)} AND c = {r.randrange(9)}"
         if chance < 0.01:
@@ -342,7 +342,7 @@ class Emptied(Writer):
 
 
 def write_times(changes: Iterable[pa.Table]) -> set[tuple[int, int]]:
-    """Return the token and the write time of all that changes say."""
+    """Return the token and the write time of all parts of changes."""
     found: set[tuple[int, int]] = set()
     for table in changes:
         tokens = table["token"].to_numpy()

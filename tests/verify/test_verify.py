@@ -69,7 +69,7 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     assert_lag(settings, lake)
     snapshot(table)
     assert verify(settings, lake, 0).differences == []
-    # The lake says what the database never said.
+    # The lake has a value that the database never had.
     wrong = write(7, 7, views.time_now() - 1, v="wrong", w=7)
     add_by_hand(lake, 1, wrong, write(2000, 1, 5, v="never"))
     assert_differences(settings, lake)

@@ -81,7 +81,7 @@ def test_the_present_time_is_kept_if_no_row_comes_back(tmp_path: Path, monkeypat
 
 
 def test_clocks_that_differ_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has expired by one does not come back by another."""
+    """A cell that has expired by one clock does not return by another."""
     table = new_table(tmp_path)
     add(table, [expiring(1, 20)], 1)
     step_ahead(table, tmp_path, monkeypatch, 30)

@@ -43,7 +43,7 @@ def test_rows_that_are_not_as_expected_are_held_back(
     add(table, [write(2, 1, 2)], 2)
     assert "rows are not as expected: `v` not null" in ran()
     assert published(table) == [1]
-    # All else is done.
+    # All other work is done.
     assert state.folded_version(table.state.load()) == table.changes.load().version
     add(table, [write(2, 1, 3, v="b")], 3)
     assert not ran()

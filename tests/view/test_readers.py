@@ -114,13 +114,13 @@ def test_each_reader_after_each_refresh(tmp_path: Path, spark: SparkSession, is_
         if number == 5 + _HOUR - 1:
             assert rows_of(queried(earlier)) == at_first
     assert followed.packed > 8
-    # Refreshes have deleted what was replaced over an hour ago.
+    # Refreshes have deleted the files that were replaced over an hour ago.
     assert not all(map(os.path.exists, earlier.file_uris()))
     assert_all_is_needed(followed)
 
 
 def assert_all_is_needed(followed: Followed) -> None:
-    """Vacuum an hour later: only what is read stays."""
+    """Vacuum an hour later: only the files of the current version stay."""
     followed.batches += _HOUR + 1
     with followed.clock():
         retention.vacuum(followed.table, 168)
@@ -132,7 +132,7 @@ def assert_all_is_needed(followed: Followed) -> None:
 
 
 def test_the_stream_and_the_view_share_the_upkeep(tmp_path: Path) -> None:
-    """The state is folded by what publishes row events, while the view is behind."""
+    """The publisher of row events folds the state, while the view is behind."""
     followed = Followed(tmp_path, SEED + 1)
     for _ in range(6):
         followed.step()

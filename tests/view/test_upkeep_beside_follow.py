@@ -25,7 +25,7 @@ def test_the_other_program_is_first_in_each_step(tmp_path: Path, view: str) -> N
     numbers = itertools.count(1)
 
     def follow() -> None:
-        """What another program does with a change."""
+        """The work of another program after a change."""
         number, other = next(numbers), open_table(settings, table.name)
         add(other, [write(number % 7, 1, number, v=str(number))], number)
         extend(other)

@@ -24,7 +24,7 @@ NAMES = st.sampled_from([TABLE, "status", "fault", "until", "found", "changes", 
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3))
 FIELDS = ["at", "address", "published_until", "held_by", "held", "not_captured", "logs", "snapshots", "changes"]
 FIELDS += ["errors", "lag", "totals"]
-# What an agent of a node reports, and what one of a ScyllaDB log reports.
+# The report of a node's agent, and that of a ScyllaDB log's agent.
 LAG = {"lag_bytes": 0, "lag_segments": 0, "lag_seconds": 0.5, "oldest_segment_seconds": 0.0, "backlog_bytes": 7}
 LAG |= {"backlog_limit_bytes": 9, "aside_segments": 0}
 TOTALS = dict.fromkeys(

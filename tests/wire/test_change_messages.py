@@ -67,7 +67,7 @@ def assert_round_trip(changes: pa.RecordBatch, schema: TableSchema) -> None:
     messages = ChangeEncoder(schema).encode(changes)
     same(decoder(schema).decode(messages), changes)
     same(decoder(schema).decode(messages.slice(1)), changes.slice(1))
-    # The other library reads what is written here, and its messages are read here.
+    # The other library reads the messages that are written here, and the other way round.
     avro = parsed(schema)
     header = single_object_header(change_avro(schema))
     rows = changes.cast(pa.schema([(f.name, numbers(f.type)) for f in changes.schema])).to_pylist()
@@ -134,7 +134,7 @@ def test_columns_and_fields_come_and_go() -> None:
         assert first[name].combine_chunks().equals(old[name])
     for row, wanted in zip(first["u"].to_pylist(), old["u"].to_pylist(), strict=True):
         assert row == (wanted and wanted | {"fields": wanted["fields"] | {"c": None}})
-    # Back again: what the older schema does not know is left out, as the other library does.
+    # In the other direction: fields that the older schema lacks are left out, as the other library does.
     back = decoder(older, newer).decode(messages[1])
     for row, message in zip(back.select(["p", "a", "u", "gone"]).to_pylist(), messages[1], strict=True):
         stream = io.BytesIO(message[HEADER_BYTES:])

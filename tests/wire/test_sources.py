@@ -6,7 +6,7 @@ from writetime.wire.watermarks import SourceMarks, Sources, TableMark
 
 
 def test_the_sources_of_each_table_are_those_that_report_it() -> None:
-    """And what was read before does not change."""
+    """The earlier results do not change."""
     seed = random.getrandbits(32)
     print(f"{seed=}")
     random_ = random.Random(seed)

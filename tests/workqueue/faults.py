@@ -24,7 +24,7 @@ ITEMS = 60
 
 
 def killed(stage: Stage, point: str | None = None) -> None:
-    """A worker is killed at an exact point of its work, and another one goes on."""
+    """A worker is killed at an exact point of its work, and another one continues."""
     stage.enqueuer(ITEMS)
     stage.worker(trap=point or stage.rng.choice(POINTS), trap_at=stage.rng.randrange(1, 20), work_seconds=0.01)
     stage.wait_for("trap")
@@ -32,7 +32,7 @@ def killed(stage: Stage, point: str | None = None) -> None:
 
 
 def zombie(stage: Stage) -> None:
-    """A worker is stopped in the midst of an item for longer than its lease, then goes on: it is refused."""
+    """A worker is paused during an item for longer than its lease, then continues: its write is refused."""
     stage.enqueuer(ITEMS)
     at = stage.rng.randrange(1, 10)
     first = stage.worker(trap="after effect", trap_at=at, trap_signal=signal.SIGSTOP)
@@ -49,7 +49,7 @@ def zombie(stage: Stage) -> None:
 
 
 def paused_often(stage: Stage) -> None:
-    """Workers are stopped and go on at any moment, for less and for more than their lease."""
+    """Workers are paused and continued at any moment, for less and for more than their lease."""
     stage.enqueuer(ITEMS, pause=0.02)
     workers = [stage.worker(work_seconds=0.02), stage.worker(work_seconds=0.02)]
     stage.wait_for("effect")
@@ -124,7 +124,7 @@ SHORT_BUCKETS = ("bucket ends", "wrong clocks")
 
 
 def run(settings: Settings, fault: str, seed: int, folder: Path) -> str:
-    """Let a fault happen to a queue of its own, and check; return what was counted."""
+    """Cause a fault in a separate queue, and check it; return the counts."""
     queue = f"fault-{uuid.uuid4().hex[:12]}"
     shorter = {"bucket_seconds": 2} if fault in SHORT_BUCKETS else {}
     own = with_queue(settings, queue, {"shards": 2}, lease_seconds=3.0, **shorter)

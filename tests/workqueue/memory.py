@@ -55,7 +55,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class MemoryDatabase:
-    """What all workers of a simulation share."""
+    """The state that all workers of a simulation share."""
 
     def __init__(self, rng: random.Random, start_millis: int) -> None:
         self.rng = rng

@@ -50,7 +50,7 @@ Message = Write | Stamp | Take
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker believes. `waits` is the message whose answer it has not got."""
+    """A worker's local state. `waits` is the message whose answer has not arrived."""
 
     phase: str = "idle"
     epoch: int = 0
@@ -75,7 +75,7 @@ class State:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the protocol has; a test takes one away and sees the model find the fault."""
+    """The rules of the protocol; a test removes one and checks that the model finds the fault."""
 
     epoch_fence: bool = True
     op_fence: bool = True
@@ -119,7 +119,7 @@ def apply(state: State, message: Message, rules: Rules) -> State:
 
 
 def act(state: State, number: int, worker: Worker, rules: Rules) -> Iterator[State]:
-    """Yield what a worker may do; it reads only when it is its turn, and what it believes may be old by then."""
+    """Yield a worker's possible steps. It reads only when it is its turn, and its local state may be old by then."""
 
     def now(worker: Worker, *sent: Message) -> State:
         workers = tuple(worker if n == number else w for n, w in enumerate(state.workers))
@@ -176,7 +176,7 @@ def _set(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 
 def fault(state: State) -> str | None:
-    """Return what is wrong with a state."""
+    """Return the fault of a state."""
     if max(state.completions) > 1:
         return "an item was completed twice"
     for item, status in enumerate(state.rows):

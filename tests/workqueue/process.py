@@ -30,7 +30,7 @@ POINTS = ("before claim", "after claim", "before effect", "after effect", "befor
 
 @dataclass
 class Task:
-    """What the process is to do. At the `trap_at`th time that it gets to the point `trap`, it sends itself a signal."""
+    """The task of the process. At the `trap_at`th time that it reaches the point `trap`, it sends itself a signal."""
 
     settings: dict[str, Any]
     queue: str

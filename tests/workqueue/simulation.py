@@ -79,7 +79,7 @@ class Simulation:
                 case 0:
                     self.start_worker()
                 case 1 if self.tasks:
-                    # As SIGKILL: what is on its way may still arrive.
+                    # As SIGKILL: sent messages may still arrive.
                     task = rng.choice(list(self.tasks))
                     del self.tasks[task]
                     task.cancel()

@@ -79,7 +79,7 @@ def java_command(*arguments: str | Path) -> list[str]:
     ]
 
 
-# What is asked for often, of a process that goes on. The others change the state of their process, or measure it.
+# Frequent requests, to a process that continues. The others change the state of their process, or measure it.
 _SERVED = {"commitlog", "commitlog-ends", "dump", "nodetool", "order", "sstable", "vints"}
 _LOCK = threading.Lock()
 
@@ -128,7 +128,7 @@ def _printed(mode: str, *arguments: str | Path) -> str:
 
 
 def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
-    """Return what `SSTableReader` reads of each Data.db file."""
+    """Return the rows that `SSTableReader` reads in each Data.db file."""
     found: dict[str, list[dict[str, Any]]] = {}
     lines: list[dict[str, Any]] = []
     for line in run("sstable", *paths):
@@ -155,7 +155,7 @@ def _statements(schemas: Iterable[TableSchema], udts: Iterable[Udt]) -> str:
 def segments(
     schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path], mode: str = "commitlog"
 ) -> list[dict[str, Any]]:
-    """Return what `CommitLogReader` reads of segments, of these tables; or how long it takes (`commitlog-scan`)."""
+    """Return the changes of these tables that `CommitLogReader` reads in segments, or its time (`commitlog-scan`)."""
     with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
         file.write(_statements(schemas, udts))
         file.flush()
@@ -193,7 +193,7 @@ def vints(values: Iterable[int]) -> dict[int, bytes]:
 
 
 def dumped(path: str | Path) -> list[dict[str, Any]]:
-    """Return what `sstabledump` prints of a Data.db file, by the class of Cassandra's that it prints with."""
+    """Return the output of `sstabledump` for a Data.db file, from the class of Cassandra that it uses."""
     return json.loads(_printed("dump", path))
 
 
