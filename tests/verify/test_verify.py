@@ -167,6 +167,24 @@ def test_a_lost_deletion_in_a_row_that_is_written_often(settings: Settings, sess
     assert verify(settings, lake, 0).proven
 
 
+def test_lost_deletions_of_parts_of_cells_in_rows_that_are_written_often(settings: Settings, session: Session) -> None:
+    keyspace = settings.cassandra.keyspace
+    table = f"{keyspace}.parts"
+    session.execute(f"CREATE TYPE {keyspace}.place (street text, city text)")
+    session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, w int, m map<text, int>, e set<int>, u place)")
+    for i in range(4):
+        values = f"({i}, 0, {{'a': 1, 'b': 2}}, {{1, 2}}, {{street: 'a', city: 'b'}})"
+        session.execute(f"INSERT INTO {table} (id, w, m, e, u) VALUES {values}")
+    snapshot(table)
+    lake = open_table(settings, table)
+    for i, part in enumerate(("m = m - {'a'}", "e = e - {1}", "u.city = null", "m['c'] = 3")):
+        session.execute(f"UPDATE {table} SET w = 1, {part} WHERE id = {i}")
+    assert verify(settings, lake, 0).proven
+    raise_complete_snapshot(lake, views.time_now() + 600_000_000)
+    found = {(d.database or {})["id"]: d.lagging for d in verify(settings, lake, 0).differences}
+    assert found == {0: False, 1: False, 2: False, 3: True}
+
+
 @pytest.mark.parametrize("kept_by", ["vectors", "rewritten"])
 def test_the_compacted_view(settings: Settings, session: Session, kept_by: Literal["vectors", "rewritten"]) -> None:
     """It is compared with the rows as of its last refresh."""

@@ -39,7 +39,7 @@ from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.lost_deletions import FirstRead, timed_rows
+from writetime.verify.lost_deletions import FirstRead, rows_with_entries
 from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
@@ -185,11 +185,12 @@ def _settle(
         first = first or FirstRead(theirs, time_now())
         # Before its rows are read.
         is_in_lake = first.is_in_lake(table.changes.load())
-        ours, times = timed_rows(*_lake_state(bucket_views(table), schema, sorted(suspects)))
+        lake = rows_with_entries(*_lake_state(bucket_views(table), schema, sorted(suspects)))
+        ours = lake.rows
         found = differing(ours, theirs, schema)
         suspects = tokens_of(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
-            lost = first.lost(ours, times, theirs, found, schema) if is_in_lake else None
+            lost = first.lost(lake, theirs, found, schema) if is_in_lake else None
             lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=newest, lost=lost)
             return _differences(ours, theirs, found, lag)
         if suspects:

@@ -1,28 +1,41 @@
 """Finds deletions of cells that the lake lost. CQL reports no time of a deletion, so in a row with continuous writes, a
 lost deletion would count as lag forever.
 
-At a first read, the database lacks a cell, so the cell was deleted by then, or never written. A later read of the lake
+At a first read, the database lacks a cell, so all of it was deleted by then, or never written. A later read of the lake
 has the cell, with a write time before the first read, although the lake has all writes up to that read by its
-watermarks or snapshots. So the lake does not have the deletion, and never gets it.
+watermarks or snapshots. So the lake does not have the deletion, and never gets it. Elements of sets and maps, and
+fields of UDTs, are such cells. Elements of lists are not compared: the database does not return which element is which.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import STATIC, field_name
+from writetime.changes.model import STATIC, field_name, udt_fields
 from writetime.core.arrow import mask_of, one_chunk, pc, take
 from writetime.lake.horizon import complete_snapshot, registered_sources, watermark_of
 from writetime.lake.versions import TableVersion
 from writetime.merge.order import kind_codes
-from writetime.row_events.compare import Matched, Rows, match
+from writetime.row_events.compare import Matched, Rows, different, match
 from writetime.row_events.events import indexed_rows
 from writetime.row_events.write_times import latest_of_column
 from writetime.schema.table import TableSchema
+from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 # How much later than the read the lake's writes must reach (microseconds), as clocks of machines differ.
 _CLOCKS_DIFFER = 5_000_000
+# Types of elements that do not show by their values whether they are the same.
+_SEVERAL_FORMS = frozenset({"decimal", "float", "double", "duration", "date"})
+
+
+@dataclass(frozen=True)
+class LakeRows:
+    """Rows of the lake, and for each static and regular column, the entries of the state that its values are from."""
+
+    rows: Rows
+    entries: Sequence[pa.Array]
 
 
 @dataclass(frozen=True)
@@ -37,12 +50,12 @@ class FirstRead:
         marks = [watermark_of(changes, source) for source in registered_sources(changes)]
         return min(marks, default=complete_snapshot(changes)) >= self.at + _CLOCKS_DIFFER
 
-    def lost(self, lake: Rows, written: np.ndarray, database: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
-        """Return for each place and each static and regular column whether the lake lost a deletion of the cell.
+    def lost(self, lake: LakeRows, database: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
+        """Return for each place and each static and regular column whether the lake lost a deletion of one of its
+        cells.
 
         Args:
             lake: the rows of the lake, when `is_in_lake`.
-            written: their write times, see `timed_rows`.
             database: the rows of the database, read after the first read.
             found: the places that differ, the lake's `before`.
             schema: the table.
@@ -53,33 +66,70 @@ class FirstRead:
         first[-1] = -1
         then = first[found.after]
         known = (found.before >= 0) & (found.after >= 0) & (then >= 0)
+        sides = (lake.rows, found.before), (database, found.after), (self.rows, then)
         columns = []
-        for number, column in enumerate(schema.static + schema.regular):
-            lacked = [
-                mask_of(take(one_chunk(rows.values[column.name]), index).is_null())
-                for rows, index in ((database, found.after), (self.rows, then))
-            ]
-            has = mask_of(take(one_chunk(lake.values[column.name]), found.before).is_valid())
-            is_old = np.zeros(len(has), bool)
-            is_old[known] = written[found.before[known], number] <= self.at
-            columns.append(known & has & lacked[0] & lacked[1] & is_old)
+        for column, entries in zip(schema.static + schema.regular, lake.entries, strict=True):
+            values = [take(one_chunk(rows.values[column.name]), index) for rows, index in sides]
+            of_places = take(entries, found.before)
+            marks = known & _lost(column.type, of_places, values, self.at)
+            if _shows_elements(column.type):
+                held, now, before = values
+                for i in np.flatnonzero(known & ~marks & different(held, now)).tolist():
+                    kept = _old_elements(of_places[i], self.at) & _elements(held[i])
+                    marks[i] = bool(kept - _elements(now[i]) - _elements(before[i]))
+            columns.append(marks)
         return np.array(columns, bool).reshape(len(columns), len(known)).T
 
 
-def timed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[Rows, np.ndarray]:
-    """Return the rows that live in a state at a time (microseconds), and the latest write times of their cells: one
-    line per row, one column per static and regular column.
-    """
+def rows_with_entries(state: pa.Table, schema: TableSchema, as_of: int) -> LakeRows:
+    """Return the rows that live in a state at a time (microseconds), and the entries of their columns."""
     rows, index = indexed_rows(state, schema, as_of)
     statics = np.flatnonzero(kind_codes(one_chunk(state["kind"])) == STATIC)
     keys = one_chunk(state["key"])
     place = pc.index_in(rows.keys, value_set=keys.take(pa.array(statics))).fill_null(-1).to_numpy()
     # Without such an entry, the row has no static cell.
-    of_static = np.append(statics, 0)[place]
-    columns = [
-        latest_of_column(one_chunk(state[field_name(column)]), column.type)[
-            of_static if column in schema.static else index
-        ]
-        for column in schema.static + schema.regular
-    ]
-    return rows, np.array(columns, np.int64).reshape(len(columns), len(index)).T
+    of_static = np.append(statics, -1)[place]
+    return LakeRows(
+        rows,
+        [
+            take(one_chunk(state[field_name(column)]), of_static if column in schema.static else index)
+            for column in schema.static + schema.regular
+        ],
+    )
+
+
+def _lost(cql_type: CqlType, entries: pa.Array, values: Sequence[pa.Array], until: int) -> np.ndarray:
+    """Return where the lake holds a value, or a field of a UDT, that was written up to a time, and that the database
+    lacks at both reads. `values` are those of the lake, and of the database at the last and the first read.
+    """
+    if is_complex(cql_type) and not isinstance(cql_type, Collection):
+        cells, *parts = (each.flatten() for each in (entries.flatten()[1], *values))
+        fields = zip(udt_fields(cql_type), cells, zip(*parts, strict=True), strict=True)
+        return np.logical_or.reduce([_lost(field_type, own, of, until) for (_, field_type), own, of in fields])
+    held, now, before = values
+    lacked = mask_of(now.is_null()) & mask_of(before.is_null())
+    return lacked & mask_of(held.is_valid()) & (latest_of_column(entries, cql_type) <= until)
+
+
+def _shows_elements(cql_type: CqlType) -> bool:
+    """Return whether a column has elements of its own that can be told from one another by their values."""
+    match cql_type:
+        case Collection("set" | "map", (Native(name), *_), False):
+            return name not in _SEVERAL_FORMS
+    return False
+
+
+def _old_elements(entry: pa.StructScalar, until: int) -> set[object]:
+    """Return the elements, by their values or keys, that were written up to a time, also those that do not live."""
+    elements = entry["elements"].values
+    if elements is None:
+        return set()
+    return set(elements.field("path").filter(pc.less_equal(elements.field("write_time"), until)).to_pylist())
+
+
+def _elements(value: pa.ListScalar | pa.MapScalar) -> set[object]:
+    """Return the elements of a set, or the keys of a map; none of null."""
+    values = value.values
+    if values is None:
+        return set()
+    return set((values.field(0) if pa.types.is_struct(values.type) else values).to_pylist())
