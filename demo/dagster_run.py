@@ -37,7 +37,7 @@ class RunResult:
 class Dagster:
     """The instance of `DAGSTER_HOME`, and one session of Spark for all runs.
 
-    Each run that the web UI starts has a process of its own, which loads the definitions and starts Spark. This takes
+    Each run that the web UI starts has a separate process, which loads the definitions and starts Spark. This takes
     longer than most runs of the demo.
     """
 

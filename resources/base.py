@@ -15,7 +15,7 @@ class WritetimeResource(ConfigurableResource):
 
     @property
     def settings(self) -> Settings:
-        """The settings in force now."""
+        """The current settings."""
         return config.load()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

@@ -227,7 +227,7 @@ def test_an_invalid_index_does_not_stop_other_segments(captured: Captured, caplo
     finally:
         segment.unlink()
         index.unlink()
-    assert "CommitLog-8-1_cdc.idx, offset 0: an offset, and maybe COMPLETED" in caplog.text
+    assert "CommitLog-8-1_cdc.idx, offset 0: an offset was expected, and optionally COMPLETED" in caplog.text
 
 
 def test_writes_to_an_unknown_table_are_set_aside(captured: Captured) -> None:

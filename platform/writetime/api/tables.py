@@ -57,7 +57,7 @@ class Table:
         """Return the rows that have one of some keys.
 
         If the keys have all columns of the partition key, only these partitions are read. If they also have clustering
-        columns, only the matching rows are read. Else all rows are read.
+        columns, only the matching rows are read. Otherwise all rows are read.
 
         Args:
             keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns. A value may have the

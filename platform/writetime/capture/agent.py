@@ -440,7 +440,7 @@ class Agent:
         return True
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Release a segment if its counts agree; else set it aside."""
+        """Release a segment if its counts agree; otherwise set it aside."""
         fault = unbalanced(segment, progress)
         if fault is not None:
             progress = progress.without(fault, None)

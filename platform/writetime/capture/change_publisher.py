@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # A mutation has at most the size of half a segment, and its Avro form may need some more bytes.
 MAX_MESSAGE_BYTES = 64 << 20
-# Bytes of a message beside its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
+# Bytes of a message without its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
 _ENVELOPE_BYTES = 1024
 _ASK_AGAIN_SECONDS = 60.0
 # The number of refusals of a topic before its changes are set aside, and Kafka's limit for the length of a topic name.

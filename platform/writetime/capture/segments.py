@@ -120,7 +120,7 @@ class SegmentFolder:
         return True
 
     def set_aside(self, segment: Segment, progress: SegmentProgress, written_before: int) -> Path:
-        """Move a segment with a fault to the folder for these, with the reason beside it. Return its new path."""
+        """Move a segment with a fault to the folder for these, with a file for the reason. Return its new path."""
         self.note_missing(progress, written_before)
         target = self._aside / segment.name
         log_file, index = _files(segment)
@@ -133,7 +133,7 @@ class SegmentFolder:
 
     def note_missing(self, progress: SegmentProgress, written_before: int) -> None:
         """Record why changes of a segment are missing, and a time (microseconds) before which they were written. The
-        record is beside the segments that were set aside.
+        record is in the folder of the segments that were set aside.
         """
         self._aside.mkdir(parents=True, exist_ok=True)
         reason = {

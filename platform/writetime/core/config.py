@@ -186,7 +186,7 @@ class Table(_Section):
 
 
 class Alerts(_Section):
-    """The receivers of alerts about failed runs and checks, beside the log."""
+    """The receivers of alerts about failed runs and checks, in addition to the log."""
 
     owners: list[Owner] = Field(
         default=[],
@@ -575,7 +575,7 @@ class InvalidSettings(WritetimeError):
 
 
 def config_path() -> Path:
-    """Return the settings file in force: `WRITETIME_CONFIG`, else `writetime.toml` in the working folder."""
+    """Return the path of the settings file: `WRITETIME_CONFIG`, else `writetime.toml` in the working folder."""
     return Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-# delta-rs formats its errors for a terminal, with colours and with each cause on a line of its own.
+# delta-rs formats its errors for a terminal, with colours and with each cause on a separate line.
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Addresses of stores may have a password, and options that are secrets. Clients quote a whole address in their errors.

@@ -121,7 +121,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
     if not schemas:
         raise WritetimeError(
             f"{without_secrets(paths[0])} has SSTables of {table}, and no snapshot with schema.cql: pass a file with "
-            "CREATE TABLE as --schema, or keep a snapshot beside the incremental backups"
+            "CREATE TABLE as --schema, or keep a snapshot with the incremental backups"
         )
     if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
@@ -293,7 +293,7 @@ def backfill(
         raise_history(table, snapshot.complete_at)
     raise_snapshot(table, snapshot.taken_at)
     writer = ChangeWriter.of(table, table.schema())
-    # Rows from before a truncation that the lake learns of meanwhile would come back.
+    # Rows from before a truncation that the lake records meanwhile would reappear.
     given = {GENERATION: generation_of(now), **truncations(now)}
     several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
     paths = {some: tuple(files[file].address for file in some) for some in new}

@@ -58,8 +58,8 @@ def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> di
 
 def parts_of(storage: Storage, files: Sequence[DataFile], buckets: int) -> int:
     """Return the number of parts of the token range into which files are split, each for one task. If there are many
-    rows, it is one per bucket. Else it is the least number of parts that are small enough, because each part reads the
-    files of all buckets again.
+    rows, it is one per bucket. Otherwise it is the least number of parts that are small enough, because each part
+    reads the files of all buckets again.
     """
     is_few = are_few(sum(file.rows for file in files), buckets)
     return _small_parts_of(storage, files, buckets) if is_few else buckets

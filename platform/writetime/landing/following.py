@@ -66,7 +66,7 @@ class TableLanding(StepCounts):
         return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
-        """Return whether there is nothing new to land, by the offsets of its last call. Else it is behind from now."""
+        """Return whether there is nothing new to land, by the offsets of its last call. If not, it is now behind."""
         # It may query the lake or Kafka. Landing meets their errors, too, and reports them.
         with suppress(Exception):
             if self._landing and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
@@ -114,7 +114,7 @@ class TableLanding(StepCounts):
         return count
 
     def report_steps(self, steps: Mapping[str, StepReport]) -> None:
-        """Report the steps that follow landing: at once if one fails or works again, else from time to time."""
+        """Report the steps that follow landing: at once if one fails or works again, otherwise at intervals."""
         was = self.report.steps
         changed = {name: step.fault for name, step in was.items()} != {name: step.fault for name, step in steps.items()}
         # A report of landing, which may be sent instead, has them too.

@@ -62,7 +62,7 @@ _SOURCE: dict[str, Schema] = {
     "batch": plain("int64") | {"optional": False},
     "event_id": plain("string") | {"optional": False, "name": "io.debezium.data.Uuid", "version": 1},
 }
-# The envelope's fields beside `before`, `after` and `source`.
+# The envelope's other fields, without `before`, `after` and `source`.
 _OWN: dict[str, Schema] = {
     "op": plain("string") | {"optional": False},
     **{name: plain("int64") for name in ("ts_ms", "ts_us", "ts_ns")},

@@ -55,7 +55,7 @@ from writetime.wire.topic_names import row_events_topic
 PUBLISHED = "row_events/published"
 # A message is at most this large (bytes, not compressed): twice the largest change, as an UPDATE has two images.
 MAX_MESSAGE_BYTES = 128 << 20
-# Bytes of a message beside its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
+# Bytes of a message without its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
 _ENVELOPE_BYTES = 1024
 # Approximate number of events, and of their bytes, per transaction: it ends at the end of a part.
 TRANSACTION_EVENTS = 50_000

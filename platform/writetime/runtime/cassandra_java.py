@@ -1,6 +1,6 @@
 """The options with which Java 17 runs the classes of Cassandra's server and tools."""
 
-# Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
+# Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options opens the same packages).
 _EXPORTS = [
     "java.base/jdk.internal.misc",
     "java.base/java.lang.ref",

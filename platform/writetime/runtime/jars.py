@@ -1,11 +1,11 @@
 """Fetches the pinned jars of the embedded servers, of Spark's connectors and of the programs that benchmarks compare
 with, from Maven repositories.
 
-`jars.lock` beside this module lists each jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`. The type is
-`jar` by default. pyspark's Ivy fetches each jar once, without its transitive dependencies, into a cache that all clones
-share (`WRITETIME_CACHE`, else the user's cache folder). `checked.json` has the size and modification time of each jar
-at its last comparison with its digest. If these have changed, a cached jar is compared again. `WRITETIME_IVY_SETTINGS`
-names an Ivy settings file for a mirror, whose resolvers should also have `usepoms="false"`.
+`jars.lock` in the folder of this module lists each jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`. The
+type is `jar` by default. pyspark's Ivy fetches each jar once, without its transitive dependencies, into a cache that
+all clones share (`WRITETIME_CACHE`, else the user's cache folder). `checked.json` has the size and modification time of
+each jar at its last comparison with its digest. If these have changed, a cached jar is compared again.
+`WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror, whose resolvers should also have `usepoms="false"`.
 """
 
 import hashlib

@@ -69,7 +69,7 @@ class History:
         values = {name for name in dropped if L.DELETED + name in dropped}
         self.dropped_until = max((dropped[name] for name in values), default=_NEVER)
         """Time of the last drop of columns that are not key columns, in microseconds."""
-        # A key column has no column `cdc$deleted_` beside it.
+        # A key column has no column `cdc$deleted_`.
         others = {name for name in dropped if not name.startswith(L.DELETED)} - values
         self._renamed = {name: dropped[name] for name in others}
 

@@ -337,7 +337,7 @@ class CommitLogReader:
                 raise SchemaError(where)
             if self._on_unknown_table == "count" and hidden:
                 raise SchemaError(
-                    f"{where}, and the same mutation writes to {', '.join(hidden)} behind it, which cannot be read "
+                    f"{where}, and the same mutation writes to {', '.join(hidden)} after it, which cannot be read "
                     "without that schema: add the CREATE TABLE of this table, with its id"
                 )
             found.tables[table] += 1

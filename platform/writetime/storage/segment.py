@@ -132,7 +132,7 @@ class Segment:
         return self.filesystem.get_file_info(self.path).size
 
     def cdc_index(self) -> CdcIndex | None:
-        """Return the `_cdc.idx` beside the segment. Return None if there is none, as outside `cdc_raw`.
+        """Return the `_cdc.idx` in the segment's folder. Return None if there is none, as outside `cdc_raw`.
 
         Raises:
             CorruptFile: the file is invalid.
@@ -146,7 +146,7 @@ class Segment:
             # The node truncates the file before it writes it, so a reader may find it empty.
             if not lines:
                 return CdcIndex(0, completed=False)
-            raise CorruptFile(path, 0, "an offset, and maybe COMPLETED in a second line, was expected")
+            raise CorruptFile(path, 0, "an offset was expected, and optionally COMPLETED in a second line")
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
     def sections(self, start: int = 0, until: int = END, place: Place | None = None) -> Iterator[Section]:

@@ -106,7 +106,7 @@ class StepReport:
 class LandingReport:
     """Landing's report of one table. Times are in seconds since 1970.
 
-    The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for a service that does not
+    The table is `landing`, and a `fault` may hold its watermarks; or it is `waiting` for a service that does not
     answer; or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
     `attempts`. `changes` is the number that this process has landed. `steps` has the steps of `follow`, by name, if it
     follows the table or did so, as of `steps_at`.

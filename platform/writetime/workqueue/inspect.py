@@ -148,7 +148,7 @@ class Look:
 
 @contextmanager
 def looking(settings: Settings) -> Iterator[Look]:
-    """Connect, and look at queues.
+    """Connect, and inspect queues.
 
     Raises:
         DatabaseUnreachable: no contact point answers.

@@ -241,7 +241,7 @@ class Running:
             try:
                 await self._clock.look()
                 runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
-                # List all buckets for a new shard and from time to time, and else only the new ones.
+                # List all buckets for a new shard and at intervals, otherwise only the new ones.
                 began, now = self._monotonic(), self._clock.now()
                 whole = runners.keys() - told or began - complete > self._settings.rescan_seconds
                 since = 0 if whole else now - around

@@ -63,7 +63,7 @@ class Shares:
         on_surplus: Callable[[Hold], Awaitable[None]],
         faults: Faults,
     ) -> None:
-        """Take shards; `on_surplus` returns once nothing of the shard runs any more."""
+        """Take shards; `on_surplus` returns once no item of the shard runs."""
         self._tables = context.tables
         self._queue = context.queue
         self._shards = context.shards
