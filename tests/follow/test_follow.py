@@ -86,19 +86,21 @@ def test_data_expires_while_nothing_follows(settings: Settings, monkeypatch: pyt
     assert sorted(kind for kind, _ in events) == ["CREATE", "CREATE", "DELETE"]
 
 
-def test_data_expires_at_one_time_after_the_other(settings: Settings, is_long: bool) -> None:
+def test_data_expires_at_one_time_after_the_other(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
     """Some cells expire between a batch and the search for the next expiry."""
     count = 10 if is_long else 5
     schema = schema_of(settings, "a")
     send(settings, schema, write(20, 0, 5, v="stays"))
     with following(settings, schema.full_name):
         wait_for(lambda: is_done(settings, schema.full_name, 1))
-        rows = []
-        for i in range(1, count + 1):
-            # The first batch may take this long on a busy machine.
-            rows.append(expiring(i, i + 8))
-        send(settings, schema, *rows)
-        wait_for(lambda: rows_shown(settings, schema.full_name) > 1)
+        sent = time.time()
+        send(settings, schema, *(expiring(i, 1800 + i) for i in range(1, count + 1)))
+        wait_for(lambda: rows_shown(settings, schema.full_name) == count + 1)
+        wait_for(lambda: has_published(settings, schema.full_name, count + 1))
+        # From now on one per second, however long the first batch took.
+        set_clock(monkeypatch, 1800 - round(time.time() - sent))
         wait_for(lambda: is_done(settings, schema.full_name, 1))
         wait_for(lambda: has_published(settings, schema.full_name, 2 * count + 1))
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
