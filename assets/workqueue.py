@@ -41,7 +41,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue import audit, completed, spark_workers
-from writetime.workqueue.inspect import looking, queues, worker_faults
+from writetime.workqueue.inspect import looking, worker_faults
 from writetime.workqueue.items import Place
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.failures import apart, by_kind
@@ -98,8 +98,8 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
 @by_kind()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
-    settings = database.settings
-    found, faults = apart(queues(settings), lambda name: audit.audit(settings, name))
+    with audit.auditing(database.settings) as opened:
+        found, faults = apart(opened.queues(), opened.account)
     accounts = found.values()
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return AssetCheckResult(
@@ -170,7 +170,9 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     session, settings = spark.spark_session, database.settings
     written = _written(lake)
     places = []
-    found, faults = apart(queues(settings), lambda name: audit.buckets(settings, name))
+    with audit.auditing(settings) as opened:
+        found, faults = apart(opened.queues(), opened.buckets)
+        now = opened.now()
     for name, rows_of_queue in found.items():
         for row in rows_of_queue:
             place = Place(name, row.shard, row.bucket)
@@ -179,7 +181,6 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     count = 0
     unread: dict[Place, str] = {}
     if places:
-        now = audit.database_time(settings)
         read = completed.read(session, settings, places).persist()
         unread = completed.faults(read)
         rows = completed.sound(read).withColumn("read_at", F.lit(now).cast("long"))
@@ -219,8 +220,8 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
     """Compare the table of the lake with all states."""
     have = audit.in_lake(lake.settings, COMPLETED_TABLE)
-    settings = database.settings
-    answers, faults = apart(queues(settings), lambda name: audit.compare(settings, name, have))
+    with audit.auditing(database.settings) as opened:
+        answers, faults = apart(opened.queues(), lambda name: opened.compare(name, have))
     found = list(answers.values())
     differing = [place for brought in found for place in brought.differing]
     return AssetCheckResult(

@@ -28,7 +28,7 @@ from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, Worker, audit, completed
-from writetime.workqueue.audit import InLake
+from writetime.workqueue.audit import Audit, InLake
 from writetime.workqueue.inspect import Look
 from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import Tables
@@ -216,6 +216,37 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     assert check.description == "queue broken cannot be read: LookupError: injected"
 
 
+def counted_connections(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
+    """The connections from now on."""
+    found: list[Cluster] = []
+    connect_once = Cluster.connect
+
+    def connect(self: Cluster) -> Session:
+        found.append(self)
+        return connect_once(self)
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    return found
+
+
+@pytest.mark.usefixtures("queue_tables")
+def test_a_check_of_many_queues_connects_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(settings, tmp_path / "writetime.toml")
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        for queue in ("one", "two", "three"):
+            enqueuer.enqueue(queue, 1)
+    connections = counted_connections(monkeypatch)
+    of_database = {"database": RESOURCES["database"]}
+    account = workqueue.no_item_is_lost(**of_database)
+    brought = workqueue.lake_has_what_is_completed(**of_database, lake=RESOURCES["lake"])
+    assert isinstance(account, AssetCheckResult)
+    assert isinstance(brought, AssetCheckResult)
+    assert (account.passed, account.metadata["open"].value, brought.passed) == (True, 3, True)
+    assert len(connections) == 2
+
+
 @pytest.mark.usefixtures("queue_tables")
 def test_a_look_at_many_queues_with_delayed_items_is_cheap(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,19 +256,14 @@ def test_a_look_at_many_queues_with_delayed_items_is_cheap(
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("deep", "one", "two"):
             enqueuer.enqueue_many(queue, [NewItem(n, delay_seconds=n * 86_400) for n in range(30)])
-    connections: list[Cluster] = []
+    connections = counted_connections(monkeypatch)
     places: list[Place] = []
-
-    def connect(self: Cluster) -> Session:
-        connections.append(self)
-        return connect_once(self)
 
     async def item_ids(self: Tables, place: Place, *bounds: UUID) -> list[UUID]:
         places.append(place)
         return await read_ids(self, place, *bounds)
 
-    connect_once, read_ids = Cluster.connect, Tables.item_ids
-    monkeypatch.setattr(Cluster, "connect", connect)
+    read_ids = Tables.item_ids
     monkeypatch.setattr(Tables, "item_ids", item_ids)
     old, deep, faults = workqueue._stuck(RESOURCES["database"])
     # Only the depth of a queue that has a limit needs the items that are not due for long.
@@ -252,7 +278,7 @@ def test_a_queue_that_cannot_be_copied_fails_a_check(
 ) -> None:
     """The items of the others are in the lake."""
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setattr(audit, "buckets", failing_for_broken(audit.buckets))
+    monkeypatch.setattr(Audit, "buckets", failing_for_broken(Audit.buckets))
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         for queue in ("broken", "sound"):
             enqueuer.enqueue(queue, 1)

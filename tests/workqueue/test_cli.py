@@ -81,6 +81,11 @@ def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> N
     assert run("queue", "redrive", jobs) == "1 redriven\n"
     assert json.loads(run("queue", "inspect", jobs))["received"] == 1
     assert jobs in run("queue", "inspect")
+    for command in (["inspect"], ["inspect", "--dead-letters"], ["redrive"]):
+        answer = CliRunner().invoke(main, ["queue", *command, f"{jobs}x"])
+        assert answer.exit_code == 1
+        assert f"no queue {jobs}x was ever used; did you mean {jobs}?" in answer.stderr
+    assert f"{jobs}x" not in run("queue", "inspect")
 
 
 def assert_counted(settings: Settings, jobs: str) -> None:

@@ -10,7 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.workqueue.conftest import with_queue
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, NewItem, Worker, audit, completed
+from writetime.workqueue import Enqueuer, NewItem, Worker, completed
+from writetime.workqueue.audit import auditing
 from writetime.workqueue.inspect import worker_faults
 from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import CompletedItem, Tables
@@ -29,7 +30,8 @@ def places(queue_settings: Settings, jobs: str) -> list[Place]:
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(200)])
         enqueuer.enqueue(jobs, 201, delay_seconds=366 * 86_400)
     Worker(settings, {jobs: handle}).run(until_idle=True)
-    return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
+    with auditing(settings) as audit:
+        return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
 
 
 def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[Place]) -> None:

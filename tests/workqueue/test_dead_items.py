@@ -12,7 +12,8 @@ from tests.workqueue.conftest import with_queue
 from tests.workqueue.working import until, until_stored, working
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, audit, inspect, redrive
+from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
+from writetime.workqueue.audit import auditing
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.items import first_id, time_of
 from writetime.workqueue.queue_tables import DeadLetter, Tables
@@ -56,8 +57,8 @@ def test_a_redrive_that_goes_on_after_the_bucket_was_closed(
     assert named.redriven_as is not None
     assert other.redriven_as is None
     done: list[Any] = []
-    with working(settings, {jobs: lambda item: done.append(item.payload)}):
-        until_stored(lambda: all(row.closed is not None for row in audit.buckets(settings, jobs)))
+    with working(settings, {jobs: lambda item: done.append(item.payload)}), auditing(settings) as audit:
+        until_stored(lambda: all(row.closed is not None for row in audit.buckets(jobs)))
         assert redrive(settings, jobs) == 2
         until(lambda: len(done) == 2)
         assert redrive(settings, jobs) == 0
@@ -137,4 +138,5 @@ def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: s
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 2}
     assert inspect(settings, jobs).dead_letters == 106
     assert redrive(settings, jobs) == 106
-    assert audit.audit(settings, jobs).dead_without_letter == 0
+    with auditing(settings) as audit:
+        assert audit.account(jobs).dead_without_letter == 0

@@ -16,7 +16,8 @@ from tests.workqueue.working import states, until, until_stored, working
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue import audit, completed, handling
+from writetime.workqueue import completed, handling
+from writetime.workqueue.audit import auditing
 from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
@@ -223,7 +224,8 @@ def test_rows_that_no_code_of_ours_wrote_stop_nothing(
     assert sorted(done) == list(range(11))
     assert len(dead_letters(settings, jobs)) == 2
     assert redrive(settings, jobs) == 2
-    places = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(settings, jobs)]
+    with auditing(settings) as audit:
+        places = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
     read = completed.read(spark, settings, places)
     assert completed.faults(read) == {}
     rows = {row.item_id: row for row in completed.sound(read).collect()}

@@ -1,7 +1,8 @@
 """The account of a queue, from the database: each item is open, completed or a dead letter."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,22 +50,42 @@ class InLake(NamedTuple):
     read_at: int
 
 
-def audit(settings: Settings, queue: str) -> Account:
-    """Compare all items of a queue with all states."""
+class Audit:
+    """Reads the items and states of queues over one connection."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def queues(self) -> list[str]:
+        """Return the names of all queues that were ever used."""
+        return asyncio.run(self._tables.queues())
+
+    def now(self) -> int:
+        """Return the database's time in milliseconds since 1970."""
+        return asyncio.run(self._tables.now())
+
+    def account(self, queue: str) -> Account:
+        """Compare all items of a queue with all states."""
+        return asyncio.run(_account(self._tables, queue))
+
+    def buckets(self, queue: str) -> list[BucketRow]:
+        """Return the buckets of a queue that are not dropped."""
+        return asyncio.run(self._tables.buckets(queue))
+
+    def compare(self, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
+        """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
+        return asyncio.run(_compare(self._tables, queue, in_lake))
+
+
+@contextmanager
+def auditing(settings: Settings) -> Iterator[Audit]:
+    """Connect, and audit queues.
+
+    Raises:
+        DatabaseUnreachable: no contact point answers.
+    """
     with connect(settings) as session:
-        return asyncio.run(_audit(Tables(session, settings), settings, queue))
-
-
-def buckets(settings: Settings, queue: str) -> list[BucketRow]:
-    """Return the buckets of a queue that are not dropped."""
-    with connect(settings) as session:
-        return asyncio.run(Tables(session, settings).buckets(queue))
-
-
-def compare(settings: Settings, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
-    """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
-    with connect(settings) as session:
-        return asyncio.run(_compare(Tables(session, settings), queue, in_lake))
+        yield Audit(Tables(session, settings))
 
 
 def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
@@ -86,15 +107,8 @@ def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
     return found
 
 
-def database_time(settings: Settings) -> int:
-    """Return the database's time in milliseconds since 1970."""
-    with connect(settings) as session:
-        return asyncio.run(Tables(session, settings).now())
-
-
-async def _audit(tables: Tables, settings: Settings, queue: str) -> Account:
-    own = settings.workqueue
-    shards, _ = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
+async def _account(tables: Tables, queue: str) -> Account:
+    shards, _ = await tables.known_queue(queue)
     letters = {letter.item_id for shard in range(shards) for letter in await tables.letters(queue, shard)}
     items = done = dead = still_open = lost = unexplained = 0
     for row in await tables.buckets(queue):

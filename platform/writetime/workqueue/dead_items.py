@@ -21,9 +21,13 @@ from writetime.workqueue.queue_tables import DeadLetter, LetterRow, Tables
 
 
 def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
-    """Return the dead letters of a queue, oldest first."""
+    """Return the dead letters of a queue, oldest first.
+
+    Raises:
+        WritetimeError: no queue of that name was ever used, or has settings.
+    """
     with connect(settings) as session:
-        return asyncio.run(_read(Tables(session, settings), settings, queue))
+        return asyncio.run(_read(Tables(session, settings), queue))
 
 
 def redrive(settings: Settings, queue: str) -> int:
@@ -35,7 +39,8 @@ def redrive(settings: Settings, queue: str) -> int:
     letter names a new one.
 
     Raises:
-        WritetimeError: the database does not acknowledge an item; the next call continues.
+        WritetimeError: the database does not acknowledge an item, and the next call continues; or no queue of that
+            name was ever used, or has settings.
     """
     with connect(settings) as session:
         session.use_client_timestamp = False
@@ -79,15 +84,14 @@ async def _counting(tables: Tables, queue: str, bucket_seconds: int, rows: list[
     return found
 
 
-async def _read(tables: Tables, settings: Settings, queue: str) -> list[DeadLetter]:
-    own = settings.workqueue
-    return await read_letters(tables, queue, *await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds))
+async def _read(tables: Tables, queue: str) -> list[DeadLetter]:
+    return await read_letters(tables, queue, *await tables.known_queue(queue))
 
 
 async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
-    shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
+    shards, bucket_seconds = await tables.known_queue(queue)
     count = 0
     for letter in await insist(lambda: read_letters(tables, queue, shards, bucket_seconds)):
         named, made = letter.redriven_as, None

@@ -68,7 +68,11 @@ class Look:
         return asyncio.run(self._tables.queues())
 
     def state(self, queue: str) -> QueueState:
-        """Return the state of a queue. It reads only the ids of unfinished items and dead letters."""
+        """Return the state of a queue. It reads only the ids of unfinished items and dead letters.
+
+        Raises:
+            WritetimeError: no queue of that name was ever used, or has settings.
+        """
         return asyncio.run(self._state(queue))
 
     def unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
@@ -83,8 +87,8 @@ class Look:
         return await self._count(queue, await self._tables.buckets(queue, 0, END_OF_TIME if ahead else begun), begun)
 
     async def _state(self, queue: str) -> QueueState:
-        tables, own = self._tables, self._settings.workqueue
-        shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
+        tables = self._tables
+        shards, bucket_seconds = await tables.known_queue(queue)
         begun = await self._begun()
         rows = await tables.buckets(queue)
         unfinished = await self._count(queue, rows, begun)
@@ -162,15 +166,10 @@ def inspect(settings: Settings, queue: str) -> QueueState:
 
     Raises:
         DatabaseUnreachable: no contact point answers.
+        WritetimeError: no queue of that name was ever used, or has settings.
     """
     with looking(settings) as look:
         return look.state(queue)
-
-
-def queues(settings: Settings) -> list[str]:
-    """Return the names of all queues that were ever used."""
-    with looking(settings) as look:
-        return look.queues()
 
 
 def worker_faults(settings: Settings) -> list[Any]:

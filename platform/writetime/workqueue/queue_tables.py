@@ -9,6 +9,7 @@ of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the
 times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
+import difflib
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -22,6 +23,7 @@ from cassandra.query import UNSET_VALUE, PreparedStatement
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.printing import printable
 from writetime.workqueue.items import Entry, Place, Status, millis
 from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, text_of, timestamp, together
 
@@ -142,6 +144,7 @@ class Tables:
                 "work queues need cassandra.consistency LOCAL_QUORUM or more: reads must see all writes"
             )
         self._session = session
+        self._own = settings.workqueue
         self._keyspace = settings.cassandra.keyspace
         self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
         part = "queue = ? AND shard = ? AND bucket = ?"
@@ -256,6 +259,20 @@ class Tables:
         while not (rows := await self._run(self._queue, (name,))):
             await self._run(self._make_queue, (name, shards, bucket_seconds))
         return rows[0].shards, rows[0].bucket_seconds
+
+    async def known_queue(self, name: str) -> tuple[int, int]:
+        """Return the number of shards and the seconds of a bucket of a queue that was used before or has settings.
+
+        Raises:
+            WritetimeError: it is neither, such as a misspelt one.
+        """
+        if rows := await self._run(self._queue, (name,)):
+            return rows[0].shards, rows[0].bucket_seconds
+        if (own := self._own.queues.get(name)) is not None:
+            return own.shards, self._own.bucket_seconds
+        similar = next(map(printable, difflib.get_close_matches(name, await self.queues(), n=1)), None)
+        hint = f"did you mean {similar}?" if similar else "`writetime queue inspect` lists those that were used"
+        raise WritetimeError(f"no queue {printable(name)} was ever used; {hint}")
 
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used."""
