@@ -441,7 +441,7 @@ def test_jobs() -> None:
     assert set(of_demo.job_names) - set(repository.job_names) >= {"replay_flights", "board"}
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in of_demo.get_job("replay_flights").asset_layer.executable_asset_keys
-    # What reads all items is not for each five minutes.
+    # A check that reads all items must not run every five minutes.
     nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
     assert nodes == {
         "queue_health": {"event_queue", "workqueue__event_queue_no_work_is_stuck"},
@@ -532,7 +532,7 @@ def test_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "writetime_dagster.assets.definitions")
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    # What the command sets for its process.
+    # The variables that the command sets for its process.
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
     monkeypatch.setattr("dagster._cli.definitions.configure_loggers", lambda **_: None)
     monkeypatch.setattr("logging.captureWarnings", lambda _: None)

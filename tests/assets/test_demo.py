@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
-    """Settings as the demo's file has them, in a keyspace of their own."""
+    """Settings as the demo's file has them, in a separate keyspace."""
     shipped = tomlkit.parse((ROOT / "demo" / "writetime.toml").read_text()).unwrap()
     of_demo = {settings.cassandra.keyspace: shipped["tables"]["writetime"]}
     capture = settings.capture.model_copy(update={"state_dir": tmp_path / "capture", "metrics_port": free_port()})

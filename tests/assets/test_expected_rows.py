@@ -145,7 +145,7 @@ def test_rows_are_checked_in_portions(
         "the view stays empty, because rows are not as expected: `d` at most 0.1: 3 of 4 rows fail, "
         "e.g. 0.25 (id 1152921504606846977), 0.5 (id 1152921504606846978), 0.75 (id 1152921504606846979)"
     )
-    # Twice, because the details are asked for only if something is wrong.
+    # Twice, because the details are computed only if an expectation is not met.
     assert set(made) == {2}
 
 

@@ -184,7 +184,7 @@ def test_the_view_is_proven_against_the_database(settings: Settings, monkeypatch
         found = find_snapshots(paths)
         in_lake = create_table(settings, found.schema)
         list(run_backfill(in_lake, found))
-        # Nobody has read anything wrong, and nothing is proven.
+        # No reader got wrong rows, but nothing is proven.
         answer = proof(table)
         assert (answer.passed, answer.severity) == (False, AssetCheckSeverity.WARN)
         refresh(settings, in_lake)

@@ -116,7 +116,7 @@ class SSTables:
         return bytes(broken)
 
     def read(self, r: random.Random) -> None:
-        """Read what is sound."""
+        """Read valid files."""
         for which in (self._stored, self._plain):
             assert self._read(which, r) == "read"
 
@@ -235,7 +235,7 @@ class CommitLog:
         return f"commit log {self._segment.version} {kind}", lambda: self._read(broken, index, r)
 
     def read(self, r: random.Random) -> None:
-        """Read what is sound."""
+        """Read valid files."""
         for name in ("", *_COMPRESS):
             assert self._read(self._compressed(self._mutations, name), b"", r) == "read"
 
@@ -300,7 +300,7 @@ def _trials(
 def attack(
     seed: int = 1, *, rounds: int | None = None, seconds: float | None = None, first: int = 0, limits: Limits = LIMITS
 ) -> Report:
-    """Try so many inputs, or for so many seconds; return what came of them."""
+    """Try so many inputs, or for so many seconds; return the results."""
     report = Report()
     watch("files", seed, rounds, seconds, first, limits, report)
     return report

@@ -204,7 +204,7 @@ class Attack:
             if took > _PROBE_SECONDS or not isinstance(answer, Answer) or answer.status != 202:
                 self._find(f"inputs {sorted(self._in_flight)}: a sound call took {took:.1f} s: {answer}")
 
-    # --- what has to be true at the end -------------------------------------------------------------------------------
+    # --- expectations -------------------------------------------------------------------------------------------------
 
     def _check_process(self, before: int) -> None:
         deadline = time.monotonic() + 10
@@ -279,7 +279,7 @@ def attack(
     seconds: float | None = None,
     first: int = 0,
 ) -> Report:
-    """Try so many inputs, or for so many seconds, on servers that run; return what came of them."""
+    """Try so many inputs, or for so many seconds, on servers that run; return the results."""
     return Attack(attacked(settings), home, seed).run(first, rounds, seconds)
 
 

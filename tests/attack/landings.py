@@ -118,7 +118,7 @@ class Landings:
             attacked = self._new_table(f"attacked{number}")
             yield number, target, partial(attack, r, attacked)
 
-    # --- what is sent -------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def _new_table(self, name: str) -> TableSchema:
         schema = parse_table(f"CREATE TABLE {self._keyspace}.{name} ({_COLUMNS})")
@@ -295,7 +295,7 @@ class Landings:
             return "its table landed"
         return "its table set aside"
 
-    # --- what has to be true ------------------------------------------------------------------------------------------
+    # --- expectations -------------------------------------------------------------------------------------------------
 
     def _check(self, schema: TableSchema) -> None:
         """Compare a table's changes in the lake with those that were sent."""

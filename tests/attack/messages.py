@@ -36,7 +36,7 @@ def attack(
     seconds: float | None = None,
     first: int = 0,
 ) -> Report:
-    """Try so many inputs, or for so many seconds, on servers that run; return what came of them. The settings file in
+    """Try so many inputs, or for so many seconds, on servers that run; return the results. The settings file in
     force (WRITETIME_CONFIG) has to have these settings."""
     report = Report()
     watch("messages", seed, rounds, seconds, first, LIMITS, report)

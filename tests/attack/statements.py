@@ -61,7 +61,7 @@ class _Node:
 
 
 class Attack:
-    """Rounds in a keyspace of their own, with one agent."""
+    """Rounds in a separate keyspace, with one agent."""
 
     def __init__(
         self, settings: Settings, home: Path, seed: int, captured: Captured, writing: Session, *, kills: int
@@ -187,7 +187,7 @@ def attack(
     first: int = 0,
     kills: int = KILLS,
 ) -> Report:
-    """Try so many rounds, or for so many seconds, on servers that run; return what came of them."""
+    """Try so many rounds, or for so many seconds, on servers that run; return the results."""
     settings = settings.model_copy(
         update={
             "capture": Capture(state_dir=home / "state", snapshot="schema-only"),

@@ -43,7 +43,7 @@ def _wrong(*texts: str) -> list[Field]:
 
 
 _ABSENT = Field("", False)
-# What is no text, and no number, and what is no JSON at all.
+# Values that are neither text nor a number, and bytes that are not JSON.
 _NO_TEXT = _wrong("7", "null", "true", "[]", "{}", '["a"]', "-0.0", "1e300")
 _NO_JSON = _wrong(
     *("NaN", "Infinity", "-Infinity", "1e999", "-1e400", "01", "+1", ".5", "1.", "0x10", "'a'", "nul", "undefined", ""),

@@ -107,7 +107,7 @@ class Watch:
         for reader in readers:
             reader.start()
         number, target, hangs = first - 1, "start", False
-        # The start compiles, if nobody has.
+        # The start compiles, if no earlier program has.
         patience = 600.0
         while True:
             try:

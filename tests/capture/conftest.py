@@ -52,14 +52,14 @@ def settings(node: FormatServer, kafka: Settings, tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def captured(node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
-    """A keyspace that is captured, until the test ends."""
+    """A captured keyspace, until the test ends."""
     with captured_keyspace(node, kafka, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path) -> Captured:
-    """A keyspace that is captured, and a lake of its own."""
+    """A captured keyspace, and a separate lake."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.settings.model_copy(update={"lake": lake})
     return captured

@@ -159,7 +159,7 @@ class Replica:
 
 @dataclass
 class Report:
-    """What a run did."""
+    """The result of a run."""
 
     acknowledged: int
     unknown: int
@@ -175,7 +175,7 @@ class Report:
 
 
 class EndToEnd:
-    """One run in a keyspace of its own."""
+    """One run in a separate keyspace."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class EndToEnd:
             replica.end()
         names = [f"{self._captured.keyspace}.{writer.table}" for writer in self._writers]
         self._until(lambda: not any(not_landed(self._settings, name) for name in names), "all is landed")
-        # What expires soon has expired.
+        # Cells with short TTLs have expired.
         time.sleep(SHORT_TTL)
         for name in names:
             self._until(lambda name=name: self._is_followed(name), f"view and row events of {name} are those of now")
@@ -352,7 +352,7 @@ class EndToEnd:
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         assert wait_until(condition, _PATIENCE_SECONDS), f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
 
-    # --- what has to be true ------------------------------------------------------------------------------------------
+    # --- expectations -------------------------------------------------------------------------------------------------
 
     def _check(self, replicas: list[Replica]) -> Report:
         for program in (self._agent, *self._follow):
@@ -393,7 +393,7 @@ class EndToEnd:
 
 
 def main() -> None:
-    """Run once, on servers of its own."""
+    """Run once, on separate servers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long things are broken, at least")
     parser.add_argument("--seed", type=int, default=1)

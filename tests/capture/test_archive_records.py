@@ -36,7 +36,7 @@ def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypat
         kept.save()
     now += 80_000
     with closing(Checkpoint(tmp_path)) as kept:
-        # It comes back, without the second one.
+        # It is added again, without the second one.
         kept.forget({key(1), key(3), key(4)}, {FOLDER})
         kept.save()
         now += 80_000

@@ -92,7 +92,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    """Written once: each test publishes copies, with a checkpoint of its own."""
+    """Written once: each test publishes copies, with a separate checkpoint."""
     home = tmp_path_factory.mktemp("written")
     with captured_keyspace(node, kafka, home) as captured:
         captured.settings = captured.with_options(segments_seconds=0.1)

@@ -268,7 +268,7 @@ REFUSED = ("commit log version 9 is not supported", "is not named like a commit 
 def test_files_that_are_not_known_segments_do_not_stop_the_others(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A segment of a later version, and a file of something else."""
+    """A segment of a later version, and a file that is not a segment."""
     captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
     strays = [captured.node.cdc_raw / name for name in STRAY]
     for stray in strays:

@@ -169,14 +169,14 @@ def test_why_a_table_has_stopped(settings: Settings) -> None:
     assert command("land", name).exit_code == 1
     (reason,) = stopped(settings, table)
     assert "the table is set aside" in reason
-    # Nobody lands: messages wait for too long.
+    # No program lands: messages wait for too long.
     impatient = settings.model_copy(update={"capture": settings.capture.model_copy(update={"stale_seconds": 0.001})})
     assert any("have not been landed for more than" in reason for reason in stopped(impatient, table))
     # An agent reports the cause of its delay, or reports nothing.
     old = time_now() - 3_600_000_000
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
     assert any("a segment" in reason for reason in stopped(settings, table))
-    # What holds this table stays until someone acts, so it counts at once; so does a snapshot that failed.
+    # This table's fault stays until an operator acts, so it counts at once; so does a failed snapshot.
     now, at = TableMark(time_now()), time.time()
     mark(settings, source, SourceMarks({name: now}, status={"at": at, "held": {name: "a gap"}, "held_by": "another"}))
     assert any("a gap" in reason for reason in stopped(settings, table))

@@ -46,7 +46,7 @@ class Counted:
         monkeypatch.setattr(owner, name, counting)
 
     def of(self, tables: Tables) -> Mapping[str, int]:
-        """What a look calls."""
+        """The functions that a check calls."""
         self.calls.clear()
         look(tables)
         return dict(self.calls)

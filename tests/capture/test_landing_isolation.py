@@ -162,7 +162,7 @@ def test_garbage_in_shared_topics_stops_no_table(
     ensure_watermarks_topic(settings)
     for topic in (schemas_topic, marks_topic):
         produce(settings, topic, *garbage(1))
-    # CQL of the second table that cannot be read, and a field that nobody knows yet.
+    # CQL of the second table that cannot be read, and an unknown field.
     broken = change_avro(schema_of(settings, "b")) | {"table": {"name": "no"}}
     produce(settings, schemas_topic, (b"%016x" % 7, json.dumps(broken).encode()))
     said = {"tables": {first: {"until": time_now(), "unknown": 1}}, "unknown": True}
@@ -206,7 +206,7 @@ def test_messages_of_another_format_hold_their_table_only(
     found = reports(settings)[second]
     assert found.status == "set aside"
     assert "no schema of format version 1" in (found.fault or "")
-    # The schema that the messages were written with comes again, and one more message with a schema of another version.
+    # The schema of the messages is sent again, and then a message with a schema of another version.
     produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(own).encode()))
     look(Tables(settings, [second]))
     assert count(settings, second) == 3

@@ -45,7 +45,7 @@ MILLIS = (0, -1, LAST, -LAST - 1, LAST // 1000, -(LAST // 1000), LAST // 1000 + 
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
-    """A keyspace that is captured, and a lake of its own."""
+    """A captured keyspace, and a separate lake."""
     captured.settings = with_lake(captured.settings, tmp_path / "lake")
     write_settings(captured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
@@ -275,7 +275,7 @@ def test_names_that_are_alike(landed: Captured, tmp_path: Path) -> None:
         landed.settle()
         assert not assert_whole_way(landed, "t", tmp_path / "first")
         before = {c.name: c.label for c in open_table(landed.settings, f"{landed.keyspace}.t").schema().columns}
-        # Names like those that are there, and one that comes back: no label changes.
+        # Names that conflict with existing ones, and one that is added again: no label changes.
         more = ["naME", "KinD", "a.value.b", "L_2"]
         gone = next(name for name in regular if name != before[name])
         landed.write(f"ALTER TABLE {{ks}}.t DROP {quoted(gone)}")

@@ -47,7 +47,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServe
 
 @pytest.fixture
 def registered(landed: Captured, registry: RegistryServer) -> Captured:
-    """A keyspace that is captured, with a lake of its own and the registry."""
+    """A captured keyspace, with a separate lake and the registry."""
     landed.settings = landed.settings.model_copy(update={"schema_registry": SchemaRegistry(url=registry.url)})
     return landed
 
@@ -175,7 +175,7 @@ def test_a_refused_schema_does_not_stop_other_tables(registered: Captured, regis
 
 @pytest.fixture
 def fake(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    """A registry in this process, of a keyspace that is captured with a lake of its own."""
+    """A registry in this process, of a captured keyspace with a separate lake."""
     monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.5)
     landed.pace = replace(landed.pace, pause=0.1)
     with fake_registry() as server:

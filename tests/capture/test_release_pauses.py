@@ -16,7 +16,7 @@ _EVERY = 10
 
 
 class Releasing(agent.Agent):
-    """An agent with a clock of its own, which uploads a segment in half a second, or gives up after half a minute."""
+    """An agent with its own clock, which uploads a segment in half a second, or gives up after half a minute."""
 
     def __init__(self, hangs: Callable[[int], bool], at_first: int = 1, every: int = _EVERY) -> None:
         self.now = 0.0

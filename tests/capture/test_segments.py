@@ -151,7 +151,7 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
     *_, path = complete(captured)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    # A file of its own, as the node still has the sound one.
+    # A separate file, because the node still has the valid one.
     copy = path.with_suffix(".broken")
     copy.write_bytes(content)
     copy.replace(path)
@@ -251,9 +251,9 @@ def test_writes_to_an_unknown_table_are_set_aside(captured: Captured) -> None:
     (file,) = aside.glob("*.reason.json")
     reason = json.loads(file.read_text())
     assert str(table) in reason["reason"]
-    # A batch of one key is one mutation: what comes behind the unknown table is in the segment that was set aside.
+    # A batch of one key is one mutation: its parts after the unknown table are in the segment that was set aside.
     assert reason["mutations_set_aside_by_table"] == {str(table): 2}
-    # What comes before it, as the order is that of the tables' ids, is published.
+    # The parts before it, in the order of the tables' ids, are published.
     assert sorted(set(captured.changes("kept")["k"].to_pylist()) - {2}) == [1, 3]
 
 

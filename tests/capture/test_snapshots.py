@@ -35,7 +35,7 @@ ROWS, FILES = 4_000, 2
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path) -> Captured:
-    """A keyspace that is captured with its snapshots, and a lake of its own."""
+    """A captured keyspace with its snapshots, and a separate lake."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.with_options(snapshot="initial").model_copy(update={"lake": lake})
     return captured
@@ -199,7 +199,7 @@ class Damage:
             (data,) = found[self.broken][0].glob("*-Data.db")
             content = bytearray(data.read_bytes())
             content[len(content) // 2] ^= 0xFF
-            # A file of its own, as it is the table's, too.
+            # A separate file, as it is the table's, too.
             data.unlink()
             data.write_bytes(content)
             shutil.rmtree(found[self.gone][0])
@@ -262,7 +262,7 @@ def test_modes(landed: Captured) -> None:
     )
     old = f"{landed.keyspace}.old"
     with landed.agent(snapshot="never"):
-        # Past what the log has of it.
+        # After the rows that the log still has.
         landed.settle()
         landed.write("ALTER TABLE {ks}.old WITH cdc = true")
         landed.settle()

@@ -24,7 +24,7 @@ FUTURE = "USING TIMESTAMP 4000000000000000"
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path) -> Captured:
-    """A keyspace that is captured, and a lake of its own."""
+    """A captured keyspace, and a separate lake."""
     captured.settings = with_lake(captured.settings, tmp_path / "lake")
     return captured
 

@@ -37,7 +37,7 @@ from writetime.wire.watermarks import AgentStatus, SourceMarks, TableMark, statu
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path) -> Captured:
-    """A keyspace that is captured, a lake of its own, and agents that report their positions all the time."""
+    """A captured keyspace, a separate lake, and agents that report their positions all the time."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.settings.model_copy(update={"lake": lake})
     captured.pace = replace(captured.pace, mark=0.05)
@@ -156,7 +156,7 @@ def assert_a_broken_segment_holds_the_watermark(landed: Captured, one: Agent) ->
 
 
 def break_segment(path: Path) -> None:
-    """Flip a bit, in a file of its own, as the node still has the sound one."""
+    """Flip a bit, in a separate file, because the node still has the valid one."""
     broken = bytearray(path.read_bytes())
     broken[len(broken) // 2] ^= 1
     copy = path.with_suffix(".broken")

@@ -32,7 +32,7 @@ def test_a_node_that_shuts_down_is_unreachable() -> None:
     node = Node(session, None)
     with pytest.raises(Unreachable, match="Server is shutting down"):
         node.id()
-    # Schemas are only asked for then.
+    # Schemas are requested only then.
     assert not node.events.heard()
 
 

@@ -91,7 +91,7 @@ class _Filling(_Counted, Filling):
 
 @dataclass
 class Report:
-    """What a run did."""
+    """The result of a run."""
 
     acknowledged: int
     unknown: int
@@ -105,7 +105,7 @@ class Report:
 
 
 class ClusterRun:
-    """One run in a keyspace of its own."""
+    """One run in a separate keyspace."""
 
     def __init__(self, servers: Servers, home: Path, seed: int) -> None:
         self._servers = servers
@@ -193,10 +193,10 @@ class ClusterRun:
                     thread.end()
             self._open.close()
 
-    # --- what breaks --------------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------------
 
     def _lose_broker(self) -> None:
-        """Kill a broker, go on without it, and start it again."""
+        """Kill a broker, continue without it, and start it again."""
         broker = self._random.choice(self._servers.brokers)
         broker.stop(signal.SIGKILL)
         self._faults["broker"] += 1
@@ -208,7 +208,7 @@ class ClusterRun:
         self._publish_rows()
 
     def _lose_node(self) -> None:
-        """Kill a node, go on without it, and start it again."""
+        """Kill a node, continue without it, and start it again."""
         number = self._random.randrange(len(ADDRESSES))
         node = self._servers.nodes[number]
         node.stop(signal.SIGKILL)
@@ -292,7 +292,7 @@ class ClusterRun:
             program.end()
         for table in self._tables:
             Landing(self._settings, table).drain()
-        # What expires soon has expired.
+        # Cells with short TTLs have expired.
         time.sleep(SHORT_TTL)
 
     def _check(self) -> Report:
@@ -388,7 +388,7 @@ class ClusterRun:
 
 
 def main() -> None:
-    """Run once, on servers of its own."""
+    """Run once, on separate servers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long things are broken, at least")
     parser.add_argument("--seed", type=int, default=1)

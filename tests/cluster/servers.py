@@ -64,7 +64,7 @@ class ClusterNode(CassandraServer):
 
 
 class ClusterBroker(KafkaServer):
-    """One broker of three, each a controller, too: what is acknowledged has two copies at least."""
+    """One broker of three, each a controller, too: acknowledged messages have at least two copies."""
 
     def __init__(self, settings: Settings, number: int, ports: list[int], controllers: list[int]) -> None:
         self._node_id = number + 1
@@ -124,7 +124,7 @@ class Servers:
     def start(self) -> None:
         """Start all at once, and wait until each node sees the others."""
         with ThreadPoolExecutor() as pool:
-            # A broker's log folder is made first, by a program of its own.
+            # A broker's log folder is made first, by a separate program.
             list(pool.map(EmbeddedServer.launch, self._all))
         for server in self._all:
             server.wait_ready()
@@ -141,7 +141,7 @@ class Servers:
                 time.sleep(0.2)
 
     def stop(self) -> None:
-        """Stop what runs, at once, as nothing of it is kept."""
+        """Stop all programs at once, because their data is not needed."""
         for server in self._all:
             server.stop(signal.SIGKILL)
 

@@ -108,12 +108,12 @@ def snapshots_in_the_store(settings: Settings, store: ObjectStore, table: str) -
 
 
 def run_lake_job(config: Path, store: ObjectStore, *arguments: str) -> dict[str, Any]:
-    """Bring snapshots into the lake by the cluster, in a process of its own; return its report."""
+    """Bring snapshots into the lake by the cluster, in a separate process; return its report."""
     environment = {
         **os.environ,
         **store.options,
         "WRITETIME_CONFIG": str(config),
-        # What tests have set for a session of this machine alone.
+        # The variables that tests have set for a session on this machine.
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     environment.pop("PYSPARK_PYTHON", None)

@@ -101,7 +101,7 @@ def stored(settings: Settings, start: dict[int, int] | None = None) -> list[tupl
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `serve` in a process of its own; yield it and its address."""
+    """Run `serve` in a separate process; yield it and its address."""
     code = (
         "import sys; from writetime.core.config import Settings; from writetime.http.ingress import serve;"
         "serve(Settings.model_validate_json(sys.argv[1]))"

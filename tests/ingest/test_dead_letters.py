@@ -168,7 +168,7 @@ def test_headers_that_look_like_our_own_are_harmless(settings: Settings) -> None
 
 
 def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_does_not_stop_other_messages(settings: Settings) -> None:
-    # Many, as Python checks what the client returns in the first calls only.
+    # Many, because Python checks the client's results in the first calls only.
     values = [an_event(n).value() for n in range(40)]
     produce_raw_name(settings, settings.ingest.topic, *values)
     produce(settings, [an_event(40).value()])

@@ -113,7 +113,7 @@ def nightly(nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass(frozen=True)
 class Nightly:
-    """A place, and a lake of its own that its backups come into."""
+    """A place, and a separate lake for its backups."""
 
     nights: Nights
     settings: Settings

@@ -129,7 +129,7 @@ def test_joining_is_a_join() -> None:
 @pytest.mark.parametrize(
     ("types", "wanted"),
     [
-        # Of two types that are allowed without a drop, the wider one; else the one that was added after the later drop.
+        # Of two types that are allowed without a drop, the wider one; otherwise the one added after the later drop.
         ((("ascii", 0), ("text", 0)), "text"),
         ((("timeuuid", 0), ("uuid", 0), ("uuid", 20)), "uuid"),
         ((("ascii", 0), ("text", 20)), "text"),

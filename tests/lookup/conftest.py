@@ -17,7 +17,7 @@ PARTITIONS = 40
 
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake that is made once: the table of each test is a copy of its own.
+    """A lake that is made once: the table of each test is a separate copy.
 
     Partitions 0 to 39 with up to three rows each: two levels of the state, and changes that are not folded in. The
     first level is a file per bucket, the rest are files of all buckets.

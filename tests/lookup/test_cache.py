@@ -165,7 +165,7 @@ def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
     assert_right(table, cache)
 
 
-# A process that has imported what takes a second to import forks the readers.
+# A process that has done the imports, which take a second, forks the readers.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__])
 

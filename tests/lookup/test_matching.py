@@ -20,7 +20,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 
 ID = "0e0cbf80-7a4d-11f1-8a5c-00000000000a"
-# By type: values in the view, and the other forms in which each may be asked for.
+# By type: values in the view, and the other forms in which a key may have each.
 FORMS: dict[str, dict[str, Any]] = {
     "uuid": {"view": [ID, None, ID.replace("a", "b")], "asked": [UUID(ID), ID.upper()]},
     "inet": {"view": ["2001:db8::a", "10.0.0.1"], "asked": [ip_address("2001:db8::a"), "2001:DB8:0::A"]},

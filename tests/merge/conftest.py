@@ -40,7 +40,7 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[History
 
 def _histories(server: FormatServer) -> list[History]:
     generator = Generator(11)
-    # One second is over before the database is asked.
+    # One second passes before the query.
     generator._ttls = [1, 100_000, 200_000]
     names = [f"t{i}" for i in range(TABLES)]
     made = [generator.schema(name) for name in names] + [every_type()]

@@ -47,7 +47,7 @@ A, B = NODES
         ([counted(1, (A, 2, 7)), counted(5, (A, 1, 4)), deleted(3)], 4),
         # A deletion covers only earlier writes, whatever was written to other nodes later.
         ([counted(1, (A, 1, 7)), counted(5, (B, 1, 4)), deleted(3)], 4),
-        # A deleted counter hides what is counted later, but not once its deletion is covered itself.
+        # A deleted counter hides later increments, unless its deletion is covered itself.
         ([counted(1, (A, 1, 7)), uncounted(2), counted(5, (A, 2, 9))], None),
         ([counted(1, (A, 1, 7)), uncounted(2), counted(5, (A, 2, 9)), deleted(3)], 9),
         # A counter without a shard is 0, and so does it add nothing; it lives as others do.

@@ -165,7 +165,7 @@ def test_merged_sstables_match_the_database(recorded: Recorded) -> None:
     times = recording.of(table, "times")
     if times.rows:
         state = merge(changes, schema)
-        # Write times and TTLs were asked for by a query of their own, up to a few seconds later or earlier.
+        # A separate query returned write times and TTLs, up to a few seconds later or earlier.
         near = {second + shift for second in seconds for shift in range(-5, 6)}
         assert any(_times(state, schema, second, times) == list(times.dicts()) for second in sorted(near))
 

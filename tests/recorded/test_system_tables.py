@@ -25,7 +25,7 @@ def test_requested_columns() -> None:
     defaults = {name: field.default for name, field in ScyllaCdc.model_fields.items()}
     asked: dict[str, set[str]] = {}
     for path in Path(writetime.__file__).parent.rglob("*.py"):
-        # A query may go on in the next line's text.
+        # A query may continue in the next line.
         source = re.sub(r"\"\s*\n\s*f?\"", "", path.read_text())
         for columns, named, setting in _QUERY.findall(source):
             table = named or str(defaults.get(setting))

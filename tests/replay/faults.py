@@ -42,7 +42,7 @@ _EXPIRED_SECONDS = 4.0
 PUBLISHING = ("blocks", "seal", "record", "advance")
 WORKING = ("advance", "read", "move", "copy")
 TRIMMING = ("announce", "delete", "deleted")
-# A server that has imported all forks the processes, as importing takes them longer than what they do.
+# A server that has done all imports forks the processes, because imports take longer than their work.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["__main__", "tests.replay.process"])
 
@@ -172,7 +172,7 @@ class Run:
         return "\n".join(line for line in said if " waits: " not in line)[-4000:]
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the running programs."""
         for p in self._processes:
             p.kill()
             p.join()

@@ -125,7 +125,7 @@ def test_a_new_processor_with_effects_begins_after_the_deleted_batches(trimming:
 
 
 def test_a_cursor_that_goes_back_meanwhile(trimming: Settings, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `seek` was allowed to is not deleted, though it is announced."""
+    """Batches to which a `seek` was accepted are not deleted, although their deletion was announced."""
     publish(trimming, queue, *range(1, 6))
     done(trimming, queue, "a")
     announce = Batches.announce

@@ -84,7 +84,7 @@ class Platform:
                 command("land", name)
                 return is_in_lake(self.settings, name) and self.rows(name) == cql_rows(session, schema)
 
-            # Agents read first what other tests wrote to the node that they share.
+            # Agents first read the writes of other tests to the shared node.
             wait_for(is_same, 180)
         run("verify", name)
 
@@ -113,7 +113,7 @@ class Platform:
 
 @pytest.fixture(scope="module")
 def platform(cassandra: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """The node that tests share, with a broker, an agent's state and a lake of its own."""
+    """The node that tests share, with a broker, an agent's state and a separate lake."""
     home = tmp_path_factory.mktemp("restore")
     with server_addresses(home, cassandra.cassandra.model_dump()) as own:
         start(own, "kafka")

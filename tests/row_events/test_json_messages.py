@@ -156,7 +156,7 @@ def test_each_row_has_one_key_of_its_own(batches: list[Any], with_schema: bool) 
 FLOATS = [struct.pack(">d", v) for v in (0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"))]
 FLOATS += [b"\x7f\xf8" + bytes(5) + b"\1", b""]
 TIMES = [struct.pack(">q", v) for v in (0, -(1 << 63), (1 << 63) - 1, 1 << 62)]
-# Each of these has a meaning of its own as a partition key.
+# Each of these has a special meaning as a partition key.
 ODD_KEYS = {
     "boolean": [b"\0", b"\1", b"\2", b""],
     "varint": [b"\1", b"\0\1", b"\0", b"\xff", b""],

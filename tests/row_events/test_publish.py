@@ -35,7 +35,7 @@ from writetime.schema.types import Native
 from writetime.wire.publishing import SchemaTopic, Sender
 from writetime.wire.topic_names import row_events_topic
 
-# For each line that it reads, it publishes in a process of its own, which is killed at that call; it prints how that
+# For each line that it reads, it publishes in a separate process, which is killed at that call; it prints how that
 # ended.
 # Events are published in parts of so many.
 FIVE = publish.PartLimits(events=5)
@@ -48,7 +48,7 @@ from writetime.row_events import publish
 from writetime.storage.kernel.primitives import token
 
 pyarrow.set_cpu_count(1)
-# A first call of compiled code loads what all of it needs, which takes longer than a child.
+# The first call of compiled code loads its libraries, which takes longer than the work of a child process.
 token(b"")
 publish.TRANSACTION_EVENTS = 20
 calls, last = 0, 0

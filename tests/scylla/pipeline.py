@@ -36,10 +36,10 @@ from writetime.wire.topic_names import row_events_topic
 # ScyllaDB allows for each shard, on a node with one shard.
 SPLITS = (2, 4, 1)
 _PATIENCE_SECONDS = 600.0
-# Each doubling or halving waits until ScyllaDB has asked for the sizes of all tablets again, which it does each minute.
+# Each doubling or halving waits until ScyllaDB has read the sizes of all tablets again, which it does each minute.
 _RESIZE_SECONDS = 900.0
 _NUDGE_SECONDS = 10.0
-# What expires soon, and what was written ahead of the clock, is over by then.
+# By then, cells with short TTLs have expired, and writes ahead of the clock are in the past.
 _SETTLE_SECONDS = 5
 
 
@@ -216,7 +216,7 @@ class Pipeline:
         except Exception:
             table.fault = table.fault or traceback.format_exc()
 
-    # --- what has to be true ------------------------------------------------------------------------------------------
+    # --- expectations -------------------------------------------------------------------------------------------------
 
     def lake(self, table: Followed) -> LakeTable:
         """Return a table in the lake.

@@ -59,7 +59,7 @@ def test_verify_finds_no_difference(pipeline: Pipeline, table: Followed) -> None
 
 
 def test_tablets_are_split_and_merged(pipeline: Pipeline, table: Followed, pytestconfig: pytest.Config) -> None:
-    """With vnodes, no table has streams of its own."""
+    """With vnodes, no table has separate streams."""
     counts = pipeline.streams(table)
     if uses_tablets(pytestconfig):
         assert max(counts) == max(SPLITS)

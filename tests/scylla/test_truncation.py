@@ -25,7 +25,7 @@ from writetime.wire.watermarks import TableMark, WatermarkTopic
 
 
 def settings_for(live: Settings, name: str, folder: Path) -> Settings:
-    """Settings of an agent that is soon behind no more, with a lake of its own."""
+    """Settings of an agent that soon catches up, with a separate lake."""
     capture = Capture(
         source="scylla-cdc", tables=[name], state_dir=folder / "state", partitions=2, snapshot="schema-only"
     )
@@ -78,7 +78,8 @@ def test_a_table_that_is_truncated(live: Settings, session: Session, node: Node,
         table = open_table(settings, name)
         assert verify(settings, table, 10).differences == []
         assert list(backfill(table, find_snapshots([str(node.snapshot(read_schema(session, name), "later"))])))
-        # A watermark alone is committed every five minutes, and a landing that goes on looks for snapshots each minute.
+        # A watermark without changes is committed every five minutes, and a running landing checks for snapshots each
+        # minute.
         session.execute(f"INSERT INTO {name} (k, v) VALUES (4, 'newer')")
         landing = Landing(settings, name)
         wait_for(lambda: landing.drain() >= 0 and watermark() > truncated_at)

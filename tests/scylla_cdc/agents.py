@@ -35,7 +35,7 @@ _topics: dict[str, WatermarkTopic] = {}
 
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
-    """Settings of an agent of some tables, with a lake of its own."""
+    """Settings of an agent of some tables, with a separate lake."""
     settings = cdc.with_options(**scylla_cdc)
     names = [table.schema.full_name for table in tables]
     capture = Capture(

@@ -63,7 +63,7 @@ CASES: list[tuple[str, Wanted]] = [
     ("DELETE FROM t USING TIMESTAMP {t} WHERE p = {p} AND c = 1", [(0, [{"op": 5, "c": 1}, {"op": 7, "c": 1}])]),
     ("DELETE FROM t USING TIMESTAMP {t} WHERE p = {p} AND c > 2", [(0, [{"op": 6, "c": 2}, {"op": 7}])]),
     ("DELETE FROM t USING TIMESTAMP {t} WHERE p = {p} AND c <= 2", [(0, [{"op": 5}, {"op": 7, "c": 2}])]),
-    # In the order of the clustering, which is descending: from the greatest down to what is greater than 2.
+    # In the order of the clustering, which is descending: from the greatest value down to those greater than 2.
     (
         "DELETE FROM t USING TIMESTAMP {t} WHERE p = {p} AND c = 1 AND d > 2",
         [(0, [{"op": 5, "c": 1}, {"op": 8, "c": 1, "d": 2}])],
@@ -119,7 +119,7 @@ CASES: list[tuple[str, Wanted]] = [
 
 
 def examples(base: int) -> list[str]:
-    """Return the statements, each on a partition of its own."""
+    """Return the statements, each on a separate partition."""
     table = f" {KEYSPACE}.{EXAMPLES.name} "
     return [
         text.format(t=base + 10 * i, later=base + 10 * i + 5, p=i).replace(" t ", table)

@@ -56,7 +56,7 @@ from writetime.wire.watermarks import WatermarkTopic, statuses
 def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     cdc: CdcDatabase, logged: list[Logged], tmp_path: Path
 ) -> None:
-    """Two changes of the streams lie in what is read, with vnodes and with tablets."""
+    """The streams change twice within the interval that is read, with vnodes and with tablets."""
     r = random.Random(SEED)
     tables = logged[1:3]
     settings = settings_for(cdc, tmp_path, *tables, window_seconds=8, batch_seconds=8)
@@ -330,7 +330,7 @@ def test_truncations_that_cannot_be_read_hold_the_watermark(
     assert_view(settings, late)
 
 
-# What each does for a table while its agent lets it advance.
+# The work of each for a table while its agent lets it advance.
 BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
     "settled": (CdcSource, "settled", lambda source: source.schema.full_name),
     "read": (CdcSource, "read", lambda source, *_: source.schema.full_name),

@@ -24,7 +24,7 @@ COLUMNS = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cd
 
 
 class Growing:
-    """A table with a user-defined type, in a column of its own and inside of others, and its log."""
+    """A table with a user-defined type, in a separate column and inside others, and its log."""
 
     def __init__(self, cdc: CdcDatabase) -> None:
         self.cdc = cdc
@@ -75,7 +75,7 @@ def test_a_value_that_is_newer_than_the_schema(cdc: CdcDatabase, columns: str, v
 def test_the_agent_reads_the_schema_again(
     cdc: CdcDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The node that is asked for the schema may know of a new field later than the one that a write went to."""
+    """The node that returns the schema may get a new field later than the node that accepted a write."""
     growing = Growing(cdc)
     table = Logged(growing.schema, [], growing.sets, [])
     settings = settings_for(cdc, tmp_path, table, window_seconds=0.5)

@@ -104,7 +104,7 @@ PASSING = (
 def test_reads_that_fail_are_repeated_where_they_were(
     cdc: CdcDatabase, logged: list[Logged], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No page of the log is lost or read twice, and tables of streams are asked again."""
+    """No page of the log is lost or read twice, and tables of streams are queried again."""
     r = random.Random(SEED)
     failing = Failing(monkeypatch, lambda _: r.random() < 0.3, *PASSING)
     monkeypatch.setattr("writetime.scylla_cdc.pages.PAGE_ROWS", 5)

@@ -107,7 +107,7 @@ def checked(odd: Odd) -> tuple[int, list[str]]:
 
 
 def test_each_write_is_compared_with_its_own_image(cdc: CdcDatabase) -> None:
-    """The agent does not know what was written before the windows that it reads."""
+    """The agent does not have the writes from before the windows that it reads."""
     odd = Odd(cdc, "p int, c int, s int static, v int, w int, m map<int, int>, PRIMARY KEY (p, c)")
     cdc.set_options(odd.schema, enabled="true", preimage="true", postimage="true")
 

@@ -17,7 +17,7 @@ _SECONDS = 600
 
 
 class Marking(cdc_log.LogAgent):
-    """An agent of 20 tables with a clock of its own, whose tables advance all the time."""
+    """An agent of 20 tables with its own clock, whose tables advance all the time."""
 
     def __init__(self) -> None:
         self.now = 100.0

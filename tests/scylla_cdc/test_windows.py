@@ -203,7 +203,7 @@ def test_a_stream_that_was_stopped_for_longer_than_the_log_keeps_rows(
         with pytest.raises(Gap):
             next_offset(source, offset, source.settled(), before - SECOND)
         assert next_offset(source, offset, source.settled(), now()).until > start
-        # Who names no time gets what there is, with some time to read it before it expires.
+        # Without `from`, the stream begins with the present rows that do not expire before they are read.
         assert first_offset(source, None, None).until >= before + 3 * SECOND
     with open_source(cdc.with_options(log_ttl_seconds=0), late.schema.full_name) as source:
         assert next_offset(source, offset, source.settled(), None).until > start

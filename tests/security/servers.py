@@ -144,7 +144,7 @@ class SecuredCassandra(CassandraServer):
 
 
 def grant(session: Session, role: str, password: str, permissions: Sequence[str]) -> None:
-    """Make a role that may log in and do some things, and nothing else."""
+    """Make a role that may log in, with these rights only."""
     session.execute(f"CREATE ROLE {role} WITH PASSWORD = '{password}' AND LOGIN = true")
     for permission in permissions:
         session.execute(f"GRANT {permission} TO {role}")

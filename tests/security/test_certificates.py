@@ -35,7 +35,7 @@ def server_context(identity: Identity, folder: Path, clients: Path | None = None
 
 
 def strict(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Set what `ssl.create_default_context` sets from Python 3.13 on."""
+    """Set the flags that `ssl.create_default_context` sets from Python 3.13 on."""
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     return context
 

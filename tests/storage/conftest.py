@@ -38,7 +38,7 @@ def _schemas(generator: Generator) -> list[TableSchema]:
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
-    # Identifiers of both kinds, hard links of what is flushed, and a compression of the commit log each.
+    # Identifiers of both kinds, hard links of flushed SSTables, and a different compression of the commit log each.
     server = FormatServer(
         home,
         version,

@@ -212,7 +212,7 @@ class Captured:
 
 @contextmanager
 def captured_keyspace(node: FormatServer, settings: Settings, home: Path) -> Iterator[Captured]:
-    """A keyspace that is captured, until the end."""
+    """A captured keyspace, until the end."""
     cassandra = settings.cassandra.model_copy(update={"port": node.port})
     # More than one partition, because each costs the broker time; an agent that checks less often costs less.
     capture = Capture(state_dir=home / "state", snapshot="schema-only", partitions=2, poll_seconds=0.05)

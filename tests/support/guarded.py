@@ -73,7 +73,7 @@ def guard() -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a function ended in a process of its own: the code is negative after a signal."""
+    """How a function ended in a separate process: the code is negative after a signal."""
 
     returncode: int
     stdout: str
@@ -81,7 +81,7 @@ class Answer:
 
 
 def in_a_process(function: Callable[..., None], *arguments: object, seconds: float = 300) -> Answer:
-    """Run a function of these tests in a process of its own.
+    """Run a function of these tests in a separate process.
 
     It is forked from one that has imported what takes a second to import.
     """

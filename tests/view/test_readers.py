@@ -27,7 +27,7 @@ from writetime.view.refreshing import refresh
 
 _BATCHES, _BATCHES_LONG = 14, 1000
 _SPARK_EVERY = 5 if is_long_run() else 7
-# The upkeep of the view has a clock of its own: seconds per batch. It trims every second batch.
+# The upkeep of the view has its own clock: seconds per batch. It trims every second batch.
 _PACE = 300 if is_long_run() else 600
 _HOUR = 3600 // _PACE
 

@@ -16,7 +16,7 @@ FORMATS = ("nb", "oa", "da")
 
 
 def main() -> int:
-    """Run the plans of the seeds asked for."""
+    """Run the plans of the requested seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=30, help="how many seeds, each a table of some histories")
