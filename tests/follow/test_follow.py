@@ -1,9 +1,11 @@
 """One program turns changes in Kafka into row events and views, even if it fails, is killed, or is not alone."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -307,13 +309,17 @@ def test_killed_again_and_again(settings: Settings, tmp_path: Path, is_long: boo
     assert state.folded_version(table.state.load()) is not None
 
 
-def test_view_waits_for_a_table(settings: Settings) -> None:
+def test_view_waits_for_rows(settings: Settings) -> None:
     schema = schema_of(settings, "late")
     assert "late" in command("view", schema.full_name, "--wait", "0.1").output
-    threading.Timer(1, lambda: publish(settings, schema, 1)).start()
     with following(settings):
-        answer = command("view", schema.full_name, "--wait", "180", "--format", "jsonl")
-    assert answer.exit_code == 0, answer.output
+        for number in (1, 2):
+            threading.Timer(1, partial(publish, settings, schema, number)).start()
+            answer = command(
+                "view", schema.full_name, "--where", f"id = {number}", "--wait", "180", "--format", "jsonl"
+            )
+            assert answer.exit_code == 0, answer.output
+            assert json.loads(answer.stdout)["id"] == number
 
 
 def test_the_changes_of_a_table_that_comes_later(settings: Settings) -> None:

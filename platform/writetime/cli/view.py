@@ -1,8 +1,10 @@
 """`writetime view KS.TABLE`."""
 
+import itertools
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 import pyarrow as pa
@@ -24,36 +26,56 @@ from writetime.lookup.reading import Reader, Rows
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import TableSchema
 
+_PAUSE_SECONDS = 0.2
+
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
 @click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
-@click.option("--wait", default=0.0, metavar="SECONDS", help="Maximum time to wait until the lake has the table.")
+@click.option("--wait", default=0.0, metavar="SECONDS", help="Maximum time to wait until there are rows.")
 def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: float) -> None:
     """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
     time (--as-of).
     """
     settings = config.load()
+    deadline = time.monotonic() + wait
     if wait and not is_in_lake(settings, table):
         # Only this case needs the import, which takes time.
         from writetime.landing.missing_tables import KnownTables
 
         if KnownTables(settings).is_unknown(table):
             raise MissingTable(f"no table {table}", table)
-        wait_until(lambda: is_in_lake(settings, table), wait, 0.2)
+        wait_until(lambda: is_in_lake(settings, table), wait, _PAUSE_SECONDS)
     lake_table = open_table(settings, table)
     schema = lake_table.schema()
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()
-    wanted = rows_where(lake_table, where, instant, unfit) if where else views.virtual(lake_table, instant, unfit)
+
+    def read() -> Iterator[pa.Table]:
+        unfit.clear()
+        return rows_where(lake_table, where, instant, unfit) if where else views.virtual(lake_table, instant, unfit)
+
+    wanted = _with_rows(read, deadline)
     if form == "jsonl":
         _print_lines(wanted)
     else:
         {"table": _print_table, "parquet": _write_parquet}[form](wanted, view_schema(schema))
     if unfit:
         click.echo(warning(table, unfit), err=True)
+
+
+def _with_rows(read: Callable[[], Iterator[pa.Table]], deadline: float) -> Iterator[pa.Table]:
+    """Return the parts of the first read that finds rows, or of the last one before the deadline."""
+    while True:
+        parts = read()
+        for part in parts:
+            if len(part):
+                return itertools.chain([part], parts)
+        if time.monotonic() >= deadline:
+            return iter(())
+        time.sleep(_PAUSE_SECONDS)
 
 
 def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
