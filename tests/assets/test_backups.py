@@ -145,7 +145,7 @@ def test_the_listing_of_a_slow_place_continues(monkeypatch: pytest.MonkeyPatch) 
     assert recorded == [key_of(table.name, "snapshots") for table in tables[:-1]]
 
 
-def test_a_backfill_reads_what_is_new(
+def test_a_backfill_reads_only_new_sstables(
     manager: ScyllaManager, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_at(tmp_path / "lake", buckets=2)

@@ -132,7 +132,7 @@ def test_progress_without_news_is_recorded_from_time_to_time(settings: Settings)
         assert recorded(now + 510, fault="25", unexpected=True, behind_since=now - 100) == 6
 
 
-def test_ticks_read_only_what_is_new(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_read_only_new_reports(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And once in a while all of it, as Kafka may have lost its data."""
     begun: list[Settings] = []
 

@@ -528,7 +528,7 @@ def test_a_refused_topic_ends_the_attempts(
     captured.assert_same("t")
 
 
-def test_records_of_published_segments_that_are_gone_are_dropped(
+def test_records_of_published_segments_are_dropped_after_their_files(
     captured: Captured, segments: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("writetime.capture.checkpoint.FORGOTTEN_SECONDS", 0)

@@ -135,7 +135,7 @@ def assert_read_once(captured: Captured) -> None:
     assert {o["node"] for o in origins} == {node_id(captured)}
 
 
-def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
+def test_a_snapshot_during_live_writes_and_a_kill(landed: Captured) -> None:
     create = "CREATE TABLE {ks}.t (k int, c int, s text static, v text, w map<text, int>, PRIMARY KEY (k, c))"
     landed.write(create + " WITH compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': false}")
     fill(landed, "t")
@@ -206,7 +206,7 @@ class Damage:
         return found
 
 
-def test_snapshots_that_are_broken_or_gone(
+def test_snapshots_that_are_broken_or_missing(
     landed: Captured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three tables that are taken at once, one snapshot is damaged and one deleted before the agent reads it."""

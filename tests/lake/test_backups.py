@@ -378,7 +378,7 @@ def test_two_backfills_at_once(nightly: Nightly, monkeypatch: pytest.MonkeyPatch
     nightly.assert_rows(2)
 
 
-def test_a_generation_begins_without_what_was_taken(nightly: Nightly) -> None:
+def test_a_generation_begins_without_earlier_backups(nightly: Nightly) -> None:
     """After TRUNCATE the lake may have left out changes of SSTables that the table still has."""
     medusa_of(nightly, "node-1", 0, time.time())
     nightly.backfill()

@@ -117,7 +117,7 @@ def test_upkeep_of_a_table_that_is_written_all_the_time(tmp_path: Path) -> None:
     assert {row["id"] for row in rows_at(table, 100)} == {*range(20, 50), *range(103, 100 + next(numbers))}
 
 
-def test_upkeep_goes_on_if_tombstones_cannot_be_dropped(tmp_path: Path) -> None:
+def test_upkeep_continues_if_tombstones_cannot_be_dropped(tmp_path: Path) -> None:
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     register_source(table, "n1")
     table.changes.append([], "n1", 1, watermark("n1", time_now()))

@@ -83,7 +83,7 @@ def test_many_rows_are_split_when_they_are_merged(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("few", [0, 13, 4096])
-def test_tombstones_are_dropped_beside_files_of_all_buckets(
+def test_tombstones_are_dropped_with_files_of_all_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
     table = new_table(tmp_path, buckets=4)

@@ -195,7 +195,7 @@ def test_the_parts_of_a_change_after_an_instant() -> None:
     assert later.to_pylist()[0]["u"]["fields"]["a"]["value"] == 1
 
 
-def test_changes_cut_at_any_instant_merge_to_what_the_whole_does() -> None:
+def test_changes_split_at_any_instant_merge_to_the_same_result() -> None:
     whole = merge([CHANGES], COMPLEX)
     for instant in range(8):
         parts = [until(CHANGES, COMPLEX, instant), after(CHANGES, COMPLEX, instant)]

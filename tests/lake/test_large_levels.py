@@ -81,7 +81,7 @@ def test_history_of_all_buckets_is_merged_by_parts(tmp_path: Path, read: list[in
     assert view_rows(views.virtual(table)) == before
 
 
-def test_files_of_what_was_dropped_are_compacted_by_parts(tmp_path: Path, read: list[int]) -> None:
+def test_files_of_dropped_entries_are_compacted_by_parts(tmp_path: Path, read: list[int]) -> None:
     table = new_table(tmp_path, buckets=16)
     for number in range(1, 5):
         # Cells that expired, with their values.

@@ -273,7 +273,7 @@ def test_files_that_packing_replaced_are_deleted(tmp_path: Path, monkeypatch: py
     assert all(len(list(Path(part.storage.address).glob("_delta_log/*.json"))) < 45 for part in table.parts)
 
 
-def test_a_log_that_nobody_follows_is_trimmed(tmp_path: Path) -> None:
+def test_a_log_without_followers_is_trimmed(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     state.fold(table)
     for number in range(60):

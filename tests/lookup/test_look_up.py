@@ -234,7 +234,7 @@ def test_a_reader_sees_each_commit(table: LakeTable, is_long: bool) -> None:
     assert everything(reader).equals(whole(table))
 
 
-def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_opens_only_changed_files(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(table)
     first = everything(reader)
 

@@ -207,7 +207,7 @@ def test_a_publisher_that_ends_within_a_batch_loses_no_event(settings: Settings,
     assert publish.not_published(table) == 0
 
 
-def test_a_publisher_that_goes_on_records_what_it_published(
+def test_a_publisher_that_continues_records_the_published_events(
     settings: Settings, in_parts: LakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once when it has caught up, otherwise later, although no more changes arrive."""

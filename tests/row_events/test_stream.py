@@ -281,7 +281,7 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_upkeep_of_a_table_whose_log_is_gone(tmp_path: Path, rows: int) -> None:
+def test_upkeep_of_a_table_whose_log_was_deleted(tmp_path: Path, rows: int) -> None:
     """As after a week without maintenance. The next batch fails because it is too late; nothing else stops."""
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(1, 1, 1, v="a")][:rows], 1)

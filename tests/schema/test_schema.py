@@ -229,7 +229,7 @@ def test_compact_storage_is_refused_by_name() -> None:
         parse_table("CREATE TABLE k.t (a int PRIMARY KEY, b int) WITH comment = 'x' AND COMPACT STORAGE;")
 
 
-def test_the_history_keeps_columns_that_are_gone() -> None:
+def test_the_history_keeps_dropped_columns() -> None:
     key = (Column("k", Native("int")),)
     old = TableSchema("k", "t", key, regular=(Column("a", Native("int")), Column("b", Native("text"))), id=ID)
     history = SchemaHistory([old, TableSchema("k", "t", key, regular=(Column("b", Native("text")),), id=ID)])

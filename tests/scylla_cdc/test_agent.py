@@ -220,7 +220,7 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
     assert "cannot be read from its log" not in caplog.text
 
 
-def test_a_snapshot_that_is_named_is_published_beside_the_log(
+def test_a_snapshot_that_is_named_is_published_with_the_log(
     cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rows from before the log began are in the lake, together with the log's later changes."""

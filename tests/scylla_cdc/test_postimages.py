@@ -246,7 +246,7 @@ def test_values_that_were_not_logged_are_found(seed: int) -> None:
     assert seed or wanted
 
 
-def test_an_insert_of_keys_beside_a_late_write() -> None:
+def test_an_insert_of_keys_with_a_late_write() -> None:
     """The row was new, and then came a write of an earlier time: it is not in the postimage, and nothing is missing."""
     table = Table(random.Random(1))
     table.apply(Mutation().write(1, {}, START + 9, insert=True))

@@ -32,7 +32,7 @@ def test_up_is_idempotent_and_status_sees_it(settings: Settings) -> None:
     assert answer.output.count("ready") == 3
 
 
-def test_a_second_instance_runs_beside_the_first(settings: Settings, own_zookeeper: Settings) -> None:
+def test_a_second_instance_runs_with_the_first(settings: Settings, own_zookeeper: Settings) -> None:
     server = ZooKeeperServer(own_zookeeper)
     try:
         assert server.start()

@@ -142,7 +142,7 @@ def changes_of(policy: Any, segment: Segment) -> tuple[int, SegmentReport]:
     return sum(batch.num_rows for _, batch in reader.read(segment, report=report)), report
 
 
-def test_a_write_behind_one_to_an_unknown_table_is_never_lost_silently(tmp_path: Path) -> None:
+def test_a_write_after_one_to_an_unknown_table_is_never_lost_silently(tmp_path: Path) -> None:
     known, unknown = update_of(ID, [], ["a"]), update_of(OTHER)
     alone, before, behind = (vint(1) + unknown), (vint(2) + known + unknown), (vint(3) + known + unknown + known)
     found, report = changes_of("count", write(tmp_path, alone))

@@ -45,7 +45,7 @@ def test_a_side_that_lags_far_behind_costs_little() -> None:
     assert sorted(row.token for row in found.left) == sorted([*range(993, 1000), *range(993, 1000), 992])
 
 
-def test_rows_that_differ_are_kept_beside_those_that_lag() -> None:
+def test_rows_that_differ_are_kept_with_those_that_lag() -> None:
     found = Suspects(Sides(995).settle, 8.0)
     found.add(set(range(970, 1100)))
     found.read_again()

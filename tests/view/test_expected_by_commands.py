@@ -64,7 +64,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, [*arguments])
 
 
-def test_rebuild_goes_on_where_rows_are_not_as_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebuild_continues_if_rows_are_not_as_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = made(tmp_path, monkeypatch, NOT_NULL)
     done = run("rebuild", "shop.items", "state", "view", "row_events")
     assert done.exit_code == 1

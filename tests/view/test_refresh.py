@@ -113,7 +113,7 @@ def table(tmp_path: Path) -> LakeTable:
     return made
 
 
-def test_a_refresh_writes_and_marks_what_changed(table: LakeTable, settings: Settings) -> None:
+def test_a_refresh_writes_and_marks_changed_rows(table: LakeTable, settings: Settings) -> None:
     first = refresh(settings, table)
     assert (first.rows, first.written, first.marked, first.whole) == (40, 40, 0, True)
     add(table, [write(3, 1, 6, v="b"), write(50, 1, 6, v="new")], 2)

@@ -47,7 +47,7 @@ def kill_redrive_before(step: str, settings: Settings, jobs: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("step", ["redriven_as", "insert_items"])
-def test_a_redrive_that_goes_on_after_the_bucket_was_closed(
+def test_a_redrive_that_continues_after_the_bucket_was_closed(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     short = {"bucket_seconds": 1, "close_after_seconds": 3.0, "enqueue_timeout_seconds": 1.5}
@@ -66,7 +66,7 @@ def test_a_redrive_that_goes_on_after_the_bucket_was_closed(
     assert named.redriven_as not in {letter.redriven_as for letter in dead_letters(settings, jobs)}
 
 
-def test_a_redrive_that_goes_on_soon_keeps_the_names(
+def test_a_redrive_that_continues_soon_keeps_the_names(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = with_dead_items(queue_settings, jobs, 1)
