@@ -10,6 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
+MODULES := $(VENV)/.modules
 # More processes than cores, because tests often wait.
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 # Java ignores an archive that is missing, or that has other jars or comes from another Java. Spark removes the quotes.
@@ -52,7 +53,7 @@ ui: port instance
 test: setup
 	@$(if $(T),$(BIN)/python -m pytest $(T),$(MAKE) --no-print-directory -j 2 style tests)
 
-tests: compiled $(CLASSES)
+tests: compiled $(CLASSES) $(MODULES)
 	@$(PYTEST) --durations=20 --cov --cov-report=
 	@$(BIN)/coverage report --format=total | sed 's/.*/coverage of branches by tests that start no server: & %/'
 
@@ -65,7 +66,7 @@ coverage: compiled
 	@$(PYTEST) --without-shared-servers --ignore tests/security --cov --cov-report term
 
 # The same as `make test`, with long tests of faults at their full length, and all examples of tests of properties.
-test-long: prepared $(CLASSES)
+test-long: prepared $(CLASSES) $(MODULES)
 	@$(PYTEST) --long
 
 # The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine, each
@@ -107,6 +108,12 @@ compiled: setup
 
 $(CLASSES): $(STAMP)
 	@$(BIN)/python -m tools.spark_archive $@
+
+# Python and pytest compile modules when they are first imported. In a new environment, each process of the tests would
+# compile the same modules. Tests that cannot be collected fail in those processes, which name the reason.
+$(MODULES): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null || true
+	@touch $@
 
 # Without the audit: a newly published vulnerability must not fail the tests.
 style: setup
