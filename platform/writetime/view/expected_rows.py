@@ -19,9 +19,10 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import require
+from writetime.lake import merging
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import portions
-from writetime.lake.parquet import PARTITION, WrittenFile, conform
+from writetime.lake.parquet import PARTITION, WrittenFile, conform, uncompressed_size
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
 
@@ -69,12 +70,16 @@ class ExpectedRows:
             raise Unexpected(f"the view {stays}, because rows are not as expected: {failed}")
 
     def _parts(self, files: Sequence[WrittenFile], schema: pa.Schema) -> Iterator[pa.Table]:
-        """Yield the rows of files by row groups."""
+        """Yield the rows of files in parts of a portion at most, by their size on average. Row groups with many nulls
+        may be far larger.
+        """
+        storage = self._table.view.storage
         for file in files:
-            with pq.ParquetFile(file.path, filesystem=self._table.view.storage.filesystem()) as source:
+            most = file.rows * merging.PORTION_BYTES // max(1, uncompressed_size(storage, file.path))
+            with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as source:
                 names = [name for name in schema.names if name in source.schema_arrow.names]
-                for group in range(source.num_row_groups):
-                    yield conform(source.read_row_group(group, names), schema, file.path)
+                for batch in source.iter_batches(max(1, most), columns=names):
+                    yield conform(pa.Table.from_batches([batch]), schema, file.path)
 
 
 def check_of(settings: Settings, table: LakeTable) -> ExpectedRows | None:
