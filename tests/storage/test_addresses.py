@@ -129,6 +129,7 @@ def test_no_error_and_no_line_of_a_log_has_a_password() -> None:
         ("GET https://user:a@b@host:80/x?sig=b&part=2: 403", "GET https://user@host:80/x?sig=***&part=2: 403"),
         ('"s3://key:a@bucket" and s3://b/x?secret_key=b', '"s3://key@bucket" and s3://b/x?secret_key=***'),
         ("s3://key:a/b+c@bucket/d@e: 403", "s3://key@bucket/d@e: 403"),
+        ("web://h/x?sas=b&pwd=c&part=2", "web://h/x?sas=***&pwd=***&part=2"),
         ("http://[::1]:80/a@b and http://h:80, c@d", "http://[::1]:80/a@b and http://h:80, c@d"),
         ("http://host:8081/subjects/a@b?deleted=true", "http://host:8081/subjects/a@b?deleted=true"),
         ("the key of a:b@c", "the key of a:b@c"),

@@ -6,10 +6,11 @@ import re
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Addresses of stores may have a password, and options that are secrets. Clients quote a whole address in their errors.
-# A password may have a slash, which was to be `%2F`, as secret keys of S3 often do; a port before a slash is none.
+# A password may have a slash, although it should be `%2F`: secret keys of S3 often have one. A number before a slash is
+# a port.
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"\[]*):(?:[^\s/'\"]*@|(?!\d*(?:[/?#'\",;)\s]|$))(?:(?!://)\S)*?@)")
 _SECRET_OPTION = re.compile(
-    r"([?&][\w.-]*(?:key|token|secret|sig|signature|password|credential)=)[^\s&'\"]+", re.IGNORECASE
+    r"([?&][\w.-]*(?:key|token|secret|sig|signature|sas|password|pass|pwd|credential)=)[^\s&'\"]+", re.IGNORECASE
 )
 
 
