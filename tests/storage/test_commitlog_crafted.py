@@ -150,7 +150,7 @@ def test_a_write_after_one_to_an_unknown_table_is_never_lost_silently(tmp_path: 
     found, report = changes_of("count", write(tmp_path, before))
     assert (found, report.unknown_tables, report.hiding.total()) == (1, {OTHER: 1}, 0)
     segment = write(tmp_path, behind)
-    with pytest.raises(SchemaError, match=r"is not known, and the same mutation writes to ks\.t behind it"):
+    with pytest.raises(SchemaError, match=r"is not known, and the same mutation writes to ks\.t after it"):
         changes_of("count", segment)
     found, report = changes_of("skip", segment)
     assert (found, report.unknown_tables, report.hiding) == (1, {OTHER: 1}, {OTHER: 1})
