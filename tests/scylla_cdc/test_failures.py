@@ -85,10 +85,6 @@ class Answer:
         self._broken = False
         return self._future.result()
 
-    @property
-    def coordinator_host(self) -> Any:
-        return self._future.coordinator_host
-
     def start_fetching_next_page(self) -> None:
         self._future.start_fetching_next_page()
 

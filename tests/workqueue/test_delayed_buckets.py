@@ -66,6 +66,10 @@ class Counting(MemoryTables):
         self.listed.append(len(rows))
         return rows
 
+    async def known_queue(self, name: str) -> tuple[int, int]:
+        own = settings().workqueue
+        return own.queue(name).shards, own.bucket_seconds
+
     # The other tables that a worker reads when it looks for items.
 
     async def letters(self, queue: str, shard: int) -> list[Any]:
