@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import orjson
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.commands import run
 from tests.support.event_replay import events as stream_of
@@ -20,7 +22,7 @@ from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.made import SCHEMA, add, cell, write
 from tests.support.messages import decoded
 from writetime.clients.database import connect
-from writetime.clients.kafka import delete_topics
+from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, next_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
@@ -303,3 +305,16 @@ def test_from_the_database_to_kafka(settings: Settings) -> None:
     assert (price["before"]["price"], price["after"]["price"]) == ("1.50", "1.5")
     assert "UPDATE" in run("row-events", table, "--format", "table")
     assert json.loads(run("row-events", table, "--format", "avsc"))["name"] == "event"
+
+
+def test_messages_of_an_open_transaction_are_before_the_next_offset(settings: Settings) -> None:
+    """A committed one may not be readable yet; the asset must not count its events as those of a later run."""
+    topic = f"open{uuid4().hex}"
+    ensure_topics(settings, {topic: {}}, 1)
+    producer = Producer({"bootstrap.servers": settings.kafka.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"event")
+    assert producer.flush(60) == 0
+    assert (end_offsets(settings, topic), next_offsets(settings, topic)) == ({0: 0}, {0: 1})
+    producer.abort_transaction(60)

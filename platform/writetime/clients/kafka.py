@@ -202,6 +202,17 @@ def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
 
+def next_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the offset of the next message of each partition. Earlier messages may be of open transactions, or of
+    committed ones that are not readable yet.
+
+    Raises:
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers.
+    """
+    return _offsets(settings, topic, OffsetSpec.latest(), isolation=IsolationLevel.READ_UNCOMMITTED)
+
+
 @dataclass(frozen=True)
 class TopicEnds:
     """The end offsets of topics by partition, and why those of others are not known at the moment, by the topics'
@@ -457,14 +468,19 @@ def fault_of_connections(settings: Settings) -> str | None:
     return found[0].str() if found else None
 
 
-def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int] | None = None) -> dict[int, int]:
+def _offsets(
+    settings: Settings,
+    topic: str,
+    spec: Any,
+    partitions: Sequence[int] | None = None,
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[int, int]:
     known = partitions_of(settings, topic) if partitions is None else partitions
     request = {TopicPartition(topic, p): spec for p in known}
 
     def ask(admin: AdminClient) -> dict[int, int]:
-        futures = admin.list_offsets(
-            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
-        )
+        futures = admin.list_offsets(request, isolation_level=isolation, request_timeout=TIMEOUT_SECONDS)
         try:
             return {tp.partition: _offset_of(future) for tp, future in futures.items()}
         except KafkaException as e:
