@@ -189,6 +189,13 @@ def test_a_fault_of_a_worker_fails_the_check(settings: Settings, tmp_path: Path)
     assert check.description == "queue jobs, shard 3: injected"
 
 
+def enqueue_to(*queues: str) -> None:
+    """Enqueue an item to each of these queues."""
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        for queue in queues:
+            enqueuer.enqueue(queue, 1)
+
+
 def failing_for_broken(function: Callable[..., _T]) -> Callable[..., _T]:
     """The function, but for the queue `broken`."""
 
@@ -206,9 +213,7 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
     monkeypatch.setattr(Look, "_count", failing_for_broken(Look._count))
-    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
-        for queue in ("broken", "sound"):
-            enqueuer.enqueue(queue, 1)
+    enqueue_to("broken", "sound")
     with DagsterInstance.ephemeral() as instance:
         observed, [check] = health(instance)
     assert observed["depth_by_queue"].value == {"sound": 1}
@@ -234,9 +239,7 @@ def test_a_check_of_many_queues_connects_once(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
-    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
-        for queue in ("one", "two", "three"):
-            enqueuer.enqueue(queue, 1)
+    enqueue_to("one", "two", "three")
     connections = counted_connections(monkeypatch)
     of_database = {"database": RESOURCES["database"]}
     account = workqueue.no_item_is_lost(**of_database)
@@ -279,9 +282,7 @@ def test_a_queue_that_cannot_be_copied_fails_a_check(
     """The items of the others are in the lake."""
     write_settings(settings, tmp_path / "writetime.toml")
     monkeypatch.setattr(Audit, "buckets", failing_for_broken(Audit.buckets))
-    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
-        for queue in ("broken", "sound"):
-            enqueuer.enqueue(queue, 1)
+    enqueue_to("broken", "sound")
     Worker(settings, {"sound": handle}).run(until_idle=True)
     result = materialize([workqueue.completed_events], resources=RESOURCES)
     [event] = result.get_asset_materialization_events()

@@ -46,7 +46,7 @@ _REST = "rest.filling"
 
 
 class Captured:
-    """A keyspace of a node, an agent's settings, and the keyspace's changes that the agent published."""
+    """A keyspace of a node, the settings of an agent, and the changes that the agent published."""
 
     def __init__(self, node: FormatServer, settings: Settings, keyspace: str, home: Path) -> None:
         self.node = node
