@@ -38,6 +38,19 @@ def test_findings_name_the_faults(spark: SparkSession) -> None:
     assert markdown(findings).startswith("1 of 4 met")
 
 
+@pytest.mark.parametrize("first", ["spark", "pandas"])
+def test_one_name_is_validated_by_both_engines(spark: SparkSession, first: str) -> None:
+    """They share a context: a run of Dagster may check a table's view by Spark, and its new rows by pandas."""
+    rows, suite = pd.DataFrame({"id": [1, 2]}), [gxe.ExpectColumnValuesToBeBetween(column="id", min_value=2)]
+    engines = {
+        "spark": lambda: validate(spark.createDataFrame([(1,), (2,)], "id long"), "both", suite, ["id"]),
+        "pandas": lambda: validate_portions(lambda: [rows], "both", suite, ["id"]),
+    }
+    second = "pandas" if first == "spark" else "spark"
+    found = {failed(engines[engine]()) for engine in (first, second, first)}
+    assert found == {"`id` at least 2: 1 of 2 rows fail, e.g. 1 (id 1)"}
+
+
 def test_rows_that_cannot_be_read_are_not_a_finding(spark: SparkSession) -> None:
     """The library catches every error of its metrics, also that of an outage."""
     frame = spark.range(3).select(F.raise_error(F.lit("the store does not answer")).cast("long").alias("id"))

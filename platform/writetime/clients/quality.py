@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -96,11 +97,15 @@ def validate(
     """
 
     def findings() -> list[Finding]:
-        source = _context().data_sources.add_or_update_spark(name, persist=False)
-        batch, suite = _batch(source, frame, name), _suite(name, expectations)
-        result = batch.validate(suite, result_format="BOOLEAN_ONLY")
-        if not result.success:
-            result = batch.validate(suite, result_format=_details(keys))
+        sources, suite, own = _context().data_sources, _suite(name, expectations), _own_name(name)
+        source = sources.add_spark(own, persist=False)
+        try:
+            batch = _batch(source, frame, name)
+            result = batch.validate(suite, result_format="BOOLEAN_ONLY")
+            if not result.success:
+                result = batch.validate(suite, result_format=_details(keys))
+        finally:
+            sources.delete(own)
         return [_finding(each.to_json_dict(), keys) for each in result.results]
 
     found = findings()
@@ -151,12 +156,22 @@ def _of_portion(
     frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]", result_format: Any
 ) -> list[dict]:
     with _one_at_a_time:
-        sources = _context().data_sources
-        batch = _batch(sources.add_or_update_pandas(name), frame, name)
-        found = batch.validate(_suite(name, expectations), result_format=result_format).results
-        # The data source refers to the portion.
-        sources.delete(name)
+        sources, own = _context().data_sources, _own_name(name)
+        source = sources.add_pandas(own)
+        try:
+            batch = _batch(source, frame, name)
+            found = batch.validate(_suite(name, expectations), result_format=result_format).results
+        finally:
+            # The data source refers to the portion.
+            sources.delete(own)
     return [result.to_json_dict() for result in found]
+
+
+def _own_name(name: str) -> str:
+    """Return the name of a data source for one validation. All validations of a process share the library's context,
+    and one name cannot belong to both a source of Spark and a source of pandas.
+    """
+    return f"{name} {uuid.uuid4().hex}"
 
 
 def _joined(results: list[dict], others: list[dict]) -> list[dict]:
