@@ -9,7 +9,7 @@ from typing import Any
 
 import certifi
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
@@ -188,7 +188,7 @@ JSON = st.recursive(
 )
 
 
-@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60)
 @given(st.sampled_from([200, 201, 202, 299, 304, 400, 404, 418, 500, 599]), JSON)
 def test_any_json_is_an_answer_or_an_error(fake: FakeRegistry, status: int, content: Any) -> None:
     fake.instead = lambda m, path: answer(json.dumps(content).encode(), status)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
@@ -137,11 +137,8 @@ def all_of(table: LakeTable) -> pa.Table:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 @given(st.data(), st.randoms(use_true_random=False))
-@settings(
-    # The first one is the simplest.
-    max_examples=12 if is_long_run() else 2,
-    suppress_health_check=[HealthCheck.large_base_example, HealthCheck.data_too_large],
-)
+# The first one is the simplest.
+@settings(max_examples=12 if is_long_run() else 2)
 def test_histories(
     schema: TableSchema,
     share: float,

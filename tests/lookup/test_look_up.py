@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lookup.conftest import PARTITIONS
@@ -35,10 +35,7 @@ from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
 from writetime.storage.kernel.primitives import token
 
-_EXAMPLES = settings(
-    max_examples=60 if is_long_run() else 8,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_EXAMPLES = settings(max_examples=60 if is_long_run() else 8)
 _IDS = st.integers(-2, PARTITIONS + 1)
 
 

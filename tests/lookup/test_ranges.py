@@ -12,7 +12,7 @@ from unittest.mock import patch
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import is_long_run
@@ -40,10 +40,7 @@ _PARTITIONS = 8
 _TEXTS = ("", "a", "aa", "b", "\u00e9")
 _int, _text = serialiser(Native("int")), serialiser(Native("text"))
 _encode = position_encoder(SCHEMA.clustering)
-_EXAMPLES = settings(
-    max_examples=80 if is_long_run() else 10,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+_EXAMPLES = settings(max_examples=80 if is_long_run() else 10)
 
 
 def change(chooser: random.Random, at: int) -> dict[str, Any]:

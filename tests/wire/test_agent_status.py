@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
@@ -60,7 +60,7 @@ def test_reports_of_agents_are_read_completely(status: dict[str, Any]) -> None:
         assert list(_parts(marks.status, everything=True))
 
 
-@examples(400, suppress_health_check=[HealthCheck.too_slow])
+@examples(400)
 @given(st.sampled_from([NODE, LOG, {}]), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
 @example(NODE, {"snapshots": {TABLE: 1}})
 @example(NODE, {"held": [TABLE]})
