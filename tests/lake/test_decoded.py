@@ -1,6 +1,7 @@
 """Decoded files: they have the rows of the lake's file, or are recognised as damaged."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.examples import rounds
 from tests.support.generate import SEED
 from writetime.lake import decoded
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
+from writetime.lake.parquet import PLACE
 
 ROWS = 3000
 
@@ -124,6 +126,33 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
     source = tmp_path / "source.parquet"
     pq.write_table(pa.schema([("token", pa.int64())]).empty_table(), source)
     assert held(read(written(source), 1), np.array([1])) == []
+
+
+def test_only_the_places_of_a_view_are_decoded(tmp_path: Path) -> None:
+    """So only these count for the size of a batch, however large the values are."""
+    places = [{"token": i, "key": b"%d" % i, "position": b"\x40"} for i in range(ROWS)]
+    values = [str(i) * 200 for i in range(ROWS)]
+    table = pa.table({"v": values, "a.b": values, PLACE: pa.array(places)})
+    pq.write_table(table, tmp_path / "view.parquet", row_group_size=100)
+    (batch,) = read(written(tmp_path / "view.parquet", 300_000), 1).between(0, ROWS)
+    assert batch.to_pylist() == places
+
+
+def test_one_batch_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the batch before is held while the columns of the next one are read."""
+    text = [str(i) * 2000 for i in range(400)]
+    pq.write_table(pa.table({"token": range(400), "t": text}), tmp_path / "wide.parquet", row_group_size=100)
+    column, held = decoded._column, []
+
+    def noted(file: pq.ParquetFile, groups: Sequence[int], name: str) -> pa.ChunkedArray:
+        held.append(pa.total_allocated_bytes())
+        return column(file, groups, name)
+
+    monkeypatch.setattr(decoded, "_column", noted)
+    written(tmp_path / "wide.parquet", 1)
+    assert len(held) == 4 * 2
+    # A batch has half a megabyte.
+    assert max(held[::2]) < held[0] + 100_000
 
 
 def test_rows_outlive_the_file(source: Path) -> None:

@@ -21,7 +21,7 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,9 @@ from writetime.lake.places import Places, Searched
 VERSION = 2
 MAGIC = b"WTDECODE"
 _TAIL = struct.Struct("<II8s")
-# Bytes of a batch. A larger batch needs more memory to decode. Smaller ones need more searches.
-BATCH_BYTES = 128 << 20
+# Bytes of a batch. A larger batch needs more memory to decode, and more time to check. A batch of changes searches each
+# of smaller ones, and takes rows from each.
+BATCH_BYTES = 256 << 20
 
 
 class Damaged(Exception):
@@ -214,6 +215,8 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
                 first, last = _ends(batch)
                 place = {"start": start, "size": sink.tell() - start, "rows": batch.num_rows}
                 places.append(place | {"first": first, "last": last})
+                # Else two batches would be in memory.
+                del batch
         expiries = joined(found)
         with pa.memory_map(str(part)) as mapped:
             data = mapped.read_buffer()
@@ -289,18 +292,38 @@ def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatc
     """Yield the rows of a Parquet file in batches of about `batch_bytes`."""
     groups: list[int] = []
     size = 0
+    fields = _fields(source)
+    has_places = PLACE in source.schema_arrow.names
     for group in range(source.num_row_groups):
         groups.append(group)
-        size += source.metadata.row_group(group).total_byte_size
+        size += _size(source.metadata.row_group(group), has_places)
         if size >= batch_bytes or group == source.num_row_groups - 1:
-            # A task has one core.
-            columns = [PLACE] if PLACE in source.schema_arrow.names else None
-            table = source.read_row_groups(groups, columns, use_threads=False).combine_chunks()
-            arrays = table[PLACE].combine_chunks().flatten() if columns else table.columns
+            # One after the other, because a column is in memory twice while its chunks are combined.
+            arrays = (
+                _column(source, groups, PLACE).flatten()
+                if has_places
+                else [_column(source, groups, name) for name in fields.names]
+            )
             # With these fields, rows of files that differ only in their metadata are alike, and are merged together.
-            table = pa.table(arrays, _fields(source))
-            yield from (batch for batch in table.to_batches() if batch.num_rows)
+            batches = [batch for batch in pa.table(arrays, fields).to_batches() if batch.num_rows]
+            del arrays
+            while batches:
+                yield batches.pop(0)
             groups, size = [], 0
+
+
+def _size(group: pq.RowGroupMetaData, has_places: bool) -> int:
+    """Return the uncompressed bytes of a row group; only of its places, if these are read alone."""
+    if not has_places:
+        return group.total_byte_size
+    parts = (group.column(i) for i in range(group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.startswith(f"{PLACE}."))
+
+
+def _column(source: pq.ParquetFile, groups: Sequence[int], name: str) -> pa.ChunkedArray:
+    """Return a column of some row groups, in as few chunks as Arrow can hold."""
+    # A task has one core.
+    return source.read_row_groups(groups, [name], use_threads=False).combine_chunks()[name]
 
 
 def _fields(source: pq.ParquetFile) -> pa.Schema:
