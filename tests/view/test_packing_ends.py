@@ -8,7 +8,7 @@ import pytest
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from writetime.lake import packing, views
+from writetime.lake import buckets, packing, views
 from writetime.lake.table import LakeTable
 from writetime.view import refreshing, view_packing
 
@@ -35,6 +35,23 @@ def test_rows_that_compress_well_are_not_packed_forever(
         add(table, [write(number, 1, number, v="x" * (12 << 10))], number)
         refreshing.refresh(settings, table)
     assert max(replaced) <= 4 * count
-    assert sum(replaced) <= 48
+    # With several buckets, files of all buckets are packed, and then those of a bucket.
+    assert sum(replaced) <= 2 * 48
     names = [column.label for column in table.schema().columns]
     assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))
+
+
+def test_few_files_are_left_whatever_the_size_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader opens each file to find a key. Batches are as large as one file of all buckets may be, so the rows of
+    several batches would be 16 files if few rows were those of one batch.
+    """
+    monkeypatch.setattr(view_packing, "FAN", 4)
+    monkeypatch.setattr(buckets, "FEW_ROWS", 1)
+    settings, table = settings_at(tmp_path, buckets=16), new_table(tmp_path, buckets=16)
+    for number in range(21):
+        add(table, [write(key, 1, number) for key in range(15 * number, 15 * number + 15)], number)
+        refreshing.refresh(settings, table)
+    sizes = [each.file.rows for each in table.view_files.load().files.values()]
+    assert sum(sizes) == 21 * 15
+    # The first refresh writes each bucket.
+    assert len(sizes) <= 16 + 2 * 3

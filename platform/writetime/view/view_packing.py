@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.arrow import one_chunk, pc
-from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.delta import Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
@@ -58,8 +58,8 @@ class _Pack:
 
     def _written(self, tables: list[pa.Table]) -> list[WrittenFile]:
         found = {self.bucket: tables}
-        # Not sooner, so that there are few files: each bucket's part is then as large as `FAN` files of few rows.
-        few = are_few(sum(map(len, tables)) // FAN, self.buckets, sum(table.nbytes for table in tables))
+        # Not sooner, so that there are few files. A larger file of all buckets would not be packed again.
+        few = sum(table.nbytes for table in tables) <= SORTED_AT_ONCE // FAN
         if self.bucket == ALL and not few:
             found = {}
             for table in tables:
