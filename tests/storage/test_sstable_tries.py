@@ -314,10 +314,11 @@ def test_shared_nodes_take_no_exponential_time(component: str, leaf: bytes, tmp_
         distance = root - base
         entry = tries.write_vint(0) + tries.write_vint(distance << 1 ^ distance >> 63) + tries.write_vint(1) + b"\x80"
         path.write_bytes(trie + sound[len(trie) : base] + entry + sound[base + len(entry) :])
-    began = time.monotonic()
+    # Of this process alone: other programs may have the cores for a second.
+    began = time.process_time()
     with pytest.raises(CorruptFile, match=component):
         SSTable(here).splits(1)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_every_kind_of_node_is_read() -> None:
