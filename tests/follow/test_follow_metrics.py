@@ -49,6 +49,8 @@ def test_files_and_cache_are_shown(settings: Settings) -> None:
         wait_for(lambda: is_done(settings, name, 3) and has_published(settings, name, 3))
         table = open_table(settings, name)
         parts = {"changes": table.changes, "state": table.state, "view": table.view, "row_events": table.row_events}
+        # The fold, which comes last, gives the state its file.
+        wait_for(lambda: table.state.load().files)
         wait_for(lambda: files(follower) == {name: len(part.load().files) for name, part in parts.items()})
         assert all(files(follower).values())
         assert metrics(follower)["writetime_follow_cache_bytes", None] == 7
