@@ -129,8 +129,8 @@ def test_a_step_that_is_no_longer_wanted_holds_no_state(
     settings: Settings, view: Literal["vectors", "rewritten"]
 ) -> None:
     (name,) = published(settings, "a")
-    with following(settings, name) as follower:
-        wait_for(lambda: is_done(settings, name, 3) and not follower.tables[name].publishing.is_behind)
+    with following(settings, name):
+        wait_for(lambda: is_done(settings, name, 3) and has_published(settings, name, 3))
     tables = {settings.cassandra.keyspace: {"a": {"row_events": False}}}
     lake = settings.lake.model_copy(update={"view": view})
     settings = settings.model_copy(update={"tables": tables, "lake": lake})
@@ -309,10 +309,10 @@ def test_killed_again_and_again(settings: Settings, tmp_path: Path, is_long: boo
             program.kill()
             wait_for(lambda kills=kills: sum(program.ends.values()) >= kills)
         wait_for(lambda: is_done(settings, name, count) and has_published(settings, name, count))
+        # The fold comes after both.
+        wait_for(lambda: state.folded_version(open_table(settings, name).state.load()) is not None)
     finally:
         program.end()
-    table = open_table(settings, name)
-    assert state.folded_version(table.state.load()) is not None
 
 
 def test_view_waits_for_rows(settings: Settings) -> None:
