@@ -9,7 +9,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from dagster import (
     AssetCheckResult,
@@ -93,27 +92,28 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         # A snapshot that is being read must not be deleted.
         pool=pool_of(table.name, "snapshots"),
         metadata=documents("docs/lake.md"),
-        description=f"A snapshot of {table.name} on the Cassandra node of this machine. The snapshot of the previous "
-        "run is deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
+        description=f"A snapshot of {table.name} on the Cassandra node of this machine. The snapshots of previous "
+        "runs are deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
         "entry.",
     )
-    @by_kind()
-    def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
-        before = _taken(context.instance, table)
-        tag = new_tag()
-        folders = take_snapshot(database.settings, table.name, tag)
-        try:
-            size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
-            if old := before.get("tag"):
-                clear_snapshot(database.settings, table.name, str(old.value))
-        except Exception:
-            # Otherwise each retry would leave one, which keeps its files on the disk of the node.
-            with suppress(Exception):
+    def take(context: AssetExecutionContext, database: DatabaseResource) -> Iterator[MaterializeResult]:
+        with by_kind():
+            tags = _Tags(context.instance, table)
+            last = _taken(context.instance, table).get("tag")
+            kept = [str(last.value)] if last else []
+            for tag in tags.read() - {*kept}:
                 clear_snapshot(database.settings, table.name, tag)
-            raise
-        return MaterializeResult(
-            metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
-        )
+            tag = new_tag()
+            tags.write(*kept, tag)
+            folders = take_snapshot(database.settings, table.name, tag)
+            size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+            yield MaterializeResult(
+                metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
+            )
+            # Only now, since a backfill after a kill must not look for a snapshot that is deleted.
+            for old in kept:
+                clear_snapshot(database.settings, table.name, old)
+            tags.write(tag)
 
     return take
 
@@ -254,6 +254,22 @@ class _Listing:
                 self._found[table.name] = backup_names(table.entry.snapshots, table.name)
             except Exception as e:
                 self._found[table.name] = reason_of(e)
+
+
+class _Tags:
+    """The names of the snapshots that runs may have left on the node, in Dagster's storage. A name is written before
+    its snapshot is taken, so that the next run can delete the snapshot of a run that was killed.
+    """
+
+    def __init__(self, instance: DagsterInstance, table: FollowedTable) -> None:
+        self._storage = instance.daemon_cursor_storage
+        self._key = f"writetime/snapshots/{table.name}"
+
+    def read(self) -> set[str]:
+        return set(json.loads(self._storage.get_cursor_values({self._key}).get(self._key, "[]")))
+
+    def write(self, *tags: str) -> None:
+        self._storage.set_cursor_values({self._key: json.dumps(tags)})
 
 
 def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:
