@@ -17,6 +17,7 @@ from writetime.lake import buckets, retention, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.checkpoints import read_checkpoint
 from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
+from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, stream
 from writetime.row_events.changed_rows import position_of
@@ -79,6 +80,34 @@ def test_large_batches_stay_and_small_ones_are_packed_between_them(
     monkeypatch.setattr(event_packing, "SIZE_CLASSES", (sizes[2] - 1, sizes[2] - 1))
     assert pack_events(table) == 3
     assert [last for last, _ in batch_files(table.row_events.load())] == [1, 2, 3, 6]
+    assert events(table) == seen
+
+
+@pytest.mark.parametrize("length", [1, 2000, 30_000])
+def test_events_that_compress_well(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing holds few bytes at once, and packs each event a few times only. The files of all batches are small, but
+    several batches of long values, or one of the longest, fill the memory.
+    """
+    most = 64 << 10
+    monkeypatch.setattr(event_packing, "FAN", 4)
+    monkeypatch.setattr(event_packing, "SORTED_AT_ONCE", most)
+    written: list[pa.Table] = []
+
+    def noted(storage: Any, rows: pa.Table, *given: Any) -> Any:
+        written.append(rows)
+        return write_file(storage, rows, *given)
+
+    monkeypatch.setattr(event_packing, "write_file", noted)
+    table, seen = new_table(tmp_path, buckets=1), []
+    for number in range(1, 33):
+        add(table, [write(number, 1, number, v="x" * length)], number)
+        stream.extend(table)
+        pack_events(table)
+        seen += events(table, number)
+    assert all(file.size < 16 << 10 for file in table.row_events.load().files)
+    assert max((rows.nbytes for rows in written), default=0) <= most
+    assert sum(len(rows) for rows in written) <= 32 * 8
+    assert (written == []) == (length == 30_000)
     assert events(table) == seen
 
 

@@ -3,6 +3,9 @@
 Batches are in classes of size. `FAN` successive batches of a class become one file of the next class, so few files are
 left at any rate. The name of a file has its last batch, and each event has its own batch (`sequence`). So positions in
 the stream do not change.
+
+A batch that is large in memory stays as it is, like one that is large on disk. So packing holds few bytes at once, also
+of events that compress well, and packs each event only a few times.
 """
 
 from collections.abc import Sequence
@@ -12,8 +15,10 @@ from itertools import groupby, takewhile
 import pyarrow as pa
 
 from writetime.lake.buckets import ALL
-from writetime.lake.packing import FAN
-from writetime.lake.parquet import PARTITION, read_file, write_file
+from writetime.lake.lake_storage import Storage
+from writetime.lake.merging import portions
+from writetime.lake.packing import FAN, SORTED_AT_ONCE
+from writetime.lake.parquet import PARTITION, read_file, uncompressed_size, write_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.row_events.stream_files import PREFIX, batch_files, merged_to
@@ -35,6 +40,10 @@ class _Batches:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
+    def in_memory(self, storage: Storage) -> int:
+        """Return the size of the events in memory (bytes)."""
+        return sum(uncompressed_size(storage, file.path) for file in self.files)
+
 
 def pack_events(table: LakeTable) -> int:
     """Pack small batches; return how many files were packed.
@@ -43,7 +52,7 @@ def pack_events(table: LakeTable) -> int:
         Conflict: another process replaced one of these files.
     """
     stream = table.row_events.load()
-    chosen = _chosen(stream)
+    chosen = _chosen(stream, table.row_events.storage)
     if not chosen:
         return 0
     files = [file for batches in chosen for file in batches.files]
@@ -56,13 +65,14 @@ def pack_events(table: LakeTable) -> int:
     return len(files)
 
 
-def _chosen(stream: TableVersion) -> Sequence[_Batches]:
-    """Return successive batches to pack."""
+def _chosen(stream: TableVersion, storage: Storage) -> Sequence[_Batches]:
+    """Return successive batches to pack. They fit in memory together."""
     base = merged_to(stream)
     newer = [(last, file) for last, file in batch_files(stream) if last > base]
     found = [_Batches(last, [file for _, file in files]) for last, files in groupby(newer, lambda each: each[0])]
+    most = SORTED_AT_ONCE // FAN
     for smallest, size in reversed(list(zip((0, *SIZE_CLASSES), SIZE_CLASSES, strict=False))):
-        newest = list(takewhile(lambda batches, size=size: batches.size <= size, reversed(found)))
+        newest = list(takewhile(lambda b, size=size: b.size <= size and b.in_memory(storage) <= most, reversed(found)))
         if sum(batches.size > smallest for batches in newest) >= FAN:
-            return newest[::-1]
+            return next(portions(newest[::-1], lambda batches: batches.in_memory(storage), SORTED_AT_ONCE))
     return []
