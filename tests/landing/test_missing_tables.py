@@ -4,14 +4,17 @@ import logging
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.published import command
-from writetime.cli import follow
+from writetime.cli import follow, view
 from writetime.clients.database import connect
 from writetime.clients.kafka import NoTopic, end_offsets
+from writetime.core import config
 from writetime.core.config import Settings
+from writetime.landing import missing_tables
 from writetime.landing.missing_tables import KnownTables
 
 COMMANDS = ("view", "maintain", "verify", "row-events", "publish", "land", "snapshot", "scylla-cdc", "follow")
@@ -49,8 +52,8 @@ def test_a_table_whose_changes_are_not_logged(
     keyspace: str, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"{keyspace}.Plain"
-    for name in ("view", "verify", "row-events", "land"):
-        assert f'ALTER TABLE {keyspace}."Plain" WITH cdc = true' in command(name, table).stderr
+    for given in (["view"], ["view", "--wait", "600"], ["verify"], ["row-events"], ["land"]):
+        assert f'ALTER TABLE {keyspace}."Plain" WITH cdc = true' in command(*given, table).stderr
     log = f"{table} has no CDC log: ALTER TABLE {keyspace}.\"Plain\" WITH cdc = {{'enabled': true}}"
     assert log in command("scylla-cdc", table).stderr
     # It begins nevertheless, with this table, and the one that exists.
@@ -65,6 +68,42 @@ def test_a_table_whose_changes_are_not_logged(
         "in a snapshot with `writetime backfill`",
         f"no table {keyspace}.order; did you mean {keyspace}.orders?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("logged", "topics", "entries", "is_certain"),
+    [
+        ({"shop.orders": False}, set[str](), {}, True),
+        ({"shop.orders": False}, {"shop.items"}, {"shop": {"items": {}}}, True),
+        ({"shop.orders": True}, set[str](), {}, False),
+        # The database does not answer, or Kafka does not.
+        (None, set[str](), {}, False),
+        ({"shop.orders": False}, None, {}, False),
+        # Changes from before the option was removed, and snapshots that Dagster takes.
+        ({"shop.orders": False}, {"shop.orders"}, {}, False),
+        ({"shop.orders": False}, set[str](), {"shop": {"orders": {}}}, False),
+    ],
+)
+def test_view_waits_if_changes_may_come(
+    logged: dict[str, bool] | None,
+    topics: set[str] | None,
+    entries: dict[str, Any],
+    is_certain: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config.load(lake={"path": str(tmp_path)}, tables=entries)
+    monkeypatch.setattr(missing_tables, "_tables_of_database", lambda _: logged)
+    monkeypatch.setattr(missing_tables, "_tables_of_kafka", lambda _: topics)
+    monkeypatch.setattr(config, "load", lambda: settings)
+    waited: list[float] = []
+    monkeypatch.setattr(view, "wait_until", lambda _condition, seconds, _pause: waited.append(seconds))
+    answer = command("view", "shop.orders", "--wait", "60")
+    assert answer.exit_code == 1
+    assert waited == ([] if is_certain else [60])
+    if is_certain:
+        assert answer.stderr.count("\n") == 1
+        assert "ALTER TABLE shop.orders WITH cdc = true" in answer.stderr
 
 
 def test_a_missing_topic_is_not_taken_for_one_without_a_leader(settings: Settings) -> None:

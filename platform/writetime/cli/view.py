@@ -45,7 +45,8 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
         # Only this case needs the import, which takes time.
         from writetime.landing.missing_tables import KnownTables
 
-        if KnownTables(settings).is_unknown(table):
+        known = KnownTables(settings)
+        if known.is_unknown(table) or known.is_certainly_not_captured(table):
             raise MissingTable(f"no table {table}", table)
         wait_until(lambda: is_in_lake(settings, table), wait, _PAUSE_SECONDS)
     lake_table = open_table(settings, table)

@@ -147,9 +147,11 @@ def is_captured(session: Session, settings: Settings, name: str) -> bool:
 
 
 def are_captured(session: Session, settings: Settings) -> dict[str, bool]:
-    """Return the result of `is_captured` for all tables, by name. CDC logs are left out."""
+    """Return the result of `is_captured` for all tables, by name. CDC logs are left out, but count for any source: only
+    the settings of the agent need to name it.
+    """
     rows = session.execute("SELECT * FROM system_schema.tables")
     cdc = {f"{row.keyspace_name}.{row.table_name}": bool(getattr(row, "cdc", False)) for row in rows}
     tables = [name for name in cdc if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) not in cdc]
     is_log = settings.capture.source == "scylla-cdc"
-    return {name: name + SUFFIX in cdc if is_log else cdc[name] for name in tables}
+    return {name: name + SUFFIX in cdc or (not is_log and cdc[name]) for name in tables}

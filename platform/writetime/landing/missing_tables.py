@@ -11,7 +11,7 @@ from writetime.clients import kafka
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
-from writetime.lake.followed_tables import are_captured, cdc_statement
+from writetime.lake.followed_tables import are_captured, cdc_statement, read_entries
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import names_table
 from writetime.landing.landing import captured_tables
@@ -27,7 +27,8 @@ class KnownTables:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._kept = _tables_of_lake(settings) | _tables_of_kafka(settings)
+        self._captured = _tables_of_kafka(settings)
+        self._kept = _tables_of_lake(settings) | (self._captured or set())
         self._database = _tables_of_database(settings)
 
     def is_unknown(self, name: str) -> bool:
@@ -53,6 +54,14 @@ class KnownTables:
             f"the database does not log the changes of {name}: {cdc_statement(self._settings, name)}; or bring in a "
             "snapshot with `writetime backfill`"
         )
+
+    def is_certainly_not_captured(self, name: str) -> bool:
+        """Return whether neither the database nor Kafka can have changes of a table. If one of them does not answer, or
+        the table has an entry, whose snapshots may be brought in at any time, this is not certain.
+        """
+        if self._captured is None or name in self._captured or self.not_captured(name) is None:
+            return False
+        return all(entry.name != name for entry in read_entries(self._settings)[0])
 
 
 def message_of(settings: Settings, error: MissingTable) -> str:
@@ -81,11 +90,12 @@ def _tables_of_lake(settings: Settings) -> set[str]:
     return {info.base_name for info in found if info.type == FileType.Directory and names_table(info.base_name)}
 
 
-def _tables_of_kafka(settings: Settings) -> set[str]:
+def _tables_of_kafka(settings: Settings) -> set[str] | None:
+    """Return the tables that have a topic; None if no broker answers at once."""
     try:
-        return set(captured_tables(settings)) if kafka.answers(settings) else set()
+        return set(captured_tables(settings)) if kafka.answers(settings) else None
     except WritetimeError:
-        return set()
+        return None
 
 
 def _tables_of_database(settings: Settings) -> Mapping[str, bool] | None:
