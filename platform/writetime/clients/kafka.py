@@ -230,29 +230,29 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
     Raises:
         WritetimeError: no broker answers.
     """
-    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS))
-    cluster, topics = found.cluster_id, found.topics
-    latest: Any = OffsetSpec.latest()
-    request = {TopicPartition(name, p): latest for name, t in topics.items() if wanted(name) for p in t.partitions}
-    if not request:
-        return TopicEnds({}, {}, cluster)
-    ends: dict[str, dict[int, int]] = {}
-    refused: dict[str, KafkaException] = {}
 
-    def ask(admin: AdminClient) -> None:
-        for tp, future in admin.list_offsets(
+    def ask(admin: AdminClient) -> tuple[str | None, dict[str, dict[int, int]], dict[str, KafkaException]]:
+        listed = admin.list_topics(timeout=TIMEOUT_SECONDS)
+        request = {TopicPartition(t, p): latest for t, of in listed.topics.items() if wanted(t) for p in of.partitions}
+        ends: dict[str, dict[int, int]] = {}
+        refused: dict[str, KafkaException] = {}
+        answers = request and admin.list_offsets(
             request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
-        ).items():
+        )
+        for tp, future in answers.items():
             try:
                 ends.setdefault(tp.topic, {})[tp.partition] = _offset_of(future)
             except KafkaException as e:
-                refused.setdefault(tp.topic, e)
+                refused.setdefault(tp.topic, _of_listed(e))
+        if refused and len(refused) == len(ends.keys() | refused.keys()):
+            # No other topic waits while this is repeated.
+            raise next(iter(refused.values()))
+        return listed.cluster_id, ends, refused
 
-    _ask(settings, "offsets of topics", ask)
+    latest: Any = OffsetSpec.latest()
+    cluster, ends, refused = _ask(settings, "offsets of topics", ask)
     for error in refused.values():
         _forget_leaders(error)
-    if len(refused) == len(ends.keys() | refused.keys()):
-        raise _fault_of(settings, "offsets of topics", next(iter(refused.values())))
     faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
     return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults, cluster)
 
@@ -490,6 +490,15 @@ def _offsets(
             raise
 
     return _ask(settings, f"offsets of topic {topic}", ask)
+
+
+def _of_listed(error: KafkaException) -> KafkaException:
+    """Return the error of a topic that is listed. If a broker does not know it, the topic is new there, or is being
+    deleted.
+    """
+    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return error
+    return KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "a broker does not know the topic yet"))
 
 
 def _offset_of(answer: Future[Any]) -> int:

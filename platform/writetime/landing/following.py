@@ -97,8 +97,13 @@ class TableLanding(StepCounts):
             run: runs the tasks.
             one_batch: as in `Landing.land`.
         """
-        self._lacked_ends = isinstance(ends, Exception)
+        lacked, self._lacked_ends = self._lacked_ends, isinstance(ends, Exception)
         self.begin()
+        if isinstance(ends, Exception) and is_outage(ends) and not lacked:
+            # A new topic has no leader yet, and others get another one. This is a fault only if it lasts.
+            self._next_try = time.monotonic() + PAUSE_SECONDS
+            log.debug("%s: %s", self.name, ends)
+            return ends
         try:
             if isinstance(ends, Exception):
                 raise ends
