@@ -41,7 +41,8 @@ def test_findings_name_the_faults(spark: SparkSession) -> None:
 @pytest.mark.parametrize("first", ["spark", "pandas"])
 def test_one_name_is_validated_by_both_engines(spark: SparkSession, first: str) -> None:
     """They share a context: a run of Dagster may check a table's view by Spark, and its new rows by pandas."""
-    rows, suite = pd.DataFrame({"id": [1, 2]}), [gxe.ExpectColumnValuesToBeBetween(column="id", min_value=2)]
+    rows = pd.DataFrame({"id": [1, 2]})
+    suite: list[gxe.Expectation] = [gxe.ExpectColumnValuesToBeBetween(column="id", min_value=2)]
     engines = {
         "spark": lambda: validate(spark.createDataFrame([(1,), (2,)], "id long"), "both", suite, ["id"]),
         "pandas": lambda: validate_portions(lambda: [rows], "both", suite, ["id"]),
