@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("WRITETIME_CONFIG", raising=False)
+    # `make test-python` hands its own variables on to each `make` that its tests run.
+    for name in ("MAKEFLAGS", "WRITETIME_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "my folder"
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
