@@ -41,7 +41,8 @@ def test_kafka_is_lost(platform: Platform) -> None:
         tables.ask()
         # These are acknowledged, and never land.
         platform.write("DELETE FROM {ks}.brokers WHERE id = 1", "UPDATE {ks}.brokers SET v = 'later' WHERE id = 2")
-        wait_for(lambda: sum(end_offsets(platform.settings, topic).values()) == 12)
+        # An agent may publish a change twice.
+        wait_for(lambda: sum(end_offsets(platform.settings, topic).values()) >= 12)
     platform.lose_kafka()
     with pytest.raises(OtherCluster, match="and this program again"):
         tables.ask()
