@@ -25,7 +25,10 @@ def receiving() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hooks/", posted
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hooks/", posted
+    finally:
+        # The process of a failed test would wait for the thread when it ends.
+        server.shutdown()
+        thread.join()
+        server.server_close()
