@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
-from writetime.servers.process import EmbeddedServer
+from writetime.servers.process import EmbeddedServer, free_port
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 REPLICATION = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 3}"
@@ -192,12 +192,13 @@ def answers_at(address: str) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nothing uses at any address, all of them different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("0.0.0.0", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports that nothing uses at any address, all of them different. They stay reserved while servers are killed
+    and started again.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = free_port()
+        with socket.socket() as each, suppress(OSError):
+            each.bind(("0.0.0.0", port))
+            found.append(port)
+    return found
