@@ -1,5 +1,6 @@
 """Shared by all tests: embedded servers and a Spark session, each started on first use."""
 
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.clients.spark import spark_conf
 from writetime.core.config import Settings
+from writetime.core.logs import KAFKA_CLIENT, ZOOKEEPER_CLIENT
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 
@@ -169,10 +171,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup() -> None:
-    """Undo what commands of Dagster leave behind in this process. Dagster maps SIGTERM to the handler of Ctrl-C, which
-    processes of xdist ignore: programs that later tests start would inherit that, and not end. And definitions would be
-    loaded with the tables of the command.
+    """Undo what commands leave behind in this process. Dagster maps SIGTERM to the handler of Ctrl-C, which processes
+    of xdist ignore: programs that later tests start would inherit that, and not end. And definitions would be loaded
+    with the tables of the command. Commands of Writetime silence the clients of servers, and services log more: a later
+    test would see other logs than alone.
     """
+    for name in ("cassandra", "writetime", KAFKA_CLIENT, ZOOKEEPER_CLIENT):
+        logging.getLogger(name).setLevel(logging.NOTSET)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if context := sys.modules.get("dagster._core.definitions.definitions_load_context"):
         context.DefinitionsLoadContext._instance = None

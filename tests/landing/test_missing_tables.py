@@ -21,7 +21,9 @@ COMMANDS = ("view", "maintain", "verify", "row-events", "publish", "land", "snap
 
 
 @pytest.fixture
-def keyspace(settings: Settings) -> str:
+def keyspace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
+    # Otherwise `follow` would let pytest record the logs of later tests as JSON, too.
+    monkeypatch.setattr(follow, "log_as_json", lambda: None)
     keyspace = settings.cassandra.keyspace
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {keyspace}.orders (id int PRIMARY KEY) WITH cdc = true")
@@ -60,7 +62,6 @@ def test_a_table_whose_changes_are_not_logged(
     stop = threading.Event()
     stop.set()
     monkeypatch.setattr(follow, "stopped_by_signal", lambda: stop)
-    monkeypatch.setattr(follow, "log_as_json", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert command("follow", table, f"{keyspace}.orders", f"{keyspace}.order").exit_code == 0
     assert [r.getMessage() for r in caplog.records if r.name == follow.__name__] == [
