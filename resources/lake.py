@@ -5,6 +5,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from writetime.lake.lake_storage import lake_storage
+from writetime.lake.store_clock import require_right_clock
 from writetime_dagster.resources.base import WritetimeResource
 
 
@@ -39,11 +40,15 @@ class LakeResource(WritetimeResource):
     def clean_up(self, table: str) -> dict[str, int]:
         """Merge the small files of a table, and delete files that no version of the last `lake.vacuum_hours` names.
         Return the number of both; nothing if the table does not exist yet.
+
+        Raises:
+            WritetimeError: this machine's clock is far ahead; nothing is done.
         """
         storage = lake_storage(self.settings).folder(table)
         options = dict(storage.options)
         if not deltalake.DeltaTable.is_deltatable(storage.address, options):
             return {}
+        require_right_clock(storage)
         opened = deltalake.DeltaTable(storage.address, storage_options=options)
         merged = opened.optimize.compact()["numFilesRemoved"]
         hours = self.settings.lake.vacuum_hours

@@ -1,5 +1,6 @@
 """Keeps the lake small: old changes are merged with one another, and files that no version needs are deleted."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from writetime.lake.live_files import has_vectors
 from writetime.lake.merging import Runner, Source, by_bucket_of_result, merge_files
 from writetime.lake.parquet import WrittenFile, conform, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold, sources_of_tasks
+from writetime.lake.store_clock import clock_fault
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
 from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
+
+log = logging.getLogger(__name__)
 
 ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
 """In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
@@ -128,7 +132,11 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
 
     If the next step of row events, the view or the state begins at an earlier version, the files and log of that
     version stay. But no log stays for longer than `most_hours`, and no file stays for a step whose log is deleted.
+
+    By a clock that is far ahead, nothing is deleted.
     """
+    if _is_clock_ahead(table):
+        return
     needed = used_changes(table)
     changes = table.changes.load()
     if needed is None or _committed_after(table, needed.version, time.time() - 3600 * STREAM_HOURS):
@@ -137,7 +145,11 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
 
 
 def trim_logs(table: LakeTable, most_hours: float) -> None:
-    """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as in `trim_stream`."""
+    """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as in `trim_stream`, and so is a
+    clock that is far ahead.
+    """
+    if _is_clock_ahead(table):
+        return
     rows = table.row_events.find()
     states = [rows and rows.transaction(ROWS_STATE), table.view.load().transaction(VIEW_STATE)]
     needed = {
@@ -148,6 +160,12 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
     }
     for part, version in needed.items():
         part.trim_log((version or part.load()).version, STREAM_HOURS, most_hours)
+
+
+def _is_clock_ahead(table: LakeTable) -> bool:
+    if fault := clock_fault(table.changes.storage):
+        log.warning("%s: %s", table.name, fault)
+    return fault is not None
 
 
 def _committed_after(table: LakeTable, version: int, seconds: float) -> bool:

@@ -23,6 +23,7 @@ from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, deleted_if_refused
 from writetime.lake.state import generation_of
+from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
@@ -144,11 +145,13 @@ def refresh(
     trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
     if trims := trims and time.monotonic() >= table.view_trims_at:
         with _logged(table):
+            require_right_clock(table.view.storage)
             numbers[TRIMMED] = trim_view(table, trimmed)
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
     packed = pack(table, run)
     if trims:
         with _logged(table):
+            require_right_clock(table.view.storage)
             table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
     return Refreshed(rows, written, found.gone, packed, whole)
 

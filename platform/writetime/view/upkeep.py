@@ -10,6 +10,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import horizon, packing, retention, state
 from writetime.lake.delta import Conflict
 from writetime.lake.merging import Runner
+from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.row_events import stream
@@ -58,7 +59,11 @@ def maintain(
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
     each was done. It publishes nothing: state, view and row events have the same content before and after.
+
+    Raises:
+        WritetimeError: this machine's clock is far ahead; nothing is done.
     """
+    require_right_clock(table.changes.storage)
     now = time_now()
     _move_on(table, run)
     retention.trim_logs(table, settings.lake.vacuum_hours)
