@@ -29,6 +29,7 @@ from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict
+from writetime.lake.store_clock import clock_fault
 from writetime.lake.table import create_table, open_table
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
@@ -69,6 +70,7 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
             state.fold(table)
         state.compact(table)
         views.rewrite(table)
+        assert clock_fault(table.changes.storage) is None
         retention.vacuum(table, 0)
     rows = view_rows(views.virtual(tables[1]))
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
