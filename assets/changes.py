@@ -21,6 +21,7 @@ from dagster import (
 )
 
 from writetime.changes.model import change_schema
+from writetime.core.counts import counted
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
@@ -92,7 +93,7 @@ def landed(table: FollowedTable) -> AssetsDefinition:
                     passed=added == landing.offsets_landed,
                     description=None
                     if added == landing.offsets_landed
-                    else f"{landing.offsets_landed:,} offsets gave {added:,} changes",
+                    else f"{counted(landing.offsets_landed, 'offset', ',')} gave {counted(added, 'change', ',')}",
                     metadata={"changes_landed": added, "offsets": landing.offsets_landed},
                 )
             ],
@@ -147,7 +148,7 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
                 check_name="lag_is_bounded",
                 passed=bounded,
                 severity=warn,
-                description=None if bounded else f"{waiting:,} changes are not landed",
+                description=None if bounded else f"{counted(waiting, 'change', ',')} not landed",
                 metadata={"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
             )
             yield AssetCheckResult(

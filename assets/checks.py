@@ -6,6 +6,7 @@ from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
 from writetime.clients.quality import Finding, failed, markdown
 from writetime.clients.topic_retention import UnknownRetention
+from writetime.core.counts import counted
 
 
 def from_findings(
@@ -29,7 +30,11 @@ def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole
     """Return one check that passes when all timestamps that a refresh wrote fit into a view. It shows, per column, the
     number of rows with timestamps that do not fit. `whole`: the refresh wrote all rows of the view.
     """
-    of = f"of all {written:,} rows" if whole else f"of the {written:,} rows that this refresh wrote"
+    of = (
+        f"of all {counted(written, 'row', ',')}"
+        if whole
+        else f"of the {counted(written, 'row', ',')} that this refresh wrote"
+    )
     return AssetCheckResult(
         check_name=check_name,
         passed=not unfit,
@@ -64,7 +69,10 @@ def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
         return nothing_proven(e)
     return AssetCheckResult(
         passed=not messages,
-        description="; ".join(f"partition {p}: {n:,} messages wait for too long" for p, n in messages.items()) or None,
+        description="; ".join(
+            f"partition {p}: {counted(n, 'message', ',')} waiting for too long" for p, n in messages.items()
+        )
+        or None,
         metadata={
             "messages_waiting_too_long": sum(messages.values()),
             "by_partition": MetadataValue.json({str(p): n for p, n in messages.items()}),

@@ -37,6 +37,7 @@ from writetime.clients import quality
 from writetime.clients.kafka import committed_offsets
 from writetime.clients.quality import gxe
 from writetime.clients.topic_retention import waiting_too_long
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
@@ -343,7 +344,9 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
         if progress.total_lag == 0 and not progress.faults:
             return SkipReason(f"{settings.topic} has no messages to store")
         if kafka.group_is_live(settings.group):
-            return SkipReason(f"a `writetime sink` is storing the {progress.total_lag} messages of {settings.topic}")
+            return SkipReason(
+                f"a `writetime sink` is storing the {counted(progress.total_lag, 'message')} of {settings.topic}"
+            )
     except WritetimeError as e:
         return SkipReason(f"the lag cannot be read: {e}")
     # A fault of the dead letters' table must not delay events.

@@ -47,6 +47,7 @@ from dagster import (
 
 from writetime.clients import quality
 from writetime.clients.quality import gxe
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
@@ -249,7 +250,7 @@ def new_batches(queue: str) -> SensorDefinition:
             return SkipReason(f"the queue cannot be read: {e}")
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
         if not missing:
-            return SensorResult([], f"all {head} batches are in the lake", str(in_lake), added)
+            return SensorResult([], f"all {counted(head, 'batch')} are in the lake", str(in_lake), added)
         failed = _failed_runs(instance, name_of(queue))
         under_way = is_under_way(instance, name_of(queue))
         paused = failed_lately(instance, name_of(queue)) and not _was_repeated(failed)
@@ -263,8 +264,8 @@ def new_batches(queue: str) -> SensorDefinition:
             reason = "the last run failed; the next one starts 15 minutes after its end"
         else:
             reason = (
-                f"{len(missing)} batches failed, the first is {missing[0]}: they are tried again 15 minutes after "
-                "their run, in shorter runs, and one that failed alone after an hour"
+                f"{counted(len(missing), 'batch')} failed, the first is {missing[0]}: each is tried again 15 minutes "
+                "after its run, in shorter runs, and one that failed alone after an hour"
             )
         return SensorResult([], reason, str(in_lake), added)
 

@@ -18,6 +18,7 @@ from dagster import (
 from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, next_offsets, topic_names
+from writetime.core.counts import counted
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark_tasks import in_spark
@@ -141,7 +142,7 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                     passed=found == published and not waiting,
                     description=None
                     if found == published and not waiting
-                    else f"{published:,} events were published, the topic has {found:,}, and {waiting:,} wait",
+                    else f"{counted(published, 'event', ',')} published, {found:,} in the topic, {waiting:,} waiting",
                     metadata={"events_published": published, "events_in_topic": found, "events_waiting": waiting},
                 )
             ],

@@ -26,6 +26,7 @@ from pydantic import Field
 
 from writetime.clients import quality
 from writetime.clients.quality import gxe
+from writetime.core.counts import counted
 from writetime.core.errors import Transient
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
@@ -220,9 +221,9 @@ def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
 
 def _not_proven(report: Report) -> str:
     """Return the reasons why a view is not proven."""
-    reasons = [f"{report.differing:,} rows differ"] if report.differing else []
+    reasons = [counted(report.differing, "differing row", ",")] if report.differing else []
     if report.view is not None and report.view.fault is not None:
         reasons.append(f"the compacted view: {report.view.fault}")
     if report.unsettled:
-        reasons.append(f"{report.unsettled:,} more partitions differ and were not read again")
+        reasons.append(f"not read again: {counted(report.unsettled, 'more partition', ',')}")
     return "; ".join([*reasons, *(f"rows that lag do not reach the lake: {reason}" for reason in report.stopped)])

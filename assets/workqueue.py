@@ -37,6 +37,7 @@ from deltalake import DeltaTable
 from pydantic import Field
 from pyspark.sql import functions as F
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.lake.lake_storage import lake_storage
@@ -104,7 +105,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return AssetCheckResult(
         passed=lost == 0 and not faults,
-        description="; ".join([*([f"{lost:,} items are lost"] if lost else []), *_failed(faults)]) or None,
+        description="; ".join([*([f"{counted(lost, 'item', ',')} lost"] if lost else []), *_failed(faults)]) or None,
         metadata={
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
@@ -131,7 +132,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         severity=AssetCheckSeverity.WARN,
         description="; ".join(
             [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
-            + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
+            + [f"queue {name}: {counted(depth, 'item')} not finished" for name, depth in deep.items()]
             + _failed(faults)
             + of_workers
         ),

@@ -50,7 +50,7 @@ def backfill(home: Path) -> None:
     )
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    [found] = [line for line in done.stderr.splitlines() if line.endswith("SSTables are new")]
+    [found] = [line for line in done.stderr.splitlines() if line.endswith("SSTables new")]
     print(f"{found}: {time.monotonic() - begin:.1f} s, {cpu:.1f} CPU seconds; {done.stdout.strip()}", flush=True)
 
 

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from demo import board as departures
 from demo import enrichment, flights, published
+from writetime.core.counts import counted
 from writetime.workqueue import Enqueuer
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import cql_columns
@@ -73,7 +74,7 @@ def replayed_flights(
     began = time.monotonic()
     totals = slices.mapInPandas(post, "calls long, repeated_calls long, sent long, acknowledged long").toPandas().sum()
     seconds = time.monotonic() - began
-    context.log.info("posted %d events in %d calls", totals["sent"], totals["calls"])
+    context.log.info("posted %s in %s", counted(totals["sent"], "event"), counted(totals["calls"], "call"))
     return MaterializeResult(
         metadata={
             "flights": config.flights,

@@ -20,6 +20,7 @@ from demo import dataset
 from writetime.clients import database
 from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import cdc_option
 from writetime.lake.table import is_in_lake, open_table
@@ -89,7 +90,9 @@ class Delays:
         shown = []
         for where in self.seen:
             p50, p99, count = self.percentiles(where, numbers)
-            shown.append(f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({count:,} writes)")
+            shown.append(
+                f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({counted(count, 'write', ',')})"
+            )
         return shown
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from demo.live import TABLE, Delays
 from demo.report import Report, Stage, Station, rows_of
+from writetime.core.counts import counted
 
 # The default address of `make ui`.
 UI = "http://127.0.0.1:3000"
@@ -56,8 +57,8 @@ def _verdict(report: Report) -> str:
     ]
     shown = "".join(f'<p class="{"good" if ok else "bad"}">{good if ok else bad}</p>' for ok, good, bad in lines)
     return (
-        f"{shown}<p>{holding} of {len(sums)} sums hold. {passed} of {len(report.checks)} checks between the stages "
-        "passed.</p>"
+        f"{shown}<p>{holding} of {counted(len(sums), 'sum')} hold. "
+        f"{passed} of {counted(len(report.checks), 'check')} between the stages passed.</p>"
     )
 
 
@@ -67,7 +68,8 @@ def _live(delays: Delays, is_live: bool) -> str:
     for where in delays.seen:
         p50, p99, count = delays.percentiles(where)
         cards += _card(
-            f"{p50 * 1000:,.0f} ms", f"{where}: half of {count:,} writes sooner; 99% within {p99 * 1000:,.0f} ms"
+            f"{p50 * 1000:,.0f} ms",
+            f"{where}: half of {counted(count, 'write', ',')} sooner; 99% within {p99 * 1000:,.0f} ms",
         )
         if is_live and (age := delays.fresh(where, now)) is not None:
             cards += _card(f"{age * 1000:,.0f} ms", f"age of the newest write in the {where}, now")
@@ -142,7 +144,7 @@ def _checks(report: Report) -> str:
     )
     opened = "" if all(report.checks.values()) else " open"
     return (
-        f"<h2>Checks</h2><details{opened}><summary>{len(report.checks)} checks of Dagster</summary>"
+        f"<h2>Checks</h2><details{opened}><summary>{counted(len(report.checks), 'check')} of Dagster</summary>"
         f"<div class=scroll><table>{rows}</table></div></details>"
     )
 

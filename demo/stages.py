@@ -6,6 +6,7 @@ from demo import enrichment, figures
 from demo.dagster_run import RunResult
 from demo.report import Stage, Station, Sum
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.lake.table import open_table
 from writetime_dagster.assets.naming import key_of
 
@@ -28,7 +29,8 @@ def ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int, brok
             Sum((rows_added, "new rows by CQL"), [(stored, "stored")]),
             Sum((letters, "new dead letters in the lake"), [(dead, "dead")]),
         ],
-        f"{flights['calls']} calls, {flights['calls_repeated']} made twice; {broken} broken messages",
+        f"{counted(flights['calls'], 'call')}, {flights['calls_repeated']} made twice; "
+        + counted(broken, "broken message"),
         [
             [
                 Station("clients", "post real flights of 2013 as events, some calls twice", "sources/flights"),
@@ -122,9 +124,9 @@ def followed_table(
     events = _events(settings, name)
     published = caught_up.metadata[asset("row_topic")]["events_published"]
     of_kinds = [(caught_up.metadata[asset("row_events")][f"events_{k}"], k) for k in ("create", "update", "delete")]
-    note = f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting"
+    note = f"{counted(landed['changes_landed'], 'change', ',')} captured, {landed['changes_not_landed']:,} waiting"
     if snapshot:
-        note += f"; {snapshot[-1].metadata[asset('backfill')]['sstables']} SSTables of a snapshot"
+        note += f"; {counted(snapshot[-1].metadata[asset('backfill')]['sstables'], 'SSTable')} of a snapshot"
     return Stage(
         name.partition(".")[2],
         [

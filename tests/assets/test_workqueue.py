@@ -111,7 +111,7 @@ def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.M
     assert_reported_once(instance, cursor)
     observed, [check] = health(instance)
     assert (observed["depth"].value, check.passed) == (ITEMS, False)
-    assert check.description == f"queue jobs: {ITEMS} items are not finished"
+    assert check.description == f"queue jobs: {ITEMS} items not finished"
     monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
     asked, cursor = tick(instance, cursor)
     assert isinstance(asked, RunRequest), "it is stuck for another reason, too"

@@ -60,7 +60,7 @@ def test_land_continues_with_the_other_tables(settings: Settings, monkeypatch: p
     assert f"Error: {names[0]}: a bug" in answer.stderr
     assert broken.tried == 4
     assert f"Error: {names[1]}: topic {changes_topic(names[1])}, partition 0, offset" in answer.stderr
-    assert f"3 tables were not landed: {names[0]}, {names[1]}, {settings.cassandra.keyspace}.none" in answer.stderr
+    assert f"3 tables not landed: {names[0]}, {names[1]}, {settings.cassandra.keyspace}.none" in answer.stderr
     assert reports_of(settings, names[1])[0] == "set aside"
 
 
@@ -140,7 +140,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     answer = command("forget", name)
     assert answer.exit_code == 1  # Nobody confirms.
     assert is_in_lake(settings, name)
-    for part in (f"topics {changes_topic(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
+    for part in (f"topics {changes_topic(name)}", "1 schema in writetime.schemas", f"{name} of the lake", str(state)):
         assert part in answer.output
     assert command("forget", name, "--yes").exit_code == 0
     assert not Path(table_storage(settings, name).address).exists()
@@ -153,7 +153,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     publish(settings, schema_of(settings, "b"), 4)
     publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)
     answer = command("land", name, other)
-    assert answer.stdout == f"1 changes of {name}\n1 changes of {other}\n"
+    assert answer.stdout == f"1 change of {name}\n1 change of {other}\n"
 
 
 def test_why_a_table_has_stopped(settings: Settings) -> None:
@@ -171,7 +171,7 @@ def test_why_a_table_has_stopped(settings: Settings) -> None:
     assert "the table is set aside" in reason
     # No program lands: messages wait for too long.
     impatient = settings.model_copy(update={"capture": settings.capture.model_copy(update={"stale_seconds": 0.001})})
-    assert any("have not been landed for more than" in reason for reason in stopped(impatient, table))
+    assert any("not landed for more than" in reason for reason in stopped(impatient, table))
     # An agent reports the cause of its delay, or reports nothing.
     old = time_now() - 3_600_000_000
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
@@ -238,7 +238,7 @@ def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Pat
     # The screen has 24 lines. The servers have three of them, faults of queues two, dead letters one.
     assert len(fit([*status_parts(settings), "", Entries([[""]] * 300)], 24 - 3)) <= 24 - 3
     assert len(lines) <= 24 - 3
-    assert any(f"{names[299]}: 299 row" in line for line in lines)
+    assert any(f"{names[299]}: 299 rows" in line for line in lines)
     everything = "\n".join(status_lines(settings, everything=True))
     # Its snapshot, changes and landing; and why it is held and not captured, or how far its log is.
     count = 5 if source == "node" else 4

@@ -94,7 +94,7 @@ def test_a_full_queue_of_the_client_is_an_outage(
     """Otherwise, a table whose changes fill the queue would be set aside while a broker is down."""
     monkeypatch.setattr(publishing, "TIMEOUT_SECONDS", 0.5)
     sender = Sender(silent_broker, "test", **{"queue.buffering.max.kbytes": 64, "log_level": 0})
-    with pytest.raises(Transient, match="wait in the client's full queue"):
+    with pytest.raises(Transient, match="the client's queue is full with"):
         send(sender, [b"x" * 10_000] * 20)
 
 

@@ -116,7 +116,7 @@ def publish_flights(settings: Settings, count: int) -> None:
     assert published.publish(settings) == Published(missing, 1, missing, waiting)
     assert published.publish(settings) == Published(0, 0, missing, waiting)
     work = ("replay", "work", published.QUEUE, board.PROCESSOR, "--handler", board.HANDLER, "--until-idle")
-    assert run(*work) == "1 batches\n"
+    assert run(*work) == "1 batch\n"
     assert figures.database_figures(settings) == figures.published_figures(missing)
     enrich(settings, [items[missing], *items[2 * waiting :]])
     assert published.publish(settings) == Published(count - missing, 2, count, 0)

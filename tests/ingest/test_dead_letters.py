@@ -131,7 +131,7 @@ def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: p
     monkeypatch.setattr(deadletters, "commit_offsets", lambda *_: committed.append(_))
     settings = load()
     for _ in range(2):
-        with pytest.raises(WritetimeError, match="1 of 2 dead letters are not redriven"):
+        with pytest.raises(WritetimeError, match="1 of 2 dead letters not redriven"):
             deadletters.redrive(settings)
     assert (Failing.produced, committed) == ([], [])
     monkeypatch.setattr(Failing, "is_down", False)

@@ -148,24 +148,24 @@ def test_medusa(nightly: Nightly, *, differential: bool) -> None:
     medusa.backup("node-1", "n0", nights.snapshots[0], nights.cql, NODES, now - 30)
     report = nightly.backfill()
     assert "node-2 has no backup, so rows that only this node has are missing" in report
-    assert "2 of 2 SSTables are new" in report
+    assert "2 of 2 SSTables new" in report
     nightly.assert_rows(0)
     medusa.backup("node-2", "n0", nights.snapshots[0], nights.cql, NODES, now - 30)
     report = nightly.backfill()
-    assert "2 of 4 SSTables are new" in report
+    assert "2 of 4 SSTables new" in report
     assert "missing" not in report
-    assert "0 of 4 SSTables are new" in nightly.backfill()
+    assert "0 of 4 SSTables new" in nightly.backfill()
     names = backup_names([str(nightly.place)], nights.table)
     medusa.backup("node-1", "n1", nights.snapshots[1], nights.cql, NODES, now - 20)
     assert backup_names([str(nightly.place)], nights.table) != names
     # One that is not complete does not count.
     medusa.backup("node-2", "n1", nights.snapshots[1], nights.cql, NODES, now - 20).unlink()
-    assert "1 of 5 SSTables are new" in nightly.backfill()
+    assert "1 of 5 SSTables new" in nightly.backfill()
     nightly.assert_rows(1)
     for node in NODES:
         medusa.backup(node, "n2", nights.snapshots[2], nights.cql, NODES, now - 10)
     # Both nodes have compacted the earlier ones into one, and flushed another.
-    assert "4 of 4 SSTables are new" in nightly.backfill()
+    assert "4 of 4 SSTables new" in nightly.backfill()
     nightly.assert_rows(2)
     # Medusa began this backup before, and again.
     begun = nightly.place / "index" / "backup_index" / "n2" / f"started_node-1_{now - 40}.timestamp"
@@ -183,7 +183,7 @@ def test_trees_of_snapshots(nightly: Nightly) -> None:
     first, _ = (tree(nightly, node, 0) for node in NODES)
     # The database takes one before it drops or truncates the table.
     shutil.copytree(nightly.nights.snapshots[2], first.with_name("truncated-1763000000000-items"))
-    assert "4 of 4 SSTables are new" in nightly.backfill()
+    assert "4 of 4 SSTables new" in nightly.backfill()
     nightly.assert_rows(0)
     # Repair rewrites Statistics.db.
     [path, _] = sorted(first.glob("*-Data.db"))
@@ -194,9 +194,9 @@ def test_trees_of_snapshots(nightly: Nightly) -> None:
     assert statistics.read_bytes() != before
     # A copy has another time, and no other content.
     os.utime(path)
-    assert "0 of 4 SSTables are new" in nightly.backfill()
+    assert "0 of 4 SSTables new" in nightly.backfill()
     tree(nightly, "node-1", 1)
-    assert "1 of 5 SSTables are new" in nightly.backfill()
+    assert "1 of 5 SSTables new" in nightly.backfill()
     nightly.assert_rows(1)
 
 
@@ -210,7 +210,7 @@ def test_a_name_that_returns_with_another_content(nightly: Nightly) -> None:
         file.rename(later / file.name.replace(compacted, taken))
     manifest = later / "manifest.json"
     manifest.write_text(manifest.read_text().replace(compacted, taken))
-    assert "2 of 2 SSTables are new" in nightly.backfill()
+    assert "2 of 2 SSTables new" in nightly.backfill()
     nightly.assert_rows(2)
 
 
@@ -222,7 +222,7 @@ def test_incremental_backups(nightly: Nightly) -> None:
     flushed = len(list(increments.glob("*-Data.db")))
     assert flushed == 4
     # The snapshot has two of them.
-    assert "2 of 6 SSTables are new" in nightly.backfill()
+    assert "2 of 6 SSTables new" in nightly.backfill()
     nightly.assert_rows(2)
     shutil.rmtree(first.parent)
     assert "pass a file with CREATE TABLE as --schema, or keep a snapshot" in nightly.refused()
@@ -337,14 +337,14 @@ def test_the_remains_of_backfills_do_not_grow(nightly: Nightly, monkeypatch: pyt
     names = {name for version in range(changes.load().version + 1) for name in changes.transactions_of(version)}
     assert {name for name in names if name.startswith("backfill")} == {"backfill/0", "backfill/1"}
     folder = Path(nightly.settings.lake.path) / nightly.nights.table / "backfilled"
-    assert "0 of 2 SSTables are new" in nightly.backfill()
+    assert "0 of 2 SSTables new" in nightly.backfill()
     [record] = folder.iterdir()
     assert record.read_text().count("crc32:") == 2
     # Without the commit that it belongs to, as in a lake that was restored to an earlier version, it does not count.
     record.rename(folder / "other.json")
-    assert "2 of 2 SSTables are new" in nightly.backfill()
+    assert "2 of 2 SSTables new" in nightly.backfill()
     [record] = folder.iterdir()
-    assert "0 of 2 SSTables are new" in nightly.backfill()
+    assert "0 of 2 SSTables new" in nightly.backfill()
     record.write_text("[]")
     assert f"{record} is not a record of a backfill" in nightly.refused()
 

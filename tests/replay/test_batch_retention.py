@@ -157,7 +157,7 @@ def test_commands(
         return CliRunner(catch_exceptions=False).invoke(main, ["replay", *arguments]).output
 
     assert run("trim", queue) == (
-        "deleted 1 batches; those up to 1 are gone; those up to 3 are old enough, but processor a has not processed "
+        "deleted 1 batch; those up to 1 are gone; those up to 3 are old enough, but processor a has not processed "
         "all of them\n"
     )
     assert run("check", queue) == "2 batches, 2 items, 0 faults; those up to 1 are gone\n"

@@ -32,7 +32,7 @@ def test_commands(replay_settings: Settings, queue: str, tmp_path: Path, monkeyp
     assert [json.loads(x)["n"] for x in run("read", queue, "--from", "2", "--to", "2").stdout.splitlines()] == [2]
     assert run("seek", queue, "p", "3").stdout == f"next: {queue}-3\n"
     work = ("work", queue, "p", "--handler", f"h{queue}:handle", "--until-idle")
-    assert run(*work).stdout == f"{queue}-3 three\n1 batches\n"
+    assert run(*work).stdout == f"{queue}-3 three\n1 batch\n"
     assert run("seek", queue, "p", lines[0]["published_at"]).stdout == f"next: {queue}-1\n"
     assert json.loads(run("lag", queue).stdout)["batches"] == 3
     assert run("rebuild", queue).stdout == "newest batch 3; cursors restored: none\n"

@@ -114,7 +114,7 @@ def test_events_and_items(https: httpx.Client, in_force: Settings) -> None:
 
 def test_replay_queues_are_for_their_user_alone(secured: Secured, in_force: Settings) -> None:
     assert command("replay", "publish", "flights", given=b"one\ntwo\n") == "flights-1\n"
-    assert command("replay", "work", "flights", "p", "--handler", "builtins:id", "--until-idle") == "1 batches\n"
+    assert command("replay", "work", "flights", "p", "--handler", "builtins:id", "--until-idle") == "1 batch\n"
     assert json.loads(command("replay", "lag", "flights"))["batches"] == 0
     with ZooKeeperResource().connect() as client:
         nodes = ["/queues", "/queues/flights", "/queues/flights/processors/p"]
@@ -147,7 +147,7 @@ def test_capture_lake_and_verification(secured: Secured, in_force: Settings) -> 
                 session.execute(f"INSERT INTO shop.orders (id, total) VALUES ({i}, {i * i})")
             landed(in_force, "shop.orders", 20, outcome)
             # An agent reports every few seconds.
-            until(lambda: "shop.orders: 20 row" in command("status", "--agents"), outcome)
+            until(lambda: "shop.orders: 20 rows" in command("status", "--agents"), outcome)
     assert len(command("view", "shop.orders", "--format", "jsonl").splitlines()) == 20
     assert verify(in_force, open_table(in_force, "shop.orders"), 0).proven
     folders = command("snapshot", "shop.orders").split()

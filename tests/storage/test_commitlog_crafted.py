@@ -164,7 +164,7 @@ def test_the_sources_read_one_table_by_its_schema(tmp_path: Path, caplog: pytest
     source = CommitLogSource({"path": str(tmp_path), "schema": CQL})
     reader = source.reader(source.schema())
     assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 1
-    assert "1 mutations write to 1 tables without a schema" in caplog.text
+    assert "1 mutation to 1 table without a schema" in caplog.text
     assert "lost" not in caplog.text
     assert read_commitlog(str(tmp_path), CQL).read_all().num_rows == 1
     (tmp_path / "schema.cql").write_text(CQL)

@@ -68,7 +68,7 @@ def test_rebuild_continues_if_rows_are_not_as_expected(tmp_path: Path, monkeypat
     table = made(tmp_path, monkeypatch, NOT_NULL)
     done = run("rebuild", "shop.items", "state", "view", "row_events")
     assert done.exit_code == 1
-    assert "row_events 1 events" in done.output
+    assert "row_events 1 event" in done.output
     assert "view is not rebuilt: the view stays empty, because rows are not as expected: `v` not null" in done.output
     assert sum(file.rows for file in table.row_events.load().files) == 1
 

@@ -41,6 +41,7 @@ from writetime.capture.truncations import read_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.storage.file_errors import Missing, Unsupported
@@ -455,8 +456,8 @@ class Agent:
             self._progress.segments[segment.id] = replace(progress, kept=True)
             return
         log.info(
-            "%s: %d mutations read, %d changes published",
-            *(segment.name, progress.mutations, progress.published),
+            "%s: %s read, %s published",
+            *(segment.name, counted(progress.mutations, "mutation"), counted(progress.published, "change")),
         )
         self._progress.forget(segment.id)
         self._progress.save()
@@ -525,8 +526,8 @@ class Agent:
             self._next_warning = now + _WARNING_SECONDS
             log.warning(
                 "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% the node refuses writes to "
-                "tables with cdc = true; %d bytes are not published yet",
-                *(lag.backlog_bytes >> 20, share * 100, lag.lag_bytes),
+                "tables with cdc = true; not published yet: %s",
+                *(lag.backlog_bytes >> 20, share * 100, counted(lag.lag_bytes, "byte")),
             )
 
     def _status(self) -> dict[str, Any]:

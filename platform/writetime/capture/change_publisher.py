@@ -19,6 +19,7 @@ from writetime.clients.kafka import ensure_topics, max_message_bytes, partitions
 from writetime.clients.schema_registry import SchemaRefused
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.schema.table import TableSchema
@@ -236,7 +237,7 @@ class ChangePublisher:
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
             if not pc.all(fitting).as_py():
                 refused = (
-                    f"{schema.full_name}: a change has {largest} bytes, and the topic {topic.name} allows "
+                    f"{schema.full_name}: a change has {counted(largest, 'byte')}, and the topic {topic.name} allows "
                     f"{topic.max_bytes} per message (max.message.bytes)"
                 )
                 changes, messages = changes.filter(fitting), messages.filter(fitting)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from writetime.capture.change_publisher import ChangePublisher, Sent
 from writetime.capture.decoding import Decoder
 from writetime.capture.progress import SegmentProgress
+from writetime.core.counts import counted
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import count_mutations
 from writetime.storage.file_errors import StorageError
@@ -48,12 +49,12 @@ def hand_over(
 def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
     """Return the mismatch of the counts of a segment that was read to its end, if there is one."""
     try:
-        counted = count_mutations(segment, END)
+        found = count_mutations(segment, END)
     except StorageError as e:
         return str(e)
-    if counted != progress.mutations:
-        return f"it has {counted} mutations, but {progress.mutations} were read"
+    if found != progress.mutations:
+        return f"it has {counted(found, 'mutation')}, of which {progress.mutations} were read"
     # If there is a reason, it names the missing changes already.
     if progress.reason is None and progress.decoded != progress.published:
-        return f"{progress.decoded} changes were decoded, but {progress.published} published"
+        return f"of {counted(progress.decoded, 'change')} that were decoded, {progress.published} were published"
     return None

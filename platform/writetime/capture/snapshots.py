@@ -31,6 +31,7 @@ from writetime.capture.durable import read_json, write_json
 from writetime.capture.taking import Taker
 from writetime.clients.node_snapshots import new_tag
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
@@ -232,8 +233,8 @@ class Snapshots:
                 # A fault of one table must not delay the others.
                 self._alone.update(ids.values())
                 log.warning(
-                    "snapshots of %d tables cannot be taken in one call, so each gets its own: %s",
-                    len(ids),
+                    "snapshots of %s cannot be taken in one call, so each gets its own: %s",
+                    counted(len(ids), "table"),
                     reason_of(e),
                 )
             else:
@@ -266,7 +267,7 @@ class Snapshots:
         try:
             locations = [location for folder in progress.folders for location in find_sstables(folder)]
             if progress.sstables not in (0, len(locations)):
-                raise Missing(f"only {len(locations)} of {progress.sstables} SSTables exist")
+                raise Missing(f"of {counted(progress.sstables, 'SSTable')}, only {len(locations)} exist")
             progress = replace(progress, sstables=len(locations))
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
@@ -298,9 +299,13 @@ class Snapshots:
                 self._later([table_id], f"{progress.table}: its snapshot cannot be read: {reason_of(e)}")
             return
         if progress.changes != progress.published:
-            self._fail(table_id, progress, f"{progress.changes} changes were read, but {progress.published} published")
+            self._fail(
+                table_id,
+                progress,
+                f"of {counted(progress.changes, 'change')} that were read, {progress.published} were published",
+            )
             return
-        log.info("%s: %d changes of its snapshot were read and published", progress.table, progress.published)
+        log.info("%s: its snapshot of %s is read and published", progress.table, counted(progress.published, "change"))
         self._keep({table_id: replace(progress, status="published")})
 
     def _origin(self, location: Location, progress: SnapshotProgress) -> Origin:

@@ -29,6 +29,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from writetime.changes.model import udt_fields
+from writetime.core.counts import counted
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Vector
 from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
@@ -86,7 +87,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
         try:
             return inner(data) if data else None
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is not a valid {cql_type}: {e}") from None
+            raise BadValue(f"{data[:32].hex()} ({counted(len(data), 'byte')}) is not a valid {cql_type}: {e}") from None
 
     return encode
 

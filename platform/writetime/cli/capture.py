@@ -9,6 +9,7 @@ from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
+from writetime.core.counts import counted
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.extras import require
 from writetime.core.instants import parse_instant
@@ -38,7 +39,10 @@ def agent(*, snapshot_at: str | None) -> None:
         raise WritetimeError('--snapshot-at is for capture.source = "scylla-cdc"')
     else:
         published = run(settings, stop)
-    click.echo(", ".join(f"{count} changes of {table}" for table, count in sorted(published.items())) or "no changes")
+    click.echo(
+        ", ".join(f"{counted(count, 'change')} of {table}" for table, count in sorted(published.items()))
+        or "no changes"
+    )
 
 
 @click.command()
@@ -67,8 +71,8 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)
         click.echo(
-            f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing continues after it. The "
-            f"watermark of {place.table} stops until a new snapshot is in the lake"
+            f"{place}: {counted(size, 'byte')} copied to {dead_changes_topic(place.table)}; landing continues after "
+            f"it. The watermark of {place.table} stops until a new snapshot is in the lake"
         )
     failed = []
     for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
@@ -77,9 +81,9 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
             reason = message_of(settings, outcome) if isinstance(outcome, MissingTable) else outcome
             click.echo(f"Error: {table}: {reason}", err=True)
         else:
-            click.echo(f"{outcome} changes of {table}")
+            click.echo(f"{counted(outcome, 'change')} of {table}")
     if failed:
-        click.echo(f"{len(failed)} tables were not landed: {', '.join(failed)}", err=True)
+        click.echo(f"{counted(len(failed), 'table')} not landed: {', '.join(failed)}", err=True)
         sys.exit(1)
 
 
@@ -108,10 +112,12 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
         else:
             log_as_json()
             report = archives.follow_segments(settings, paths, kept, stop, run=run, tasks=tasks)
-    changes = ", ".join(f"{count} changes of {table}" for table, count in sorted(report.changes.items()))
-    click.echo(f"{report.segments} segments, {report.mutations} mutations: {changes or 'no changes'}")
+    changes = ", ".join(f"{counted(count, 'change')} of {table}" for table, count in sorted(report.changes.items()))
+    click.echo(
+        f"{counted(report.segments, 'segment')}, {counted(report.mutations, 'mutation')}: {changes or 'no changes'}"
+    )
     for kind, count in sorted(report.errors.items()):
-        click.echo(f"{count} {kind} errors were waited for", err=True)
+        click.echo(f"waited for {counted(count, f'{kind} error')}", err=True)
     for key in report.growing:
         click.echo(f"not complete, published up to the offset in its _cdc.idx: {key}", err=True)
     for key, reason in sorted(report.faults.items()):

@@ -9,6 +9,7 @@ import click
 
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
@@ -51,7 +52,7 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
                 f"handler {path} has called sys.exit({e.code!r}): its batch is not done, and the next start repeats "
                 "it; let the handler return, or raise an error"
             ) from None
-        click.echo(f"{count} batches")
+        click.echo(f"{counted(count, 'batch')}")
 
 
 @replay_group.command()
@@ -98,7 +99,8 @@ def check_command(queue: str) -> None:
     """
     found = check(config.load(), queue)
     gone = f"; those up to {found.gone} are gone" if found.gone else ""
-    click.echo(f"{found.batches} batches, {found.items} items, {len(found.faults)} faults{gone}")
+    counts = counted(found.batches, "batch"), counted(found.items, "item"), counted(len(found.faults), "fault")
+    click.echo(", ".join(counts) + gone)
     if found.faults:
         raise WritetimeError("\n".join(found.faults))
 
@@ -109,7 +111,7 @@ def trim_command(queue: str) -> None:
     """Delete batches that all processors have processed and that are older than the queue's `replay.keep_days`."""
     found = trim(config.load(), queue)
     waits = f"; those up to {found.due} are old enough, but processor {found.waits_for} has not processed all of them"
-    gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"
+    gone = f"deleted {counted(found.deleted, 'batch')}; those up to {found.gone} are gone"
     click.echo(gone + (waits if found.waits_for else ""))
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
@@ -26,13 +27,14 @@ from writetime.view.expected_rows import check_of
 from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
 
-_REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str]] = {
-    "state": (lambda _, table: state.rebuild(table), "files of changes merged"),
+_REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str, str]] = {
+    "state": (lambda _, table: state.rebuild(table), "file", " of changes merged"),
     "view": (
         lambda settings, table: refresh(settings, table, staged=check_of(settings, table), whole=True).rows,
-        "rows",
+        "row",
+        "",
     ),
-    "row_events": (lambda _, table: extend(table, rebuild=True), "events"),
+    "row_events": (lambda _, table: extend(table, rebuild=True), "event", ""),
 }
 
 
@@ -68,10 +70,10 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
     """
     settings = config.load()
     lake_table = open_table(settings, table)
-    click.echo(f"row events {extend(lake_table)} events added")
+    click.echo(f"row events {counted(extend(lake_table), 'event')} added")
     if not lake_only:
         count = publish_events(settings, lake_table, new_topic)
-        click.echo(f"topic      {count} events published to {row_events_topic(table)}")
+        click.echo(f"topic      {counted(count, 'event')} published to {row_events_topic(table)}")
     # A conflict is not an error: the next batches try again.
     with suppress(Conflict):
         keep_up(settings, lake_table)
@@ -90,11 +92,11 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     wanted = {*(parts or ("state", "view")), *create_missing_parts(settings, table)}
     lake_table = open_table(settings, table)
     faults: list[str] = []
-    for part, (make, what) in _REBUILD.items():
+    for part, (make, noun, rest) in _REBUILD.items():
         if part not in wanted:
             continue
         try:
-            click.echo(f"{part:<10} {make(settings, lake_table)} {what}")
+            click.echo(f"{part:<10} {counted(make(settings, lake_table), noun)}{rest}")
         except (WritetimeError, ModuleNotFoundError) as e:
             # The others come from the state.
             if part == "state":

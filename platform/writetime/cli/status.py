@@ -8,12 +8,20 @@ from writetime.capture.agent_metrics import read_status
 from writetime.cli.screen import Entries, fit
 from writetime.clients.kafka import answers, topic_names
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.instants import instant_text
 from writetime.scylla_cdc.findings import finding_lines
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, WatermarkTopic, statuses
 
 # The number of lines per agent if all agents are shown.
 _LINES_OF_AGENT = 15
+# Of the kinds of changes.
+_NOUNS = {
+    "row": "row",
+    "static": "static row",
+    "range_tombstone": "range tombstone",
+    "partition_tombstone": "partition tombstone",
+}
 
 
 def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[str | Entries]:
@@ -69,13 +77,15 @@ def _parts(found: Mapping[str, Any], *, everything: bool) -> Iterator[str | Entr
 
 def _snapshot_line(table: str, snapshot: Mapping[str, Any]) -> str:
     return (
-        f"  snapshot {table}: {snapshot['status']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
-        f"SSTables, {snapshot['changes']:,} changes"
+        f"  snapshot {table}: {snapshot['status']}, {snapshot['sstables_read']} of "
+        f"{counted(snapshot['sstables'], 'SSTable')}, {counted(snapshot['changes'], 'change', ',')}"
     )
 
 
 def _change_line(table: str, kinds: Mapping[str, int]) -> str:
-    return f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    return f"  {table}: " + ", ".join(
+        counted(count, _NOUNS.get(kind, kind), ",") for kind, count in sorted(kinds.items())
+    )
 
 
 def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) -> Iterator[str | Entries]:
@@ -85,7 +95,7 @@ def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) ->
     failing.sort(key=lambda item: item[1].status != "set aside")
     counts = {status: sum(r.status == status for r in reports.values()) for status in ("set aside", "waiting")}
     yield (
-        f"landing    {len(reports)} tables: {counts['set aside']} set aside, {counts['waiting']} waiting; "
+        f"landing    {counted(len(reports), 'table')}: {counts['set aside']} set aside, {counts['waiting']} waiting; "
         f"last report {_ago(max(report.at for report in reports.values()))}"
     )
     yield Entries([_report_lines(table, report, everything=everything) for table, report in failing])
@@ -100,17 +110,19 @@ def _fails(report: LandingReport) -> bool:
 
 def _report_lines(table: str, report: LandingReport, *, everything: bool) -> list[str]:
     if report.fault is None:
-        lines = [f"  {table}: {report.changes:,} changes, {_ago(report.at)}"]
+        lines = [f"  {table}: {counted(report.changes, 'change', ',')}, {_ago(report.at)}"]
     else:
         since = instant_text(round(report.since * 1e6))
-        lines = [f"  {table}: {report.status} since {since}, {report.attempts} attempts: {report.fault[:300]}"]
+        lines = [
+            f"  {table}: {report.status} since {since}, {counted(report.attempts, 'attempt')}: {report.fault[:300]}"
+        ]
     for name, step in report.steps.items():
         behind = f", behind since {instant_text(round(step.behind_since * 1e6))}" if step.behind_since else ""
         if step.fault is not None:
             lines.append(f"    {name} fails{behind}: {step.fault[:300]}")
         elif everything:
             last = f", the last {step.batch:,} in {step.delay * 1000:,.0f} ms" if step.batch else ""
-            lines.append(f"    {name}: {step.rows:,} rows{last}{behind}")
+            lines.append(f"    {name}: {counted(step.rows, 'row', ',')}{last}{behind}")
     return lines
 
 
@@ -119,16 +131,17 @@ def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
     limit = lag["backlog_limit_bytes"]
     share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
     yield (
-        f"  lag      {lag['lag_bytes']:,} bytes, {lag['lag_segments']} segments, {lag['lag_seconds']:.1f} s, "
-        f"the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
+        f"  lag      {counted(lag['lag_bytes'], 'byte', ',')}, {counted(lag['lag_segments'], 'segment')}, "
+        f"{lag['lag_seconds']:.1f} s, the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
     )
-    yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
+    yield f"  backlog  {counted(lag['backlog_bytes'], 'byte', ',')}{share}"
     segments = (
         f"  segments {totals['segments']:,} done, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
     )
     if totals["mutations_set_aside"] or totals["changes_set_aside"]:
-        segments += f"; {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes set aside"
+        mutations = counted(totals["mutations_set_aside"], "mutation", ",")
+        segments += f"; {mutations}, {counted(totals['changes_set_aside'], 'change', ',')} set aside"
     yield segments
     if until := found["published_until"]:
         yield f"  all writes are published up to {instant_text(until)}, {_ago(until / 1e6)}"

@@ -14,6 +14,7 @@ import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
 from writetime.changes.model import KINDS, change_schema, field_name
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_line
 from writetime.schema.cql import parse_schemas
@@ -115,14 +116,14 @@ def commitlog(
         hiding = report.hiding[table]
         lost = f"; {hiding} of them write to requested tables after that, and these changes are lost" if hiding else ""
         click.echo(
-            f"{count} mutations were not read from the write to table {table} on: its schema is not known{lost}",
+            f"{counted(count, 'mutation')} not read from the write to table {table} on: its schema is not known{lost}",
             err=True,
         )
 
 
 def _one(schemas: list[TableSchema]) -> TableSchema:
     if len(schemas) != 1:
-        raise WritetimeError(f"the schema holds {len(schemas)} tables; one was expected")
+        raise WritetimeError(f"the schema holds {counted(len(schemas), 'table')}; one was expected")
     return schemas[0]
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.instants import instant_text
 from writetime.lake.table import open_table
 from writetime.verify.clusters import Progress, verify_clusters
@@ -49,8 +50,8 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     _print(report.differences)
     lake, database = (sum(getattr(r, side) for r in report.ranges) for side in ("lake_rows", "database_rows"))
     click.echo(
-        f"{table}: {len(report.ranges)} token ranges, {database} rows in the database and {lake} in the lake: "
-        + _counted(report.differing, report.lagging, report.unsettled),
+        f"{table}: {counted(len(report.ranges), 'token range')}, {counted(database, 'row')} in the database and "
+        f"{lake} in the lake: " + _counted(report.differing, report.lagging, report.unsettled),
         err=True,
     )
     if report.differing:
@@ -59,7 +60,7 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
         _print(report.view.differences)
         fault = f": {report.view.fault}" if report.view.fault else ""
         at = instant_text(report.view.as_of)
-        click.echo(f"{table}: the compacted view has {report.view.rows} rows, as of {at}{fault}", err=True)
+        click.echo(f"{table}: the compacted view has {counted(report.view.rows, 'row')}, as of {at}{fault}", err=True)
     for reason in report.stopped:
         click.echo(f"{table}: the rows that lag do not reach the lake: {reason}", err=True)
     return report.proven
@@ -73,13 +74,13 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
         nonlocal shown
         if time.monotonic() - shown >= PROGRESS_SECONDS:
             shown = time.monotonic()
-            rows = f"{progress.database_rows} rows in the database and {progress.against_rows} in {against}"
+            rows = f"{counted(progress.database_rows, 'row')} in the database and {progress.against_rows} in {against}"
             click.echo(f"{table}: {progress.share:.0%} of the tokens, {rows}", err=True)
 
     report = verify_clusters(settings, against, table, wait, show)
     _print(report.differences)
     click.echo(
-        f"{table}: {report.ranges} token ranges, {report.database_rows} rows in the database and "
+        f"{table}: {counted(report.ranges, 'token range')}, {counted(report.database_rows, 'row')} in the database and "
         f"{report.against_rows} in {against}: " + _counted(report.differing, report.lagging, report.unsettled),
         err=True,
     )
@@ -92,5 +93,5 @@ def _print(differences: Sequence[object]) -> None:
 
 
 def _counted(differing: int, lagging: int, unsettled: int) -> str:
-    more = f"; {unsettled} more partitions differ and were not read again" if unsettled else ""
+    more = f"; not read again: {counted(unsettled, 'more partition')}" if unsettled else ""
     return f"{differing} differ, {lagging} more lag behind{more}"

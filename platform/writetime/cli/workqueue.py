@@ -11,6 +11,7 @@ import click
 
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
@@ -30,7 +31,9 @@ from writetime.workqueue.worker_metrics import WorkerMetrics
 def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     """Run a handler for the items of a queue until SIGTERM or Ctrl-C. It ends gracefully."""
     if len(names) != len(paths):
-        raise WritetimeError(f"{len(names)} queues and {len(paths)} handlers; name one handler for each queue")
+        raise WritetimeError(
+            f"{counted(len(names), 'queue')} and {counted(len(paths), 'handler')}; name one handler for each queue"
+        )
     settings = config.load()
     handlers = {name: load_handler(path) for name, path in zip(names, paths, strict=True)}
     logging.getLogger("writetime").setLevel(logging.INFO)
@@ -67,7 +70,8 @@ def inspect_command(queue: str | None, letters: bool) -> None:
             for letter in dead_items.dead_letters(settings, name):
                 redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
                 click.echo(
-                    f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
+                    f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t"
+                    f"{counted(letter.attempts, 'attempt')}\t"
                     f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
                 )
 

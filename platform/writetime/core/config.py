@@ -460,8 +460,8 @@ class WorkQueue(_Section):
         for name, queue in self.queues.items():
             if queue.concurrency is not None and queue.concurrency < queue.shards:
                 raise ValueError(
-                    f"queue {name}: concurrency {queue.concurrency} is less than its {queue.shards} shards, "
-                    "each of which runs at least one item; give it fewer shards"
+                    f"queue {name}: concurrency {queue.concurrency} is less than {queue.shards}, its number of "
+                    "shards, each of which runs at least one item; give it fewer shards"
                 )
         return self
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
@@ -149,4 +150,4 @@ def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Sou
         log.exception("%s: %s", table.name, reason_of(e))
         return
     if landed:
-        log.info("%d changes of %s landed", landed, table.name)
+        log.info("%s of %s landed", counted(landed, "change"), table.name)

@@ -20,6 +20,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.clients.zookeeper import connect
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Shares:
             log.info("ZooKeeper answers again")
         self._is_away = False
         if programs != self._programs:
-            log.info("%d programs share the tables", len(programs))
+            log.info("the tables are shared by %s", counted(len(programs), "program"))
         self._programs = programs
 
     def has(self, table: str) -> bool:

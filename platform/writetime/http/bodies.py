@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from writetime.core.counts import counted
+
 # The event loop waits while orjson makes Python objects: for seconds with the four million arrays that fit into 8 MiB,
 # for about a tenth of a second with this many arrays or named fields. Plain numbers and texts are cheap.
 MAX_PARTS = 200_000
@@ -44,7 +46,7 @@ async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], singl
             if _starts_a_batch(body):
                 limit = max(limit, batch)
             if len(body) > limit:
-                raise Refused(413, f"the body is larger than {limit} bytes")
+                raise Refused(413, f"the body is larger than {counted(limit, 'byte')}")
         more = message["more_body"]
     return body
 

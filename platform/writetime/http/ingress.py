@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.http import bodies, openapi
 from writetime.http.bodies import Disconnected, Refused
@@ -147,23 +148,23 @@ class Ingress:
         if not all(fault.is_too_large for fault in missing.values()):
             return Refused(
                 503,
-                f"the broker has not acknowledged {len(missing)} of {count} events ({fault.reason}); "
+                f"the broker has not acknowledged {len(missing)} of {counted(count, 'event')} ({fault.reason}); "
                 "whether they are queued is unknown: repeat the call with the same Idempotency-Key",
                 **({"acknowledged": acknowledged} if is_batch else {}),
             )
         limit = await self._outbox.largest()
-        most = f"{limit} bytes, which is the largest message" if limit is not None else "any message"
+        most = f"{counted(limit, 'byte')}, which is the largest message" if limit is not None else "any message"
         reason = f"the event is larger than {most} that the topic {self._limits.topic} takes (max.message.bytes)"
         if not is_batch:
             return Refused(413, reason)
-        queued = f"{len(acknowledged)} of {count} events are queued"
+        queued = f"{len(acknowledged)} of {counted(count, 'event')} are queued"
         return Refused(413, f"event {first}: {reason}; {queued}", index=first, acknowledged=acknowledged)
 
     def _accept_batch(self, parsed: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
         if not parsed:
             raise Refused(400, "the batch is empty")
         if len(parsed) > self._max_batch_events:
-            raise Refused(413, f"the batch has more than {self._max_batch_events} events")
+            raise Refused(413, f"the batch has more than {counted(self._max_batch_events, 'event')}")
         messages = []
         for index, body in enumerate(parsed):
             try:
@@ -181,7 +182,9 @@ class Ingress:
             raise Refused(400, str(e)) from None
         value = event.value()
         if len(value) > self._limits.max_event_bytes:
-            raise Refused(413, f"the event is larger than {self._limits.max_event_bytes} bytes as it is queued")
+            raise Refused(
+                413, f"the event is larger than {counted(self._limits.max_event_bytes, 'byte')} as it is queued"
+            )
         return event, value
 
     async def _health(self, _request: Request) -> Response:

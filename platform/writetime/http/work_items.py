@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.http import bodies
 from writetime.http.bodies import Disconnected, Refused
@@ -91,7 +92,7 @@ class ItemsEndpoint:
         if not items:
             raise Refused(400, "the batch is empty")
         if len(items) > self._max_batch:
-            raise Refused(413, f"the batch has more than {self._max_batch} items")
+            raise Refused(413, f"the batch has more than {counted(self._max_batch, 'item')}")
         if self._pending + len(items) > self._limits.max_pending_events:
             raise Refused(429, "too many items are waiting for the database; repeat the call later")
         self._pending += len(items)

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from writetime.clients.database import connect
 from writetime.clients.kafka import beginning_offsets, client_config, committed, end_offsets, offset_fault
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.event_pipeline import EventPipeline, Receipt
 from writetime.ingest.sink_metrics import SinkMetrics
@@ -107,7 +108,8 @@ class _Service:
             return
         self._faults_logged, self._next_fault_log = faults, time.monotonic() + _FAULT_LOG_SECONDS
         last = [e for e in (self._pipeline.writer.last_error, self._pipeline.dead_letters.last_error) if e]
-        log.warning("%d writes and %d dead letters were retried so far: %s", *faults, "; ".join(last))
+        counts = counted(faults[0], "write"), counted(faults[1], "dead letter")
+        log.warning("retried so far: %s and %s: %s", *counts, "; ".join(last))
 
     def _read(self) -> None:
         limit = self._settings.ingest.max_buffered_events

@@ -33,6 +33,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.clients.database import DRIVER_FAULTS, nodes_agree, timestamp_as_written
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.ingest.event import Event
 
@@ -137,7 +138,9 @@ class EventWriter:
         write = Write(event, origin, partition, offset, timestamp_resolved=not event.first_seen)
         size = len(event.payload.encode())
         if size > MAX_PAYLOAD_BYTES:
-            write.reason = f"the payload has {size} bytes, more than the {MAX_PAYLOAD_BYTES} that a row may have"
+            write.reason = (
+                f"the payload has {counted(size, 'byte')}, more than the {MAX_PAYLOAD_BYTES} that a row may have"
+            )
             self._decided.append((write, Outcome.DEAD))
         else:
             self._enqueue(write)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 
 Number = TypeVar("Number", int, np.ndarray)
@@ -36,7 +37,9 @@ def check_buckets(buckets: int) -> int:
         WritetimeError: it is not a power of two up to 65,536.
     """
     if not 1 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
-        raise WritetimeError(f"{buckets} buckets: a power of two from 1 to {MAX_BUCKETS:,} is needed (lake.buckets)")
+        raise WritetimeError(
+            f"{counted(buckets, 'bucket')}: a power of two from 1 to {MAX_BUCKETS:,} is needed (lake.buckets)"
+        )
     return buckets
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
@@ -109,7 +110,8 @@ def read_vector(storage: Storage, vector: Vector | None) -> "pyroaring.BitMap":
         ) from e
     if len(rows) != vector.count:
         raise WritetimeError(
-            f"{storage.address}: the deletion vector {vector.place} has {len(rows)} rows, and not {vector.count}"
+            f"{storage.address}: the deletion vector {vector.place} has {counted(len(rows), 'row')}, and not "
+            f"{vector.count}"
         )
     _kept.keep(storage, vector, rows)
     return rows

@@ -15,6 +15,7 @@ from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.segments import switched_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
+from writetime.core.counts import counted
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
@@ -53,7 +54,9 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
         traces.append(Trace(text, lambda: delete_topics(settings, topics)))
     if found:
         keys = [f"{schema.fingerprint:016x}".encode() for schema in found]
-        traces.append(Trace(f"{len(found)} schemas in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys)))
+        traces.append(
+            Trace(f"{counted(len(found), 'schema')} in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys))
+        )
     lake = lake_storage(settings).filesystem()
     if lake.get_file_info(table).type == FileType.Directory:
         traces.append(Trace(f"folder {storage.address} of the lake", lambda: lake.delete_dir(table)))

@@ -22,6 +22,7 @@ from cassandra.query import BatchStatement, PreparedStatement
 
 from writetime.clients.database import timestamp_as_written
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
@@ -183,8 +184,8 @@ class Batches:
             raise Damaged(f"batch {seal.id}: {e}") from None
         if (len(blocks), len(items), digest) != (seal.blocks, seal.items, seal.sha256):
             raise Damaged(
-                f"batch {seal.id} has {len(blocks)} blocks, {len(items)} items and the SHA-256 {digest.hex()}; sealed "
-                f"were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
+                f"batch {seal.id} has {counted(len(blocks), 'block')}, {counted(len(items), 'item')} and the SHA-256 "
+                f"{digest.hex()}; sealed were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
             )
         return Batch(seal, items)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import zstandard
 
+from writetime.core.counts import counted
+
 BLOCK_BYTES = 256 << 10
 # Blocks per partition, of at most 4 MiB.
 CHUNK_BLOCKS = 16
@@ -44,5 +46,5 @@ def _items(content: bytes) -> Iterator[bytes]:
         (length,) = _LENGTH.unpack_from(content, at)
         at += _LENGTH.size + length
         if at > len(content):
-            raise ValueError(f"an item ends {at - len(content)} bytes after the last block")
+            raise ValueError(f"an item ends {counted(at - len(content), 'byte')} after the last block")
         yield content[at - length : at]

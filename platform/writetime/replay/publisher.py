@@ -23,6 +23,7 @@ from typing import Self
 from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.replay.batches import Batches, NoBatch, Seal, Unknown
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
@@ -74,7 +75,7 @@ class Publisher:
         if (producer is None) != (sequence is None):
             raise WritetimeError("a producer and a sequence must be given together")
         if large := next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None):
-            raise WritetimeError(f"item {large} has {len(items[large])} bytes, more than {MAX_ITEM_BYTES}")
+            raise WritetimeError(f"item {large} has {counted(len(items[large]), 'byte')}, more than {MAX_ITEM_BYTES}")
         blocks, size, digest = encode(items)
         attempt = uuid.uuid4()
         unsealed = Seal(

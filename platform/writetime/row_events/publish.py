@@ -36,6 +36,7 @@ from writetime.clients.kafka import (
 )
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.delta import Conflict
@@ -390,8 +391,8 @@ class EventPublisher(Sender):
                 f"{schema.full_name} row_events`"
             )
         raise WritetimeError(
-            f"{schema.full_name}: the event of the row {row} is a message of {sizes[largest]:,} bytes, and "
-            f"{self._topic} takes {self._max_bytes:,}: {remedy}"
+            f"{schema.full_name}: the event of the row {row} is a message of "
+            f"{counted(sizes[largest], 'byte', ',')}, and {self._topic} takes {self._max_bytes:,}: {remedy}"
         )
 
     def _encoded(self, events: pa.RecordBatch, schema: TableSchema) -> tuple[list[bytes], list[bytes]]:

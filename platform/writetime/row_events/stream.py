@@ -8,6 +8,7 @@ a batch that was killed before its commit leaves nothing, and a repeated one cou
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
@@ -68,7 +69,9 @@ def create_stream(table: LakeTable) -> BucketedTable:
     delta.add_fields(schema)
     properties = delta.load().properties
     if (found := properties[BUCKETS]) != str(table.buckets):
-        raise WritetimeError(f"{delta.storage.address} has {found} buckets and the table {table.buckets}: restore it")
+        raise WritetimeError(
+            f"{delta.storage.address} has {counted(int(found), 'bucket')} and the table {table.buckets}: restore it"
+        )
     # Streams that earlier releases created do not have it.
     for name, value in FORGET_REMOVED.items() - properties.items():
         delta.set_property(name, value)

@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_count, option_fields, option_schemas
@@ -126,10 +127,15 @@ class _Settings:
         for skipped in report.skipped:
             log.warning("left out: %s", skipped)
         if tables := report.unknown_tables:
-            log.warning("%s: %d mutations write to %d tables without a schema", path, tables.total(), len(tables))
+            log.warning(
+                "%s: %s to %s without a schema",
+                path,
+                counted(tables.total(), "mutation"),
+                counted(len(tables), "table"),
+            )
         if lost := report.hiding.total():
             name = _table(schemas, self.options).full_name
-            log.warning("%s: changes of %s after these writes are lost in %d mutations", path, name, lost)
+            log.warning("%s: changes of %s after these writes are lost in %s", path, name, counted(lost, "mutation"))
         if report.torn_at is not None:
             log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
@@ -73,7 +74,7 @@ class SSTableSource(DataSource):
         if "schema" in self.options:
             schemas = option_schemas(self.options)
             if len(schemas) != 1:
-                raise WritetimeError(f"the option schema holds {len(schemas)} tables; one was expected")
+                raise WritetimeError(f"the option schema holds {counted(len(schemas), 'table')}; one was expected")
             return schemas[0]
         return newly_labelled(infer_schema(list(find_sstables(_path(self.options)))))
 

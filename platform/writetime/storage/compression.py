@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from writetime.core.counts import counted
 from writetime.storage.compressors import FAULTS, decompressor, fill
 from writetime.storage.digest import Digest
 from writetime.storage.file_errors import CorruptFile, Missing
@@ -55,7 +56,7 @@ class _Cursor:
     def string(self) -> bytes:
         length = self.take("H")
         if length > len(self.data) - self.offset:
-            raise CorruptFile(self.file, self.offset, f"a string of {length} bytes does not fit")
+            raise CorruptFile(self.file, self.offset, f"a string of {counted(length, 'byte')} does not fit")
         self.offset += length
         return self.data[self.offset - length : self.offset]
 
@@ -88,9 +89,13 @@ class CompressedFile:
         # and `SequentialWriter` flushes again at its end. The empty chunk is read with the last one, so that a wrong
         # length is detected. Deflate and Noop compress it to no bytes, so it has only its CRC32 then.
         if needed <= 0 or count not in (needed, needed + 1):
-            raise CorruptFile(info_path, info.offset, f"{count} chunks of {chunk_length} bytes hold {self.length}")
+            raise CorruptFile(
+                info_path, info.offset, f"{count} chunks of {counted(chunk_length, 'byte')} hold {self.length}"
+            )
         if len(info.data) - info.offset != 8 * count:
-            raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
+            raise CorruptFile(
+                info_path, info.offset, f"{counted(count, 'chunk offset')} expected until the end of the file"
+            )
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
         self._offsets = np.append(offsets, self._file.size())
@@ -104,7 +109,8 @@ class CompressedFile:
         sizes = np.minimum(self.chunk_length, self.length - self.chunk_length * np.arange(needed))
         if (sizes > compressor.most * bodies[:needed]).any():
             chunk = int(np.argmax(sizes > compressor.most * bodies[:needed]))
-            expected = f"{sizes[chunk]} bytes of chunk {chunk} cannot come out of its {bodies[chunk]} compressed bytes"
+            size, body = counted(sizes[chunk], "byte"), counted(bodies[chunk], "compressed byte")
+            expected = f"{size} of chunk {chunk} cannot come out of its {body}"
             raise CorruptFile(info_path, info.offset, expected)
         self.digest = Digest(location, count)
 
@@ -115,7 +121,7 @@ class CompressedFile:
         start, end = int(self._offsets[first]), int(self._offsets[first + count])
         data = memoryview(self._file.read_at(end - start, start))
         if len(data) != end - start:
-            raise CorruptFile(self.path, start, f"the file ends, {end - start} more bytes were expected")
+            raise CorruptFile(self.path, start, f"the file ends, {counted(end - start, 'more byte')} expected")
         room = out.data
         filled = 0
         for chunk in range(first, first + count):
@@ -139,7 +145,9 @@ class CompressedFile:
             except FAULTS as e:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
             if done != size:
-                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} has {done} bytes, not {size}")
+                raise CorruptFile(
+                    self.path, chunk * self.chunk_length, f"chunk {chunk} has {counted(done, 'byte')}, not {size}"
+                )
             filled += size
         return filled
 
@@ -176,7 +184,9 @@ class PlainFile:
         # Compaction may add an empty chunk, as in a compressed file. The CRC32 of no bytes is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
-            raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {chunk_length} bytes expected")
+            raise CorruptFile(
+                crc.file, 4, f"{counted(count, 'checksum')} of chunks of {counted(chunk_length, 'byte')} expected"
+            )
         # No more memory is allocated than the file has data, even if a chunk may be longer.
         self.chunk_length = min(chunk_length, max(1, self.length))
         return np.frombuffer(crc.data, ">u4", count, 4)
@@ -197,7 +207,7 @@ class PlainFile:
     def _bytes(self, start: int, size: int) -> memoryview:
         data = memoryview(self._file.read_at(size, start))
         if len(data) != size:
-            raise CorruptFile(self.path, start, f"the file ends, {size} more bytes were expected")
+            raise CorruptFile(self.path, start, f"the file ends, {counted(size, 'more byte')} expected")
         return data
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:

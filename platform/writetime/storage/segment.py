@@ -37,6 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyarrow import NativeFile, fs
 
+from writetime.core.counts import counted
 from writetime.storage.compressors import FAULTS, Decompressor, decompressor
 from writetime.storage.file_errors import CorruptFile, Missing, TornTail, Unsupported
 from writetime.storage.locations import open_file, read_file, resolve
@@ -220,14 +221,16 @@ class Segment:
         fault = TornTail if is_last else CorruptFile
         # A wrong length must not allocate memory for data that is not there.
         if length > compressor.most * len(data):
-            raise fault(self.path, logical, f"{length} bytes cannot come out of the {len(data)} of a section")
+            raise fault(
+                self.path, logical, f"{counted(length, 'byte')} cannot come out of the {len(data)} of a section"
+            )
         body = np.empty(length, np.uint8)
         try:
             done = compressor.decompress(data, body.data)
         except FAULTS as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
         if done != length:
-            raise fault(self.path, logical, f"a section of {length} bytes has {done}")
+            raise fault(self.path, logical, f"a section of {counted(length, 'byte')} has {done}")
         return body
 
     def _header(self, file: _Blocks) -> tuple[int, str | None]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
@@ -220,7 +221,7 @@ def _next(
         found = _joined(done)
         marked = sum(map(len, found.marks.values()))
         if marked != found.gone:
-            raise _Whole(f"it has {marked} of the {found.gone} rows that were changed or removed")
+            raise _Whole(f"it has {marked} of the {counted(found.gone, 'row')} that were changed or removed")
     return found, batch
 
 

@@ -32,6 +32,7 @@ from writetime.clients.kafka import (
 from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.fingerprints import fingerprint, single_object_header
 
@@ -157,7 +158,7 @@ class Sender:
                 deadline = time.monotonic() + TIMEOUT_SECONDS
             elif time.monotonic() > deadline:
                 raise Transient(
-                    f"{self._what}: {waiting} messages wait in the client's full queue, and the broker has "
+                    f"{self._what}: the client's queue is full with {counted(waiting, 'message')}, and the broker has "
                     f"acknowledged none for {TIMEOUT_SECONDS:.0f} s"
                 )
 

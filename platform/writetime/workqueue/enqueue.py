@@ -14,6 +14,7 @@ from uuid import UUID
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
@@ -117,7 +118,7 @@ class AsyncEnqueuer:
                     [],
                 ) from None
             raise EnqueueUnknown(
-                f"queue {queue}: the database has not acknowledged {len(items)} items in "
+                f"queue {queue}: the database has not acknowledged {counted(len(items), 'item')} in "
                 f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
                 [e.item_id for e in entries],
             ) from None
@@ -148,7 +149,9 @@ class AsyncEnqueuer:
         if payload.count("[") + payload.count("{") > MAX_PAYLOAD_LEVELS and _is_deeper(item.payload):
             raise InvalidItem(_TOO_DEEP)
         if size > self._settings.max_payload_bytes:
-            raise TooLarge(f"the payload has {size} bytes, more than the {self._settings.max_payload_bytes} allowed")
+            raise TooLarge(
+                f"the payload has {counted(size, 'byte')}, more than the {self._settings.max_payload_bytes} allowed"
+            )
         return payload
 
     def _entry(self, queue: str, item: NewItem, payload: str, known: tuple[int, int], after: UUID | None) -> Entry:
@@ -231,8 +234,8 @@ class AsyncEnqueuer:
             if not isinstance(refused, WritetimeError):
                 raise refused from None
             raise EnqueueUnknown(
-                f"queue {entries[0].place.queue}: {refused}; of {len(entries)} items some may be enqueued: repeat the "
-                "call with the same item ids",
+                f"queue {entries[0].place.queue}: {refused}; of {counted(len(entries), 'item')} some may be enqueued: "
+                "repeat the call with the same item ids",
                 [entry.item_id for entry in entries],
             ) from None
 

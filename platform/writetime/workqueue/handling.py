@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any
 
+from writetime.core.counts import counted
 from writetime.core.errors import reason_of
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
 from writetime.workqueue.queue_tables import as_json
@@ -76,5 +77,5 @@ def _result(value: Any) -> str | None:
         return None
     text = as_json(value)
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
-        raise ValueError(f"the handler's result has {size} bytes of JSON, more than {MAX_RESULT_BYTES}")
+        raise ValueError(f"the handler's result has {counted(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
     return text

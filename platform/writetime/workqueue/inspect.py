@@ -9,6 +9,7 @@ from typing import Any
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.clock import DatabaseClock
@@ -186,4 +187,5 @@ def status_lines(settings: Settings) -> Iterator[str]:
         return
     for row in found:
         at = f"{row.at:%Y-%m-%dT%H:%M:%SZ}"
-        yield f"queue {row.queue}, {row.place}: failed {row.times} times, last at {at}: {printable(row.reason)}"
+        times = counted(row.times, "time")
+        yield f"queue {row.queue}, {row.place}: failed {times}, last at {at}: {printable(row.reason)}"

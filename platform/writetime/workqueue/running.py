@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from writetime.core.config import WorkQueue
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
@@ -147,13 +148,13 @@ class Running:
         shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
         if not shards or shards < 1 or not bucket_seconds or bucket_seconds < 1:
             raise WritetimeError(
-                f"queue {queue} has {shards} shards and buckets of {bucket_seconds} seconds in the table queues; "
-                "restore the values that it was created with"
+                f"queue {queue} has {counted(shards, 'shard')} and buckets of {bucket_seconds} s in the table "
+                "queues; restore the values that it was created with"
             )
         if own.concurrency is not None and own.concurrency < shards:
             raise WritetimeError(
-                f"queue {queue}: concurrency {own.concurrency} is less than its {shards} shards, each of which runs "
-                "at least one item"
+                f"queue {queue}: concurrency {own.concurrency} is less than its {counted(shards, 'shard')}, each of "
+                "which runs at least one item"
             )
         context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
         self._contexts[queue] = context
@@ -317,7 +318,7 @@ class Running:
                 fresh.append(entry)
             else:
                 # Each attempt ended with the end of its worker.
-                error = f"no outcome of {entry.attempts} attempts: their workers ended"
+                error = f"no outcome of {counted(entry.attempts, 'attempt')}: their workers ended"
                 self._start(self._fail(runner, entry, error, give_up=True))
         try:
             await runner.claim(fresh)
@@ -397,7 +398,7 @@ class Running:
             self._set_aside(runner.hold, error)
             return
         self._count(runner, "fenced", count)
-        log.warning("queue %s: %d items: refused: %s", runner.queue, count, error)
+        log.warning("queue %s: %s: refused: %s", runner.queue, counted(count, "item"), error)
         self._fenced(runner.hold)
 
     def _count(self, runner: ShardRunner, outcome: str, count: int = 1) -> None:
@@ -477,5 +478,7 @@ class Running:
                 await asyncio.gather(*releases, return_exceptions=True)
         except TimeoutError:
             seconds = self._settings.drain_seconds
-            log.warning("%d items still run after %g s; other workers repeat them", self._claimed, seconds)
+            log.warning(
+                "%s not finished after %g s; other workers repeat the work", counted(self._claimed, "item"), seconds
+            )
         await asyncio.gather(*(s.leave() for s in self._shares.values()), return_exceptions=True)

@@ -7,6 +7,7 @@ Sources: `io.tries.TrieNode` of Cassandra, sstables/trie/bti_node_type.hh and bt
 
 import numpy as np
 
+from writetime.core.counts import counted
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.memory import compiled, inlined, load8, load16
 from writetime.storage.kernel.room import room
@@ -34,7 +35,9 @@ def trie_payloads(
     """
     start, end = bounds or (0, len(data))
     if not start <= root < end or not 0 < count <= end - start:
-        raise CorruptFile(path, None, f"{count} keys and their root at {root} were expected between {start} and {end}")
+        raise CorruptFile(
+            path, None, f"{counted(count, 'key')} and their root at {root} were expected between {start} and {end}"
+        )
     longest = min(_LONGEST_PATH, (end - start) // 2 + 2)
     payloads = room(2 * count, np.int64).reshape(2, count)
     nodes = room(2 * longest, np.int64).reshape(2, longest)
@@ -42,7 +45,7 @@ def trie_payloads(
     if found < 0:
         raise CorruptFile(path, -found - 1, "a node of the index was expected")
     if found != count:
-        raise CorruptFile(path, root, f"{count} keys were expected, {found} found")
+        raise CorruptFile(path, root, f"{counted(count, 'key')} were expected, {found} found")
     return payloads
 
 
