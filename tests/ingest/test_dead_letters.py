@@ -64,7 +64,7 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
         assert list(deadletters.status_lines(settings)) == []
         assert [r["outcome"] for r in run_once(settings)] == ["dead"]
         (line,) = deadletters.status_lines(settings)
-        assert line.split()[:4] == ["ingest", "1", "dead", "letters"]
+        assert line.split()[:4] == ["ingest", "1", "dead", "letter"]
         assert deadletters.redrive(settings).count == 1
     letters = dead_letters(settings)
     assert len(letters) == 3
