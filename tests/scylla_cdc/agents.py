@@ -36,7 +36,9 @@ _topics: dict[str, WatermarkTopic] = {}
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
     """Settings of an agent of some tables, with a separate lake."""
-    settings = cdc.with_options(**scylla_cdc)
+    # Tests write while the agent reads. Each write takes a while to reach the log, so no window is read right at its
+    # end.
+    settings = cdc.with_options(**{"confidence_seconds": 0.25, **scylla_cdc})
     names = [table.schema.full_name for table in tables]
     capture = Capture(
         source="scylla-cdc", tables=names, state_dir=folder / "state", partitions=2, snapshot="schema-only"
