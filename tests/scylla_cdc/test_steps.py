@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.scylla_cdc.agents import reached, settings_for, source_of, sources, wait_until
+from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.examples import LATE
@@ -27,6 +27,7 @@ from writetime.core.config import Settings
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource
 from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import SourceMarks
 
 ROWS = 20
 # How far a log is behind.
@@ -102,25 +103,28 @@ def test_a_table_that_is_behind_does_not_stop_the_others(
     times = [start + i * SECOND // 4 for i in range(1, 4 * (BEHIND_SECONDS - 10))]
     late.origins = cdc.log(late.schema, [Group(data, at, rows) for at in times], late.sets)
     settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
-    read = CdcSource.read
+    # In their order: each read of the first log's rows, as zero, and each watermark of the other table.
+    told: list[int] = []
+    read, mark = CdcSource.read, cdc_log.ChangePublisher.mark
 
     def slowly(source: CdcSource, pieces: Sequence[Piece], **options: Any) -> Iterator[pa.RecordBatch]:
         if source.name == late.schema.full_name:
+            told.extend(0 for piece in pieces[:1] if piece.start < times[-1])
             time.sleep(max((piece.end - piece.start for piece in pieces), default=0) / SECOND / 3)
         yield from read(source, pieces, **options)
 
+    def marked(this: cdc_log.ChangePublisher, source: str, marks: SourceMarks) -> None:
+        if source == source_of(other):
+            told.append(marks.tables[other.schema.full_name].until)
+        mark(this, source, marks)
+
     monkeypatch.setattr(CdcSource, "read", slowly)
-
-    def watermark() -> int:
-        found = sources(settings).get(source_of(other))
-        return 0 if found is None else found.tables[other.schema.full_name].until
-
+    monkeypatch.setattr(cdc_log.ChangePublisher, "mark", marked)
     with agent(settings):
-        # Again and again, while the first one is behind.
-        for _ in range(3):
-            at = now()
-            wait_for(lambda: watermark() > at)  # noqa: B023
-            assert reached(settings)[late.schema.full_name] < times[-1]
         wait_until(settings, late, times[-1] + SECOND)
+        wait_until(settings, other, now())
+    # Again and again, while the first one is behind.
+    reads = [place for place, until in enumerate(told) if not until]
+    assert len({*told[reads[0] : reads[-1]]} - {0}) >= 3
     # A step that was too large is read again, and published once.
     assert published(settings, late.schema.full_name) == len(late.origins)
