@@ -1,7 +1,6 @@
 """The data source in Spark: batches, and streams that end, fail and continue."""
 
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.logs import asked, origins
 from tests.support.merged import assert_answers
+from tests.support.spark_streams import run_stream
 from writetime.changes.model import change_schema
+from writetime.core.waiting import wait_until
 from writetime.merge import merge
 from writetime.scylla_cdc.offsets import Offset
 from writetime.sources.scylla_cdc import ScyllaCdcSource
@@ -97,16 +99,18 @@ def test_a_stream_reads_each_row_once_whatever_fails(
     sink = Sink()
     sink.fail_at = 1
     options = {"window_seconds": "10", "batch_seconds": "60"}
+    writer = start(spark, cdc, table, sink, tmp_path / "a", **options)
     with pytest.raises(StreamingQueryException, match="killed between"):
-        start(spark, cdc, table, sink, tmp_path / "a", **options).trigger(availableNow=True).start().awaitTermination()
+        run_stream(writer.trigger(availableNow=True).start, StreamingQuery.awaitTermination)
     assert sorted(sink.batches) == [0]
     sink.fail_at = None
-    query = start(spark, cdc, table, sink, tmp_path / "a", **options).trigger(processingTime="1 second").start()
-    try:
-        deadline = time.monotonic() + 300
-        while sink.origins != Counter(table.origins) and query.isActive and time.monotonic() < deadline:
-            time.sleep(0.2)
-    finally:
-        query.stop()
+
+    def wait_for_all(query: StreamingQuery) -> None:
+        wait_until(lambda: sink.origins == Counter(table.origins) or not query.isActive, 300)
+        if (fault := query.exception()) is not None:
+            raise fault
+
+    writer = start(spark, cdc, table, sink, tmp_path / "a", **options)
+    run_stream(writer.trigger(processingTime="1 second").start, wait_for_all).stop()
     assert len(sink.batches) > 1
     assert sink.origins == Counter(table.origins)

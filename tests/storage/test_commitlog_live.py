@@ -12,10 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.examples import is_long_run
 from tests.support.expected import assert_same, expected_changes, segment_lines, without_origin
 from tests.support.format_server import FormatServer, cql_with_ids
+from tests.support.spark_streams import run_stream
 from writetime.schema.table import SchemaError, SchemaHistory, TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import Segment, find_segments, trusted
@@ -153,17 +155,7 @@ def test_a_stream_gets_every_change_once(node: FormatServer, spark: SparkSession
     query.stop()
     writer.join()
     settle(node, 1)
-    # Spark gives the Python worker of a stream 10 seconds to connect, which no setting changes. A query that ends by it
-    # on a busy machine continues where it stopped when it is started again.
-    for attempts_left in (2, 1, 0):
-        query = start(processingTime="100 milliseconds")
-        try:
-            query.processAllAvailable()
-            break
-        except PySparkException as e:
-            if "worker failed to connect back" not in str(e) or not attempts_left:
-                raise
-    query.stop()
+    run_stream(lambda: start(processingTime="100 milliseconds"), StreamingQuery.processAllAvailable).stop()
     found = [row["n"] for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == list(range(2 * ROWS))
 

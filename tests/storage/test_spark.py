@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.storage.handmade import MANY
 from tests.storage.written import Written
@@ -16,6 +17,7 @@ from tests.support.examples import is_long_run
 from tests.support.format_server import cql_with_ids
 from tests.support.generate import KEYSPACE
 from tests.support.rewriting import break_chunk, copy
+from tests.support.spark_streams import run_stream
 from writetime.changes.model import change_schema
 from writetime.cli.main import main
 from writetime.sources.sstable import SSTableSource
@@ -56,16 +58,15 @@ def test_commit_logs_in_spark(spark: SparkSession, written: Written, tmp_path: P
     assert spark.read.format("commitlog").options(**options).load(str(tmp_path)).count() == 0
     for _ in range(2):  # the second run has nothing to add
         stream = spark.readStream.format("commitlog").options(**options, segments_per_batch="1")
-        query = (
+        writer = (
             stream.load(str(written.server.cdc_raw))
             .select("token", "position", "origin.offset")
             .writeStream.format("parquet")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .option("path", str(tmp_path / "out"))
             .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination()
+        run_stream(writer.start, StreamingQuery.awaitTermination)
         assert spark.read.parquet(str(tmp_path / "out")).count() == direct
 
 
