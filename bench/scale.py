@@ -41,7 +41,8 @@ from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 
 ROOT = Path(__file__).parents[1]
-SIZES = (10_000, 100)
+# Small batches come first: large ones mark so many rows that many later refreshes also write a file of the view again.
+SIZES = (100, 10_000)
 _COLD, _WARM = 2, 10
 # The share of the table's rows in a range.
 _RANGE_ROWS = 100_000
