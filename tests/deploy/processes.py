@@ -13,6 +13,7 @@ from numba.core.caching import UserProvidedCacheLocator
 
 from tests.deploy.files import CONTAINERS, ROOT, compose
 from tests.support.waiting import wait_for
+from writetime.runtime.jars import cache_folder
 
 # A machine that is busy starts them slowly.
 PATIENCE_SECONDS = 240.0
@@ -39,6 +40,8 @@ def environment(home: Path, **own: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "NUMBA_CACHE_DIR": str(home / "numba"),
         "WRITETIME_CONFIG": str(CONTAINERS / "writetime.toml"),
+        # The images have Cassandra's jars, or its nodetool.
+        "WRITETIME_CACHE": str(cache_folder().parent),
         **own,
     }
 
