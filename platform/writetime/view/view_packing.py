@@ -2,7 +2,7 @@
 
 Files are in classes of size, each `FAN` times the previous one. `FAN` files of a class become one of the next class. If
 more than a fortieth of a file's rows are marked, the file is written again without them. So a row is written at most
-log8(view / batch) + 40 times for each of its changes, and a reader reads few files with few marked rows.
+log4(view / batch) + 40 times for each of its changes, and a reader reads few files with few marked rows.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from writetime.lake.vectors import read_vector
 from writetime.lake.views import AS_OF
 from writetime.view.placed_rows import NAMES, is_placed, write_placed
 
-FAN = 8
+FAN = 4
 """The number of files of one size that become one."""
 
 # Larger files (bytes of Parquet) are written again for their marked rows only.
