@@ -57,8 +57,8 @@ def _verdict(report: Report) -> str:
     ]
     shown = "".join(f'<p class="{"good" if ok else "bad"}">{good if ok else bad}</p>' for ok, good, bad in lines)
     return (
-        f"{shown}<p>{holding} of {counted(len(sums), 'sum')} hold. "
-        f"{passed} of {counted(len(report.checks), 'check')} between the stages passed.</p>"
+        f"{shown}<p>Sums that hold: {holding} of {len(sums)}. "
+        f"Checks between the stages that passed: {passed} of {len(report.checks)}.</p>"
     )
 
 

@@ -55,7 +55,7 @@ def test_page(tmp_path: Path) -> None:
     assert "<b>115</b> messages" in text
     assert f'<a href="{UI}/assets/ingest/user_events">sink</a>' in text
     assert "10 flights, 9,000 miles, in each of 3 counts" in text
-    assert "1 of 1 sums hold. 2 of 2 checks" in text
+    assert "Sums that hold: 1 of 1. Checks between the stages that passed: 2 of 2." in text
     assert text.count("<polyline") == 2
     assert re.findall(r"<span>([\d,]+ ms)</span>", text) == ["500 ms", "1,000 ms", "1,500 ms", "2,000 ms"]
     assert "http-equiv" not in text

@@ -13,6 +13,7 @@ from tests.support.view_readers import by_query
 from writetime.lake import buckets, packing, state, views
 from writetime.lake.buckets import ALL
 from writetime.row_events import stream
+from writetime.view import view_packing
 from writetime.view.refreshing import refresh
 
 
@@ -87,6 +88,8 @@ def test_a_level_of_large_rows_is_split(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)
+    for module in (packing, view_packing):
+        monkeypatch.setattr(module, "SORTED_AT_ONCE", view_packing.FAN << 20)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     for number in range(1, 10):
         add_large(table, number)
