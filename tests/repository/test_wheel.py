@@ -23,6 +23,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pathspec import GitIgnoreSpec
 
 from writetime.core import extras
 
@@ -179,6 +180,13 @@ def test_the_component_brings_tables_into_a_project(loaded: dict[str, Any]) -> N
     assert "shop/orders/orders_view:rows_are_those_of_the_database" in loaded["checks"]
     assert {"land", "views", "row_events", "verify", "maintain"} <= set(loaded["jobs"])
     assert loaded["listed"]
+
+
+@pytest.mark.parametrize("tree", ["/tmp/writetime", "/home/ada/writetime", "/srv/writetime", str(ROOT)])
+def test_ignored_files_are_not_packed_wherever_the_tree_is(tree: str) -> None:
+    """If a pattern matches the folder of the tree, hatchling uses none, and packs environments and data."""
+    patterns = (ROOT / ".gitignore").read_text().splitlines()
+    assert not GitIgnoreSpec.from_lines(patterns).match_file(tree)
 
 
 def test_each_module_is_of_an_extra_that_installs_it(wheel: Path) -> None:
