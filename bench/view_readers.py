@@ -27,7 +27,7 @@ from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 
-_REPEATS = 5
+_REPEATS = 10
 
 
 def readers(database: duckdb.DuckDBPyConnection) -> dict[str, Callable[[str], object]]:
@@ -44,14 +44,17 @@ def readers(database: duckdb.DuckDBPyConnection) -> dict[str, Callable[[str], ob
     }
 
 
-def seconds(read: Callable[[str], object], at: str) -> float:
-    """Return the least CPU time of a reader."""
-    found = []
+def ratio(read: Callable[[str], object], view: str, whole: str) -> float:
+    """Return the CPU time of a reader of the view, divided by that of a reader of the copy, each the least of several
+    reads. These alternate, so that other programs disturb both alike.
+    """
+    spent: dict[str, list[float]] = {view: [], whole: []}
     for _ in range(_REPEATS):
-        begin = time.process_time()
-        read(at)
-        found.append(time.process_time() - begin)
-    return min(found)
+        for at, found in spent.items():
+            begin = time.process_time()
+            read(at)
+            found.append(time.process_time() - begin)
+    return min(spent[view]) / min(spent[whole])
 
 
 def written_whole(settings: Settings, table: LakeTable, home: Path) -> str:
@@ -107,10 +110,10 @@ def main() -> None:
                 continue
             whole = written_whole(settings, table, home)
             for what, read in readers(database).items():
-                worst[what] = max(worst[what], seconds(read, table.view.storage.address) / seconds(read, whole))
+                worst[what] = max(worst[what], ratio(read, table.view.storage.address, whole))
             live = table.view_files.load().files.values()
             marked = sum(each.marked for each in live)
-            ratios = ", ".join(f"{what} {ratio:.2f}" for what, ratio in worst.items())
+            ratios = ", ".join(f"{what} {found:.2f}" for what, found in worst.items())
             print(f"after {number}: {len(live)} files, {marked} marked rows; worst ratios: {ratios}", flush=True)
         mean, median = statistics.mean(spent[5:]), statistics.median(spent[5:])
         print(
