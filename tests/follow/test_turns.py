@@ -13,7 +13,7 @@ few_turns = partial(turns, places=2, long_places=2, long_seconds=1.0)
 
 
 class Clock:
-    """Time that passes when a test says so: on a busy machine, turns without work would be long, too."""
+    """A clock that a test sets: on a busy machine, turns without work would be long, too."""
 
     def __init__(self) -> None:
         self.now = 0.0
