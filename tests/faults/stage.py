@@ -59,7 +59,10 @@ class Stage:
         return sink
 
     def wait_for_writes(self, at_least: int) -> None:
-        """Wait until the database has sent that many more replies: from then on a sink is in the midst of its work."""
+        """Wait until a row is stored, and the database has then sent that many more replies: a sink is in the midst of
+        its work. Before the first row, replies may be those to its start, which ends if the database does.
+        """
+        until(lambda: bool(self.watch.rows) or self._caught_up(), "a row")
         goal = self.proxy.replies + at_least
         until(lambda: self.proxy.replies >= goal or self._caught_up(), f"{at_least} more replies")
 
