@@ -62,6 +62,8 @@ class Stage:
         """Wait until a row is stored, and the database has then sent that many more replies: a sink is in the midst of
         its work. Before the first row, replies may be those to its start, which ends if the database does.
         """
+        # A topic without its events would have no lag.
+        self.ledger.flush()
         until(lambda: bool(self.watch.rows) or self._caught_up(), "a row")
         goal = self.proxy.replies + at_least
         until(lambda: self.proxy.replies >= goal or self._caught_up(), f"{at_least} more replies")
