@@ -107,7 +107,7 @@ def test_a_place_that_does_not_answer_does_not_delay_the_others(
         place = f"s3://bucket/of?region=x&scheme=http&endpoint_override=127.0.0.1:{store.getsockname()[1]}"
         silent = FollowedTable("shop.silent", Table(snapshots=[place]))
         followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
-        sensor = backfill.new_backups([silent, followed], seconds=1)
+        sensor = backfill.new_backups([silent, followed], seconds=3)
         with DagsterInstance.ephemeral() as instance:
             result = sensor(build_sensor_context(instance))
             assert isinstance(result, SensorResult)
@@ -115,7 +115,7 @@ def test_a_place_that_does_not_answer_does_not_delay_the_others(
             result = sensor(build_sensor_context(instance, cursor=result.cursor))
     assert isinstance(result, SensorResult)
     assert isinstance(result.skip_reason, SkipReason)
-    assert "shop.silent: its places did not answer for 1 s" in str(result.skip_reason.skip_message)
+    assert "shop.silent: its places did not answer for 3 s" in str(result.skip_reason.skip_message)
 
 
 def test_the_listing_of_a_slow_place_continues(monkeypatch: pytest.MonkeyPatch) -> None:

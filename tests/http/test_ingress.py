@@ -224,7 +224,7 @@ def test_without_a_broker_events_are_answered_503(broker: Settings) -> None:
 
 
 def test_too_many_waiting_events_are_answered_429(broker: Settings) -> None:
-    settings = changed(broker, NO_BROKER, ack_timeout_seconds=1.0, max_pending_events=2)
+    settings = changed(broker, NO_BROKER, ack_timeout_seconds=3.0, max_pending_events=2)
     with running(settings) as ingress, ThreadPoolExecutor() as pool:
         waiting = pool.submit(ingress.post, [EVENT, EVENT])
         while not ingress.metrics()["writetime_ingress_events_pending"]:
@@ -336,7 +336,7 @@ class Calls:
 
 def test_the_openapi_document_is_true(broker: Settings) -> None:
     """All answers that it has, and no others, are those of ingresses that work or lack a server."""
-    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 1.0}
+    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 3.0}
     calls = Calls()
     with (
         running(changed(broker, **limits)) as up,

@@ -57,6 +57,7 @@ def sessions(both: Settings, other: Settings) -> Iterator[tuple[Session, Session
                     f"{{street: 'x', number: {i}}}, {{'a', 'b{i}'}}) USING TIMESTAMP {i + 1}"
                 )
         yield here, there
+        here.execute("DROP KEYSPACE shop", timeout=60)
 
 
 def compared(settings: Settings, wait_seconds: float = 0) -> Report:
