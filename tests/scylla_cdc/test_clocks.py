@@ -42,7 +42,7 @@ def test_the_agent_reports_windows_that_were_read_too_early(cdc: CdcDatabase, la
     late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
     cdc.announce_tablets(late.schema, late.sets)
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
-    until = now() + 3 * SECOND
+    until = now() + 6 * SECOND
     settings.capture.state_dir.mkdir()
     early = Offset(until, late.sets[0].time // 1000 * 1000, late.sets[0].time, str(late.schema.id))
     (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: early.json()}))
