@@ -6,13 +6,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.clocks import set_clock
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import unordered, view_rows
 from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.view_readers import by_query
+from tests.support.written import SCHEMA, Write
 from writetime.lake import buckets, packing, state, views
 from writetime.lake.buckets import ALL
-from writetime.row_events import stream
+from writetime.lake.views import time_now
+from writetime.row_events import changed_rows, stream
 from writetime.view import view_packing
 from writetime.view.refreshing import refresh
 
@@ -97,5 +100,42 @@ def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: p
     files = table.view.load().files
     assert {file.bucket for file in files} == {0, 1, 2, 3}
     assert max(file.size for file in files) < 2 << 20
+    names = [column.label for column in table.schema().columns]
+    assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))
+
+
+@pytest.mark.parametrize("kind", ["row", "static", "partition", "expiry"])
+def test_few_changes_of_much_data_are_taken_by_bucket(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their size does not show this: small changes of large rows, or of partitions with many rows."""
+    most = 256 << 10
+    monkeypatch.setattr(buckets, "MOST_ROW_BYTES", most)
+    settings, table = settings_at(tmp_path), new_table(tmp_path, SCHEMA)
+    expires = time_now() // 1_000_000 + 3600 if kind == "expiry" else None
+    rows = [Write("insert", 1, i, n, 0, 0, expires).change for i in range(40) for n in range(12)]
+    for row in rows:
+        row["v"]["value"] = "x" * 1000
+    add(table, rows, 1, SCHEMA)
+    stream.extend(table)
+    refresh(settings, table)
+    held: list[int] = []
+    row_events = changed_rows.row_events
+
+    def noted(before: Any, *given: Any) -> pa.Table:
+        held.append(before.values.nbytes)
+        return row_events(before, *given)
+
+    monkeypatch.setattr(changed_rows, "row_events", noted)
+    if kind == "expiry":
+        set_clock(monkeypatch, 7200)
+    else:
+        changes = [Write(kind, 2, i, n, 0, 0, None).change for i in range(40) for n in range(12)]
+        add(table, changes if kind == "row" else changes[::12], 2, SCHEMA)
+        assert {file.bucket for file in table.changes.load().files} >= {ALL}
+    assert stream.extend(table) == 480
+    assert refresh(settings, table).marked == 480
+    assert max(held) <= most < sum(held) / 2
+    assert replayed(table) == view_rows(views.virtual(table))
     names = [column.label for column in table.schema().columns]
     assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))

@@ -108,6 +108,10 @@ class Cache:
         """Return the result of `rows`, with the index in the file of each row."""
         return self._read(storage, file, lambda decoded: decoded.numbers(places))
 
+    def count(self, storage: Storage, file: DataFile, places: Places) -> int:
+        """Return the number of the rows that `rows` returns."""
+        return self._read(storage, file, lambda decoded: decoded.count(places))
+
     def narrowed(self, storage: Storage, file: DataFile, places: Places, count: int) -> Places:
         """Return whole partitions, narrowed like those of `Decoded.narrowed`."""
         return self._read(storage, file, lambda decoded: decoded.narrowed(places, count))

@@ -110,6 +110,14 @@ class Decoded:
             found.append((rows + starts[number], take_rows(self._batch(number), rows)))
         return found
 
+    def count(self, places: Places) -> int:
+        """Return the number of the rows that `rows` returns.
+
+        Raises:
+            Damaged: as for `between`.
+        """
+        return sum(len(rows) for _, rows in self._at(places))
+
     def narrowed(self, places: Places, count: int) -> Places:
         """Return whole partitions, each narrowed to about `count` rows at most, see `Searched.narrowed`.
 

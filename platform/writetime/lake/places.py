@@ -82,6 +82,11 @@ def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> Places:
     return Places(tokens.to_numpy(), keys, positions, _next(positions))
 
 
+def are_rows(places: Places) -> bool:
+    """Return whether each place is that of one row."""
+    return pc.all(pc.equal(places.end, _next(places.first))).as_py()
+
+
 def _next(positions: pa.Array) -> pa.Array:
     """Return the next position after each: the same bytes and a zero."""
     return pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.lake import buckets
 from writetime.lake.cache import Cache
 from writetime.lake.merging import PORTION_BYTES, Source
-from writetime.lake.parquet import conform
-from writetime.lake.places import Places, TokenRange, joined, places_of
+from writetime.lake.parquet import conform, uncompressed_size
+from writetime.lake.places import Places, TokenRange, are_rows, joined, places_of
 from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
@@ -41,6 +42,23 @@ def merge_places(
         return cache.rows(source.storage, file, places.within(source.tokens_of(file)))
 
     return _merge(sources, schema, read, start)
+
+
+def are_large(sources: Iterable[Source], places: Places, cache: Cache) -> bool:
+    """Return whether the entries of files at some places are larger in memory than the rows of one file may be
+    (`MOST_ROW_BYTES`), by the average entry of each file.
+    """
+    parts = [
+        (source.storage, file, places.within(source.tokens_of(file)), uncompressed_size(source.storage, file.path))
+        for source in sources
+        for file in source.files
+    ]
+    # A file has one entry of a row. Without a search, its number of entries at other places is not known.
+    most = sum(len(own.tokens) * size / max(file.rows, 1) for _, file, own, size in parts)
+    if most <= buckets.MOST_ROW_BYTES and are_rows(places):
+        return False
+    size = sum(cache.count(storage, file, own) * size / max(file.rows, 1) for storage, file, own, size in parts)
+    return size > buckets.MOST_ROW_BYTES
 
 
 def first_places(sources: Iterable[Source], places: Places, count: int, cache: Cache) -> Places:

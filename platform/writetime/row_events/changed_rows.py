@@ -22,7 +22,7 @@ from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, files_since, folded_version, generation_of, parts_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import expiring_places, first_places
+from writetime.lake.touched import are_large, expiring_places, first_places
 from writetime.lake.versions import TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
@@ -97,12 +97,20 @@ class ChangedRows:
         """
         added = self.new.merged(self.schema)
         places = None if self.all_partitions else self._places(added)
-        if self.bucket != ALL or places is None or are_few(len(places.tokens), self.buckets):
-            parts = [(self.bucket, self.events(added, places, unfit))]
-        else:
-            # Much expires at once: one bucket at a time bounds the memory.
+        if self.bucket == ALL and places is not None and self._are_much(places):
+            # One bucket at a time bounds the memory.
             parts = self._by_bucket(added, places, unfit)
+        else:
+            parts = [(self.bucket, self.events(added, places, unfit))]
         yield from ((bucket, events) for bucket, events in parts if events.num_rows)
+
+    def _are_much(self, places: Places) -> bool:
+        """Return whether places of several buckets have much data. Few changes can have it too: those of large rows, or
+        of partitions, such as their deletions and their static columns.
+        """
+        if not are_few(len(places.tokens), self.buckets):
+            return True
+        return self.old is not None and are_large(self.old.sources, places, self.cache)
 
     def _by_bucket(self, added: pa.Table, places: Places, unfit: Counter[str] | None) -> Iterator[tuple[int, pa.Table]]:
         # They are in the order of their tokens.
