@@ -10,14 +10,22 @@ from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import READ_SOON, WrittenFile, split_by_bucket, without_empty, write_rows
+from writetime.lake.parquet import (
+    READ_SOON,
+    WrittenFile,
+    split_by_bucket,
+    uncompressed_size,
+    without_empty,
+    write_rows,
+)
 from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
 # Files are merged in portions of this size (bytes of Parquet), so that memory depends on the result and not on the
-# input.
+# input. In memory, a portion has at most eight times as many bytes, also of rows that compress well.
 PORTION_BYTES = 64 << 20
+_IN_MEMORY = 8
 
 T = TypeVar("T")
 
@@ -46,6 +54,15 @@ class Source:
     def tokens_of(self, file: DataFile) -> tuple[int, int] | None:
         """Return the range of tokens to take from a file; None for all of its rows."""
         return self.tokens if file.bucket == ALL else None
+
+    def size_of(self, file: DataFile) -> int:
+        """Return the size of a file for portions: its bytes of Parquet, or an eighth of those of its rows in memory if
+        this is more.
+        """
+        size = uncompressed_size(self.storage, file.path)
+        if (tokens := self.tokens_of(file)) is not None:
+            size = size * (tokens[1] - tokens[0] + 1) >> 64
+        return max(file.size, size // _IN_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ def merge_files(
     """
     state = merge([], schema) if start is None else start
     found = ((source, file) for source in sources for file in source.files)
-    for portion in portions(found, lambda each: each[1].size):
+    for portion in portions(found, lambda each: each[0].size_of(each[1])):
         files = ((source.storage, file.path, source.tokens_of(file)) for source, file in portion)
         tables = read_changes(files, change_schema(schema))
         state = merge([state, *(map(select, tables) if select else tables)], schema)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.lake.buckets import ALL, bucket_of_part, buckets_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, portions
+from writetime.lake.merging import Runner, Source, portions
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.state import in_parts
 from writetime.lake.table import LakeTable
@@ -84,7 +84,8 @@ class _Merge:
     def run(self) -> list[WrittenFile]:
         base = self.schema.empty_table()
         # The cost is proportional to the rows of the base.
-        for portion in portions(self.files, lambda file: file.size):
+        source = Source.of_bucket(self.storage, self.files, self.part, self.parts)
+        for portion in portions(self.files, source.size_of):
             base = _last_of_each(pa.concat_tables([base, *map(self._events, portion)]))
         base = base.filter(pc.not_equal(base["kind"], KINDS[DELETE]))
         created = {"kind": pa.repeat(KINDS[CREATE], len(base)), "before": pa.nulls(len(base), base["before"].type)}
