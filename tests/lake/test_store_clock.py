@@ -61,10 +61,10 @@ def files(folder: Path) -> set[Path]:
 def test_nothing_is_deleted(
     name: str, table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The fault is an error, or is logged by a step that has other work."""
+    """Even if the clocks were right a moment ago. The fault is an error, or is logged by a step that has other work."""
     before, said = files(tmp_path), ""
+    assert store_clock.clock_fault(table.changes.storage) is None
     set_clock(monkeypatch, _DAYS)
-    monkeypatch.setattr(store_clock, "_compared", {})
     try:
         _DELETE[name](settings_at(tmp_path), table)
     except WritetimeError as e:
@@ -75,14 +75,14 @@ def test_nothing_is_deleted(
 
 def test_the_clocks_are_compared_again(table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = table.changes.storage
+    assert store_clock.clock_fault(storage) is None
     with monkeypatch.context() as patch:
-        set_clock(patch, _DAYS)
-        patch.setattr(store_clock, "_compared", {})
+        patch.setattr(store_clock, "_seconds_ahead", lambda _: float(_DAYS))
+        assert store_clock.clock_fault(storage) is None
+        patch.setattr(store_clock, "VALID_SECONDS", -1.0)
         assert store_clock.clock_fault(storage) is not None
-        before = dict(store_clock._compared)
-    monkeypatch.setattr(store_clock, "_compared", before)
     assert store_clock.clock_fault(storage) is not None
-    monkeypatch.setattr(store_clock, "VALID_SECONDS", 0.0)
+    monkeypatch.setattr(store_clock, "VALID_SECONDS", -1.0)
     assert store_clock.clock_fault(storage) is None
     for seconds in (-_DAYS, 600):
         with monkeypatch.context() as patch:

@@ -6,32 +6,48 @@ another machine has not committed yet, or still reads.
 
 import time
 import uuid
+from dataclasses import dataclass
 
 from writetime.core.errors import WritetimeError
 from writetime.lake.lake_storage import Storage
 
 VALID_SECONDS = 600.0
-"""The time after which the clocks are compared again."""
+"""The time after which the clocks are compared again, and at once if this machine's clock was set."""
 
 # The shortest age at which files are deleted is an hour.
 _MOST_AHEAD_SECONDS = 900.0
-# By lake: when the clocks were last compared, and how many seconds this machine's clock was ahead.
-_compared: dict[str, tuple[float, float]] = {}
+# A clock that was set, or a machine that slept, changes the difference between the time and the monotonic one.
+_STEP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """When the clocks were compared, by the monotonic clock and by this machine's, and by how much it was ahead."""
+
+    at: float
+    time: float
+    ahead: float
+
+    def is_valid(self) -> bool:
+        elapsed = time.monotonic() - self.at
+        return elapsed <= VALID_SECONDS and abs(time.time() - self.time - elapsed) <= _STEP_SECONDS
+
+
+_of_lakes: dict[str, _Compared] = {}
 
 
 def clock_fault(storage: Storage) -> str | None:
     """Return why nothing may be deleted by its age, with the remedy: this machine's clock is far ahead. None if it is
     not. Once in a while, this writes an empty file into a folder of the lake, and deletes it.
     """
-    at, ahead = _compared.get(storage.root, (0.0, 0.0))
-    if not at or time.monotonic() - at > VALID_SECONDS:
-        ahead = _seconds_ahead(storage)
-        _compared[storage.root] = time.monotonic(), ahead
-    if ahead <= _MOST_AHEAD_SECONDS:
+    found = _of_lakes.get(storage.root)
+    if found is None or not found.is_valid():
+        found = _of_lakes[storage.root] = _Compared(time.monotonic(), time.time(), _seconds_ahead(storage))
+    if found.ahead <= _MOST_AHEAD_SECONDS:
         return None
     return (
-        f"this machine's clock is {ahead / 3600:.1f} h ahead of the one that gives the lake's files their times, so "
-        "nothing is deleted by its age: set it right"
+        f"this machine's clock is {found.ahead / 3600:.1f} h ahead of the one that gives the lake's files their times, "
+        "so nothing is deleted by its age: set it right"
     )
 
 
