@@ -88,3 +88,25 @@ def test_a_table_waits_before_this_is_a_fault(
     of_landing = [record.levelname for record in caplog.records if record.name == "writetime.landing.following"]
     assert of_landing == levels
     assert [report.fault for report in reports] == [str(fault)]
+
+
+def test_a_table_without_new_changes_is_not_behind_afterwards(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next time, it waits again before this is a fault."""
+    known, sources = {0: 1}, cast(Sources, {})
+    landing = SimpleNamespace(held_by=None, place=None, landed=known)
+    landing.land, landing.is_current = (lambda *_, **__: 1), (lambda *_: True)
+    monkeypatch.setattr(following, "Landing", lambda *_: landing)
+    topics = SimpleNamespace(watermarks=SimpleNamespace(reports={}))
+    table = TableLanding(config.load(), "shop.orders", cast(Any, topics), cast(Any, SimpleNamespace(send=print)))
+    assert table.land(known, sources) == 1
+    for _ in range(3):
+        assert not table.is_behind
+        fault = Transient("no leader")
+        assert table.land(fault, sources) is fault
+        assert table.is_behind
+        assert table.is_due(known)
+        assert table.is_current(known, sources)
+    assert not table.is_behind
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

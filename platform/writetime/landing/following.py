@@ -70,6 +70,8 @@ class TableLanding(StepCounts):
         # It may query the lake or Kafka. Landing meets their errors, too, and reports them.
         with suppress(Exception):
             if self._landing and not isinstance(ends, Exception) and self._landing.is_current(ends, sources):
+                # The ends may have been unknown for a moment.
+                self._lacked_ends, self._next_try, self.behind_since = False, 0.0, 0.0
                 return True
         self.begin()
         return False
