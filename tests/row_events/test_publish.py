@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -23,6 +25,7 @@ from tests.support.made import SCHEMA, add, cell, write
 from tests.support.messages import decoded
 from writetime.clients.database import connect
 from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, next_offsets
+from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
@@ -318,3 +321,14 @@ def test_messages_of_an_open_transaction_are_before_the_next_offset(settings: Se
     assert producer.flush(60) == 0
     assert (end_offsets(settings, topic), next_offsets(settings, topic)) == ({0: 0}, {0: 1})
     producer.abort_transaction(60)
+
+
+def test_events_before_the_start_that_become_readable_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = iter([{0: 5}, {0: 9}, {0: 11}, {0: 12}])
+    monkeypatch.setattr(publish, "end_offsets", lambda *_: next(ends))
+
+    def between(_settings: Settings, _topic: str, begins: dict[int, int], until: dict[int, int]) -> list[Any]:
+        return [SimpleNamespace(value=lambda: b"event") for _ in range(begins[0], until[0])]
+
+    monkeypatch.setattr(publish, "messages_between", between)
+    assert publish.published_since(config.load(), "shop.items", {0: 10}, 2) == 2

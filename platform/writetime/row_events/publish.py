@@ -146,7 +146,8 @@ def published_since(settings: Settings, table: str, starts: Mapping[int, int], e
         found += sum(m.value() is not None for m in messages_between(settings, topic, begins, ends))
         if found >= expected or time.monotonic() > deadline:
             return found
-        reached = ends
+        # Messages before a start may become readable later, so an end may be before it.
+        reached = {p: max(begins[p], end) for p, end in ends.items()}
         time.sleep(0.1)
 
 
