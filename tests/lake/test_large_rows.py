@@ -13,7 +13,8 @@ from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from tests.support.written import SCHEMA, Write
 from writetime.lake import buckets, packing, state, views
-from writetime.lake.buckets import ALL
+from writetime.lake.buckets import ALL, buckets_of
+from writetime.lake.cache import Cache
 from writetime.lake.views import time_now
 from writetime.row_events import changed_rows, stream
 from writetime.view import view_packing
@@ -105,7 +106,7 @@ def test_a_view_of_large_rows_is_packed_by_bucket(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["row", "static", "partition", "expiry"])
-def test_few_changes_of_much_data_are_taken_by_bucket(
+def test_few_changes_of_much_data_are_taken_by_parts(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size does not show this: small changes of large rows, or of partitions with many rows."""
@@ -139,3 +140,26 @@ def test_few_changes_of_much_data_are_taken_by_bucket(
     assert replayed(table) == view_rows(views.virtual(table))
     names = [column.label for column in table.schema().columns]
     assert unordered([by_query(table.view.storage.address).select(names)]) == unordered(views.virtual(table))
+
+
+def test_each_part_searches_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the cost grows with the square of the number of buckets."""
+    settings, table = settings_at(tmp_path), new_table(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "FEW_ROWS", 0)
+        add(table, [write(n, 1, 1, v="a") for n in range(99)], 1)
+        state.fold(table)
+        refresh(settings, table)
+    add(table, [write(n, 1, 2, v="b") for n in range(99)], 2)
+    monkeypatch.setattr(changed_rows.ChangedRows, "_count_parts", lambda *_: 2)
+    searched: list[tuple[int, set[int]]] = []
+    search = Cache.rows
+
+    def noted(cache: Cache, storage: Any, file: Any, places: Any) -> Any:
+        searched.append((file.bucket, set(buckets_of(pa.array(places.tokens), 4).tolist())))
+        return search(cache, storage, file, places)
+
+    monkeypatch.setattr(Cache, "rows", noted)
+    assert refresh(settings, table).marked == 99
+    assert sorted(bucket for bucket, _ in searched) == [0, 1, 2, 3]
+    assert all(asked == {bucket // 2 * 2, bucket // 2 * 2 + 1} for bucket, asked in searched)

@@ -95,6 +95,18 @@ class Contents:
         """The files of the levels and of the changes."""
         return self.levels + self.waiting.changes
 
+    def of_part(self, part: int, parts: int) -> "Contents":
+        """Return the content without the files of buckets that are outside one of equal parts of the token range."""
+        buckets = self.waiting.buckets
+        levels, changes, dropped = (
+            tuple(
+                replace(s, files=tuple(f for f in s.files if f.bucket == ALL or f.bucket * parts // buckets == part))
+                for s in sources
+            )
+            for sources in (self.levels, self.waiting.changes, self.waiting.dropped)
+        )
+        return Contents(levels, replace(self.waiting, changes=changes, dropped=dropped))
+
     def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
         """Merge the whole content, or some places or partitions, like `Waiting.merged`."""
         if self.waiting.has_dropped_nothing:

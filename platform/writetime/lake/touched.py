@@ -44,9 +44,9 @@ def merge_places(
     return _merge(sources, schema, read, start)
 
 
-def are_large(sources: Iterable[Source], places: Places, cache: Cache) -> bool:
-    """Return whether the entries of files at some places are larger in memory than the rows of one file may be
-    (`MOST_ROW_BYTES`), by the average entry of each file.
+def size_at(sources: Iterable[Source], places: Places, cache: Cache) -> int:
+    """Return about how large (bytes) the entries of files at some places are in memory, by the average entry of each
+    file. If they are not larger than rows of one file may be (`MOST_ROW_BYTES`), the result may be too large.
     """
     parts = [
         (source.storage, file, places.within(source.tokens_of(file)), uncompressed_size(source.storage, file.path))
@@ -56,9 +56,8 @@ def are_large(sources: Iterable[Source], places: Places, cache: Cache) -> bool:
     # A file has one entry of a row. Without a search, its number of entries at other places is not known.
     most = sum(len(own.tokens) * size / max(file.rows, 1) for _, file, own, size in parts)
     if most <= buckets.MOST_ROW_BYTES and are_rows(places):
-        return False
-    size = sum(cache.count(storage, file, own) * size / max(file.rows, 1) for storage, file, own, size in parts)
-    return size > buckets.MOST_ROW_BYTES
+        return round(most)
+    return round(sum(cache.count(storage, file, own) * size / max(file.rows, 1) for storage, file, own, size in parts))
 
 
 def first_places(sources: Iterable[Source], places: Places, count: int, cache: Cache) -> Places:

@@ -7,7 +7,7 @@ one time, to the next. It reads only the rows that the new changes touch and tho
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +16,14 @@ import pyarrow as pa
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake import buckets
 from writetime.lake.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, files_since, folded_version, generation_of, parts_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import are_large, expiring_places, first_places
+from writetime.lake.touched import expiring_places, first_places, size_at
 from writetime.lake.versions import TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
@@ -91,35 +92,44 @@ class ChangedRows:
     write_times: bool = False
 
     def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Compute the events: one table per bucket with events, or one of several buckets (`ALL`).
+        """Compute the events: one table per bucket with events, or tables of several buckets (`ALL`).
 
         `unfit` is as in `row_form.fit`, for the rows after the batch.
         """
         added = self.new.merged(self.schema)
         places = None if self.all_partitions else self._places(added)
-        if self.bucket == ALL and places is not None and self._are_much(places):
-            # One bucket at a time bounds the memory.
-            parts = self._by_bucket(added, places, unfit)
+        if self.bucket == ALL and places is not None and (parts := self._count_parts(places)) > 1:
+            # One part at a time bounds the memory.
+            tables = self._by_part(added, places, parts, unfit)
         else:
-            parts = [(self.bucket, self.events(added, places, unfit))]
-        yield from ((bucket, events) for bucket, events in parts if events.num_rows)
+            tables = iter([(self.bucket, self.events(added, places, unfit))])
+        yield from ((bucket, events) for bucket, events in tables if events.num_rows)
 
-    def _are_much(self, places: Places) -> bool:
-        """Return whether places of several buckets have much data. Few changes can have it too: those of large rows, or
-        of partitions, such as their deletions and their static columns.
+    def _count_parts(self, places: Places) -> int:
+        """Return the number of equal parts of the token range for the data at places: one per bucket if there are many
+        places, or the least number of parts that are small enough. Few changes can have much data, too: those of large
+        rows, or of partitions, such as their deletions and their static columns.
         """
         if not are_few(len(places.tokens), self.buckets):
-            return True
-        return self.old is not None and are_large(self.old.sources, places, self.cache)
+            return self.buckets
+        size = 0 if self.old is None else size_at(self.old.sources, places, self.cache)
+        parts = 1
+        while parts < self.buckets and size * _largest_share(places, parts) > buckets.MOST_ROW_BYTES:
+            parts *= 2
+        return parts
 
-    def _by_bucket(self, added: pa.Table, places: Places, unfit: Counter[str] | None) -> Iterator[tuple[int, pa.Table]]:
+    def _by_part(
+        self, added: pa.Table, places: Places, parts: int, unfit: Counter[str] | None
+    ) -> Iterator[tuple[int, pa.Table]]:
         # They are in the order of their tokens.
-        ends = np.searchsorted(buckets_of(added["token"], self.buckets), np.arange(self.buckets + 1))
-        for bucket in range(self.buckets):
-            own = places.within(token_range(bucket, self.buckets))
+        ends = np.searchsorted(buckets_of(added["token"], parts), np.arange(parts + 1))
+        for part in range(parts):
+            own = places.within(token_range(part, parts))
             if len(own.tokens):
-                first, end = ends[bucket : bucket + 2].tolist()
-                yield bucket, self.events(added.slice(first, end - first), own, unfit)
+                first, end = ends[part : part + 2].tolist()
+                rows = replace(self, old=self.old and self.old.of_part(part, parts))
+                events = rows.events(added.slice(first, end - first), own, unfit)
+                yield bucket_of_part(part, parts, self.buckets), events
 
     def events(self, added: pa.Table, places: Places | None, unfit: Counter[str] | None = None) -> pa.Table:
         """Compute the events of changes (merged) at some places, or at all."""
@@ -154,6 +164,12 @@ class ChangedRows:
         first, last = sorted((self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000))
         due = expiring_places(() if self.old is None else self.old.sources, first, last, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
+
+
+def _largest_share(places: Places, parts: int) -> float:
+    """Return the largest share of places that are in one of equal parts of the token range."""
+    counts = np.bincount(buckets_of(pa.array(places.tokens), parts))
+    return counts.max(initial=0) / max(counts.sum(), 1)
 
 
 def _static_rows_alone(several: Iterable[Rows], whole: pa.Array) -> Places:
