@@ -153,13 +153,15 @@ def test_each_part_searches_its_own_files(tmp_path: Path, monkeypatch: pytest.Mo
     add(table, [write(n, 1, 2, v="b") for n in range(99)], 2)
     monkeypatch.setattr(changed_rows.ChangedRows, "_count_parts", lambda *_: 2)
     searched: list[tuple[int, set[int]]] = []
-    search = Cache.rows
+    for name in ("rows", "numbers"):
+        search = getattr(Cache, name)
 
-    def noted(cache: Cache, storage: Any, file: Any, places: Any) -> Any:
-        searched.append((file.bucket, set(buckets_of(pa.array(places.tokens), 4).tolist())))
-        return search(cache, storage, file, places)
+        def noted(cache: Cache, storage: Any, file: Any, places: Any, search: Any = search) -> Any:
+            searched.append((file.bucket, set(buckets_of(pa.array(places.tokens), 4).tolist())))
+            return search(cache, storage, file, places)
 
-    monkeypatch.setattr(Cache, "rows", noted)
+        monkeypatch.setattr(Cache, name, noted)
     assert refresh(settings, table).marked == 99
-    assert sorted(bucket for bucket, _ in searched) == [0, 1, 2, 3]
+    # A file of the state and one of the view.
+    assert sorted(bucket for bucket, _ in searched) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all(asked == {bucket // 2 * 2, bucket // 2 * 2 + 1} for bucket, asked in searched)

@@ -21,6 +21,7 @@ from tests.support.view_readers import READERS, by_query, queried
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views
+from writetime.lake.cache import Cache
 from writetime.lake.delta import Conflict
 from writetime.lake.parquet import PARTITION
 from writetime.lake.table import LakeTable
@@ -123,6 +124,27 @@ def test_a_refresh_writes_and_marks_changed_rows(table: LakeTable, settings: Set
     version = table.view.load().version
     assert refresh(settings, table) == refreshing.Refreshed(41, 0, 0, 0, False)
     assert table.view.load().version == version
+
+
+def test_a_refresh_opens_only_files_that_may_have_changed_rows(
+    table: LakeTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(settings, table)
+    assert {file.bucket for file in table.view.load().files} == {0, 1, 2, 3}
+    opened: list[int] = []
+    numbers = Cache.numbers
+
+    def noted(cache: Cache, storage: Any, file: Any, places: Any) -> Any:
+        opened.append(file.bucket)
+        return numbers(cache, storage, file, places)
+
+    monkeypatch.setattr(Cache, "numbers", noted)
+    for i in range(10):
+        opened.clear()
+        add(table, [write(i, 1, 6, v="new")], 2 + i)
+        assert refresh(settings, table).marked == 1
+        assert len({bucket for bucket in opened if bucket != buckets.ALL}) == 1
+    assert rows_of(table) == computed(table)
 
 
 def test_a_file_without_rows_that_count_leaves(table: LakeTable, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.extras import WhenUsed
+from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.cache import Cache
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import LiveFile
@@ -113,9 +114,12 @@ class Refresh:
             return
         tokens, keys, positions = (one_chunk(old[name]) for name in _PLACE_NAMES)
         places = rows_at(tokens, keys, positions)
+        # Others need not be opened.
+        owners = {ALL, *np.unique(buckets_of(tokens, self.rows.buckets)).tolist()}
         found = [
             (each, numbers, rows)
             for each in self.files
+            if each.file.bucket in owners
             for numbers, rows in self.cache.numbers(self.storage, each.file, places)
         ]
         # A search also finds static rows of the partitions.
