@@ -23,7 +23,7 @@ from writetime.changes.model import change_schema
 from writetime.clients.database import connect
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
-from writetime.lake.buckets import token_range
+from writetime.lake.buckets import buckets_of, token_range
 from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
 from writetime.lake.horizon import WRITTEN
@@ -253,10 +253,15 @@ def _lake_state(
     """Return the state of all tokens or some, the schema, and the time of the views: the rows to compute."""
     if not views:
         return merge([], schema), schema, time_now()
-    contents = combined([view.contents for view in views])
-    asked = [None] if tokens is None else [TokenRange(token, token) for token in tokens]
-    state = pa.concat_tables([merge([], schema), *(contents.merged(schema, each) for each in asked)])
-    return state, schema, views[0].as_of
+    contents = {view.bucket: view.contents for view in views}
+    if tokens is None:
+        parts = [combined(list(contents.values())).merged(schema)]
+    else:
+        # Each token searches only the files of its bucket.
+        owners = buckets_of(pa.array(tokens, pa.int64()), views[0].contents.waiting.buckets).tolist()
+        asked = [(contents[bucket], token) for bucket, token in zip(owners, tokens, strict=True) if bucket in contents]
+        parts = [held.merged(schema, TokenRange(token, token)) for held, token in asked]
+    return pa.concat_tables([merge([], schema), *parts]), schema, views[0].as_of
 
 
 def _differences(ours: Rows, theirs: Rows, found: Matched, lag: Lag) -> list[Difference]:
