@@ -13,6 +13,8 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import packing, retention, state, store_clock
+from writetime.lake.backfilled import delete_old_records
+from writetime.lake.commits import put_new
 from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
@@ -28,6 +30,7 @@ _DELETE: dict[str, Callable[[Settings, LakeTable], object]] = {
     "stream": lambda settings, table: retention.trim_stream(table, settings.lake.vacuum_hours),
     "logs": lambda settings, table: retention.trim_logs(table, settings.lake.vacuum_hours),
     "refresh": refresh,
+    "backfill": lambda _, table: delete_old_records(table),
     "clean-up": lambda _, table: LakeResource().clean_up(f"{table.name}/state"),
 }
 
@@ -50,6 +53,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
         rows = pa.table({"token": [1]})
         write_file(part.storage, rows, 0, rows["token"])
     add(table, [write(1, 1, 99, v="b")], 99)
+    # The record of a backfill that has not committed.
+    assert put_new(table.storage, "backfilled/1.json", b"{}")
     return table
 
 

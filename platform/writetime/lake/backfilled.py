@@ -24,6 +24,7 @@ from writetime.lake.backup import BackupFile
 from writetime.lake.commits import put_new
 from writetime.lake.delta import Conflict
 from writetime.lake.parquet import WrittenFile
+from writetime.lake.store_clock import clock_fault
 from writetime.lake.table import GENERATION, LakeTable
 from writetime.lake.versions import TableVersion
 
@@ -149,13 +150,16 @@ class Backfilled:
 
 
 def delete_old_records(table: LakeTable) -> None:
-    """Delete the records that no bucket names, an hour after they were written. If that fails, they stay until a later
-    backfill.
+    """Delete the records that no bucket names, an hour after they were written. If that fails, or this machine's clock
+    is far ahead, they stay until a later backfill.
     """
     filesystem = table.storage.filesystem()
     named = {_path(number) for number in _numbers(table, table.changes.load()).values()}
     until = time.time_ns() - KEPT_SECONDS * 1_000_000_000
     try:
+        if fault := clock_fault(table.changes.storage):
+            log.warning("%s: %s", table.name, fault)
+            return
         for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
             if info.path not in named and (info.mtime_ns or 0) < until:
                 # Another backfill may have deleted it, too.
