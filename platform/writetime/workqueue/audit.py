@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -109,22 +110,27 @@ def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
 
 async def _account(tables: Tables, queue: str) -> Account:
     shards, _ = await tables.known_queue(queue)
-    letters = {letter.item_id for shard in range(shards) for letter in await tables.letters(queue, shard)}
-    items = done = dead = still_open = lost = unexplained = 0
+    items = done = dead = still_open = lost = 0
+    given_up: set[UUID] = set()
     for row in await tables.buckets(queue):
         place = Place(queue, row.shard, row.bucket)
         # The items are read first: items that finish meanwhile have a state by then.
         ids = await tables.item_ids(place, NO_ID, LAST_ID)
         states = {s.item_id: s.status for s in await tables.states(place, NO_ID)}
         statuses = [states.get(item_id) for item_id in ids]
-        final = sum(status is not None and status.final for status in statuses)
+        unfinished = [item_id for item_id in ids if item_id not in states or not states[item_id].final]
         items += len(ids)
         done += statuses.count(Status.COMPLETED)
         dead += statuses.count(Status.DEAD)
-        still_open += len(ids) - final if row.closed is None else 0
-        lost += len(ids) - final if row.closed is not None else 0
-        unexplained += sum(status is Status.DEAD and i not in letters for i, status in states.items())
-    return Account(items, done, dead, still_open, lost, unexplained)
+        if row.closed is None:
+            still_open += len(unfinished)
+        elif unfinished:
+            # A bucket that is dropped meanwhile loses its items before their states.
+            lost += len(await tables.existing(place, unfinished))
+        given_up |= {item_id for item_id, status in states.items() if status is Status.DEAD}
+    # Read last, because an item has its letter before it is dead.
+    letters = {letter.item_id for shard in range(shards) for letter in await tables.letters(queue, shard)}
+    return Account(items, done, dead, still_open, lost, len(given_up - letters))
 
 
 async def _compare(tables: Tables, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
@@ -135,11 +141,15 @@ async def _compare(tables: Tables, queue: str, in_lake: Mapping[Place, InLake]) 
         states = await tables.states(place, NO_ID)
         done = sum(state.status is Status.COMPLETED for state in states)
         have = in_lake.get(place, InLake(0, 0))
-        completed += done
-        there += have.items
         # The lake reads a bucket again until it has read it after it was closed.
         settled = row.closed is not None and have.read_at > row.closed
-        if have.items > done or (settled and have.items < done):
+        differs = have.items > done or (settled and have.items < done)
+        if differs and not await tables.item_ids(place, NO_ID, LAST_ID):
+            # It is dropped meanwhile: its items go before their states.
+            continue
+        completed += done
+        there += have.items
+        if differs:
             differing.append(place)
         else:
             waiting += done - have.items
