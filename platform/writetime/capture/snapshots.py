@@ -223,22 +223,16 @@ class Snapshots:
         # The agent may have been killed after it took them and before it recorded this, or some files are missing.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:
-            yield from self._forget(stale, list(ids))
+            if fault := (yield from self._forget(stale, list(ids))):
+                # The record keeps its tag, so that it does not stay on the node forever.
+                self._not_taken(ids, f"the earlier snapshot {stale} cannot be deleted: {fault}")
+                return
         begun = {i: SnapshotProgress(name, tag, begun_at=time.time_ns() // 1000) for name, i in ids.items()}
         self._keep(begun)
         try:
             taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except Exception as e:
-            if len(ids) > 1:
-                # A fault of one table must not delay the others.
-                self._alone.update(ids.values())
-                log.warning(
-                    "snapshots of %s cannot be taken in one call, so each gets its own: %s",
-                    counted(len(ids), "table"),
-                    reason_of(e),
-                )
-            else:
-                self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {reason_of(e)}")
+            self._not_taken(ids, reason_of(e))
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
         self._alone -= set(ids.values())
@@ -255,6 +249,18 @@ class Snapshots:
                 for i, progress in begun.items()
             }
         )
+
+    def _not_taken(self, ids: Mapping[str, UUID], fault: str) -> None:
+        """Take the snapshots of some tables later. A fault of one table must not delay the others."""
+        if len(ids) > 1:
+            self._alone.update(ids.values())
+            log.warning(
+                "snapshots of %s cannot be taken in one call, so each gets its own: %s",
+                counted(len(ids), "table"),
+                fault,
+            )
+        else:
+            self._later(ids.values(), f"{next(iter(ids))}: its snapshot cannot be taken: {fault}")
 
     def _used_tags(self) -> set[str]:
         return {progress.tag for progress in self._tables.values() if progress.status in ("taken", "published")}
