@@ -1,5 +1,6 @@
 """Completed items are read in batches of bounded size, and a bucket that cannot be read does not stop the others."""
 
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -68,6 +69,32 @@ def test_a_bucket_that_cannot_be_read_does_not_stop_the_others(
     error[0] = Unknown("no answer")
     with pytest.raises(Unknown):
         list(completed.read_place(queue_settings, places[0]))
+
+
+@pytest.mark.parametrize("kept", range(3))
+def test_a_bucket_that_is_dropped_meanwhile_does_not_replace_its_items_in_the_lake(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """It has some pages of items. A worker deletes `queue_items`, then `queue_state`, then the rest."""
+    settings = with_queue(queue_settings, jobs, {"shards": 1}, bucket_seconds=10**9)
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(250)])
+    Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
+    with auditing(settings) as audit:
+        [place] = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+    original = Tables.completed
+
+    async def drop(self: Tables, place: Place) -> AsyncIterator[CompletedItem]:
+        deletions = iter(self._drop[: 3 - kept])
+        async for item in original(self, place):
+            for deletion in deletions:
+                await self._run(deletion, (round(time.time() * 1e6) + 10**8, *place))
+            yield item
+
+    monkeypatch.setattr(Tables, "completed", drop)
+    rows = [row for batch in completed.read_place(settings, place) for row in batch.to_pylist()]
+    assert len(rows) < 250
+    assert "was dropped while it was read" in rows[-1]["fault"]
 
 
 def test_items_of_a_partly_read_bucket_do_not_count(spark: SparkSession) -> None:

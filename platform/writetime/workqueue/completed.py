@@ -17,6 +17,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.workqueue.items import Place
+from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.queue_tables import CompletedItem, Tables
 from writetime.workqueue.statements import Unknown
 
@@ -115,13 +116,17 @@ async def _batches(
     tables: Tables, place: Place, batch_rows: int, batch_characters: int
 ) -> AsyncIterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
-    size = 0
+    count = size = 0
     async for item in tables.completed(place):
+        count += 1
         rows.append(_row(place, item))
         size += len(item.payload) + len(item.result or "")
         if len(rows) >= batch_rows or size >= batch_characters:
             yield pa.RecordBatch.from_pylist(rows, _READ)
             rows, size = [], 0
+    # A worker that drops a bucket deletes its items first. Those that were read before must not replace all of them.
+    if count and not await tables.items(place, NO_ID, LAST_ID, 1):
+        raise WritetimeError("the bucket was dropped while it was read; the lake keeps the items that it had of it")
     if rows:
         yield pa.RecordBatch.from_pylist(rows, _READ)
 
