@@ -122,7 +122,9 @@ class Outbox:
             call.waiting += 1
         if call.waiting:
             self.pending += call.waiting
-            self._metrics.accepted.inc(call.waiting)
+            if producer is self._producer:
+                # Each event counts once.
+                self._metrics.accepted.inc(call.waiting)
             if self._timer is None:
                 self._timer = self._loop.call_later(_POLL_SECONDS, self._poll)
             await call.done
@@ -162,8 +164,11 @@ class Outbox:
     def _on_delivery(self, call: _Call, index: int, error: KafkaError | None, _message: Message) -> None:
         self.pending -= 1
         call.waiting -= 1
-        call.faults[index] = None if error is None else Fault.of(error)
-        (self._metrics.acknowledged if error is None else self._metrics.failed).inc()
+        call.faults[index] = fault = None if error is None else Fault.of(error)
+        if fault is None:
+            self._metrics.acknowledged.inc()
+        elif not fault.is_too_large:
+            self._metrics.failed.inc()
         # A call that a stop has cancelled no longer waits.
         if call.waiting == 0 and not call.done.done():
             call.done.set_result(None)
