@@ -129,8 +129,8 @@ class ChangePublisher:
             before_schema: hands over the mark with the id of a schema's table. It is called before the schema is handed
                 over, so both are in Kafka before a change with that schema. Landing discards changes of a source whose
                 mark has the id of an earlier table.
-            stop: ends the wait for the acknowledgement of a schema. Without it, the wait lasts as long as an outage of
-                the broker.
+            stop: ends the wait for the acknowledgement of a schema. Without it, the wait ends once the broker has
+                acknowledged nothing for a while.
         """
         self._settings = settings
         self._stop = stop
@@ -145,7 +145,7 @@ class ChangePublisher:
                 "enable.idempotence": True,
                 "linger.ms": 5,
                 "message.max.bytes": MAX_MESSAGE_BYTES,
-                # The producer waits for acknowledgements without a time limit, and does not give up.
+                # The client does not give up a message; `flush` ends the wait for it.
                 "message.timeout.ms": 0,
                 "queue.buffering.max.messages": 10_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,
@@ -265,6 +265,7 @@ class ChangePublisher:
 
         Raises:
             Refused: Kafka refuses a topic, see `send`.
+            Transient: nothing can request a stop, and the broker acknowledges nothing for a while.
             WritetimeError: Kafka refuses something else.
         """
         done = self._sender.flush(stop)

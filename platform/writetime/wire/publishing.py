@@ -129,15 +129,21 @@ class Sender:
         """Wait until the broker has all messages; False if the stop is requested and the broker is late.
 
         Raises:
+            Transient: nothing can request a stop, and the broker acknowledges nothing for a while.
             WritetimeError: a message was refused.
         """
-        deadline = None
-        while self._producer.flush(0.5):
+        before, deadline = len(self._producer), time.monotonic() + TIMEOUT_SECONDS
+        while waiting := self._producer.flush(0.5):
             self.check()
-            if stop is not None and stop.is_set():
-                deadline = deadline or time.monotonic() + TIMEOUT_SECONDS
-                if time.monotonic() > deadline:
+            if waiting < before if stop is None else not stop.is_set():
+                before, deadline = waiting, time.monotonic() + TIMEOUT_SECONDS
+            elif time.monotonic() > deadline:
+                if stop is not None:
                     return False
+                raise Transient(
+                    f"{self._what}: the broker has acknowledged none of {counted(waiting, 'message')} for "
+                    f"{TIMEOUT_SECONDS:.0f} s"
+                )
         self.check()
         return True
 
