@@ -29,7 +29,7 @@ from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.checkpoint import Checkpoint, read_checkpoint
 from writetime.cli.main import main
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.storage.segment import Segment, find_segments
 from writetime.wire.publishing import SCHEMAS_TOPIC, Refused
@@ -329,6 +329,17 @@ def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterat
         stop.set()
         thread.join()
     assert reports
+
+
+@pytest.mark.parametrize("kind", [Transient, WritetimeError])
+def test_an_outage_of_kafka_in_a_task_remains_one(
+    captured: Captured, tmp_path: Path, break_one: BreakOne, kind: type[WritetimeError]
+) -> None:
+    """Dagster runs an asset again only after an outage."""
+    break_one(kind("no broker answers"))
+    with pytest.raises(WritetimeError, match="no broker answers") as raised:
+        publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+    assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("x"), RecursionError("too deep")])

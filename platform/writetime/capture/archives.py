@@ -33,7 +33,8 @@ from writetime.capture.node_schemas import FixedSchemas, Node, SchemaWatch, Tabl
 from writetime.capture.progress import SegmentProgress
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.errors import Transient, WritetimeError, reason_of
+from writetime.core.outages import is_outage, kind_of
 from writetime.lake.merging import Runner
 from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.locations import without_secrets
@@ -116,7 +117,7 @@ class Outcome:
     reached: Sequence[tuple[Look, SegmentProgress]]
     changes: Counter[str]
     failed: Mapping[str, str]
-    error: str | None = None
+    error: WritetimeError | None = None
 
 
 def publish_portion(portion: Portion) -> Outcome:
@@ -163,7 +164,7 @@ def publish_portion(portion: Portion) -> Outcome:
     except Exception as e:
         if not isinstance(e, (WritetimeError, OSError)):
             log.exception("a task that publishes segments")
-        return Outcome(reached, changes, failed, reason_of(e))
+        return Outcome(reached, changes, failed, kind_of(e)(reason_of(e)))
     return Outcome(reached, changes, failed)
 
 
@@ -300,7 +301,7 @@ class Archive:
             errors += [outcome.error] if outcome.error else []
         self._checkpoint.save()
         if errors:
-            raise WritetimeError("; ".join(errors))
+            raise (Transient if all(map(is_outage, errors)) else WritetimeError)("; ".join(map(str, errors)))
 
     def _note_vanished(self, there: set[str], listed: set[str]) -> None:
         """Record the segments that vanished from the listed folders before all of their data was published."""
