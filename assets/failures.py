@@ -9,11 +9,8 @@ from dagster import DagsterError, Failure, RetryRequested
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster_shared.error import SerializableErrorInfo
 
-from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.errors import Transient, WritetimeError, hide_passwords, reason_of
 from writetime.core.outages import is_outage
-from writetime.replay import batches as replay
-from writetime.workqueue import statements as workqueue
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +69,7 @@ def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T]
     for name in names:
         try:
             answers[name] = act(name)
-        except (Transient, workqueue.Unknown, replay.Unknown, NoZooKeeper):
+        except Transient:
             raise
         except Exception as e:
             log.error("queue %s: %s", name, reason_of(e), exc_info=None if isinstance(e, WritetimeError) else e)

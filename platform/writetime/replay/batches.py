@@ -23,7 +23,7 @@ from cassandra.query import BatchStatement, PreparedStatement
 from writetime.clients.database import timestamp_as_written
 from writetime.core.config import Settings
 from writetime.core.counts import counted
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000
@@ -35,7 +35,7 @@ _AHEAD = 4
 _AHEAD_BYTES = 64 << 20
 
 
-class Unknown(WritetimeError):
+class Unknown(Transient):
     """The database did not answer in time, or not at all: a write may have been applied."""
 
 

@@ -19,7 +19,6 @@ from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.workqueue.items import Place
 from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.queue_tables import CompletedItem, Tables
-from writetime.workqueue.statements import Unknown
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def read_place(
     payloads and results. If the partition cannot be read, yield the fault last.
 
     Raises:
-        Unknown: the database does not answer.
+        Transient: the database does not answer.
     """
     with connect(settings) as session, asyncio.Runner() as runner:
         tables = Tables(session, settings)
@@ -91,7 +90,7 @@ def read_place(
         try:
             while (batch := runner.run(_next(batches))) is not None:
                 yield batch
-        except (Transient, Unknown):
+        except Transient:
             raise
         except Exception as e:
             reason = reason_of(e)

@@ -9,13 +9,13 @@ from cassandra.cluster import ResponseFuture
 from cassandra.protocol import SyntaxException
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 
 integer = Struct(">i").pack
 bigint = Struct(">q").pack
 
 
-class Unknown(WritetimeError):
+class Unknown(Transient):
     """The database did not answer in time, or not at all: a write may have been applied."""
 
 
