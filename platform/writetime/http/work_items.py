@@ -123,13 +123,13 @@ class ItemsEndpoint:
         """Return the enqueuer; calls that arrive meanwhile wait for the same connection."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(asyncio.to_thread(self._connect))
-        task = self._connecting
-        try:
-            return await asyncio.shield(task)
-        except WritetimeError:
-            if self._connecting is task:
-                self._connecting = None
-            raise
+            self._connecting.add_done_callback(self._connected)
+        return await asyncio.shield(self._connecting)
+
+    def _connected(self, task: asyncio.Task[AsyncEnqueuer]) -> None:
+        """Let the next call connect again after a fault, also if each call that waited for it has given up."""
+        if not task.cancelled() and task.exception() is not None:
+            self._connecting = None
 
     def _connect(self) -> AsyncEnqueuer:
         with ExitStack() as resources:
