@@ -55,7 +55,8 @@ def _column(name: str, value: Any, write_time: int) -> dict[str, Any]:
 def lost(lake: LakeRows, before: LakeRows, after: LakeRows, index: int) -> list[str]:
     """Return the columns of a row of the lake that lost a deletion."""
     found = differing(lake.rows, after.rows, _TABLE)
-    marks = FirstRead(before.rows, _AT).lost(lake, after.rows, found, _TABLE)[found.before.tolist().index(index)]
+    first = FirstRead(before.rows, _AT, _AT + 3)
+    marks = first.lost(lake, after.rows, found, _TABLE)[found.before.tolist().index(index)]
     columns = [c.name for c in _TABLE.static + _TABLE.regular]
     return [name for name, mark in zip(columns, marks.tolist(), strict=True) if mark]
 

@@ -181,8 +181,9 @@ def _settle(
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     first: FirstRead | None = None
     while suspects:
+        began = time_now()
         theirs, written = database.timed_rows(sorted(suspects))
-        first = first or FirstRead(theirs, time_now())
+        first = first or FirstRead(theirs, began, time_now())
         # Before its rows are read.
         is_in_lake = first.is_in_lake(table.changes.load())
         lake = rows_with_entries(*_lake_state(bucket_views(table), schema, sorted(suspects)))

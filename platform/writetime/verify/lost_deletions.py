@@ -40,15 +40,18 @@ class LakeRows:
 
 @dataclass(frozen=True)
 class FirstRead:
-    """The rows of the database at the first read, and the time after it (microseconds)."""
+    """The rows of the database at the first read, and the times before and after it (microseconds). A cell that was
+    written in between may have a deletion that the lake need not have yet.
+    """
 
     rows: Rows
-    at: int
+    began: int
+    ended: int
 
     def is_in_lake(self, changes: TableVersion) -> bool:
         """Return whether a version of the changes has all writes up to the read."""
         marks = [watermark_of(changes, source) for source in registered_sources(changes)]
-        return min(marks, default=complete_snapshot(changes)) >= self.at + _CLOCKS_DIFFER
+        return min(marks, default=complete_snapshot(changes)) >= self.ended + _CLOCKS_DIFFER
 
     def lost(self, lake: LakeRows, database: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
         """Return for each place and each static and regular column whether the lake lost a deletion of one of its
@@ -71,11 +74,11 @@ class FirstRead:
         for column, entries in zip(schema.static + schema.regular, lake.entries, strict=True):
             values = [take(one_chunk(rows.values[column.name]), index) for rows, index in sides]
             of_places = take(entries, found.before)
-            marks = known & _lost(column.type, of_places, values, self.at)
+            marks = known & _lost(column.type, of_places, values, self.began)
             if _shows_elements(column.type):
                 held, now, before = values
                 for i in np.flatnonzero(known & ~marks & different(held, now)).tolist():
-                    kept = _old_elements(of_places[i], self.at) & _elements(held[i])
+                    kept = _old_elements(of_places[i], self.began) & _elements(held[i])
                     marks[i] = bool(kept - _elements(now[i]) - _elements(before[i]))
             columns.append(marks)
         return np.array(columns, bool).reshape(len(columns), len(known)).T
