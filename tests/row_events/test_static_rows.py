@@ -122,6 +122,7 @@ def test_random_writes(tmp_path: Path, seed: int) -> None:
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 4096])),
             patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 3, ROWS])),
             patch.object(changed_rows, "GROWTH", 2),
+            patch.object(changed_rows.ChangedRows, "_count_parts", return_value=chooser.choice([1, 2])),
             patch.object(views, "time_now", lambda now=now: now),
             patch.object(refreshing, "time_now", lambda now=now: now),
         ):
