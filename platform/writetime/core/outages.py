@@ -37,8 +37,18 @@ _STATUS = re.compile(r"status code: (\d{3})\b")
 _UNANSWERED = re.compile(
     r"error sending request|timed out|dns error|request or response body error|error decoding response body"
 )
+# The same of pyarrow's client of S3, with its names of errors. It shows the number of an error that it has no name for.
+_S3 = re.compile(r"\bAWS Error (?:UNKNOWN \(HTTP status (\d{3})\)|(\w+))")
+_S3_OUTAGES = {
+    "INTERNAL_FAILURE",
+    "NETWORK_CONNECTION",
+    "REQUEST_TIMEOUT",
+    "SERVICE_UNAVAILABLE",
+    "SLOW_DOWN",
+    "THROTTLING",
+}
 # No certificate becomes valid by itself.
-_LASTING = "invalid peer certificate"
+_LASTING = re.compile("invalid peer certificate|SSL peer certificate")
 # HTTP: a request took too long, or there were too many; and errors of the server.
 _STATUSES = {408, 429, *range(500, 600)}
 
@@ -59,7 +69,11 @@ def _names_outage(text: str) -> bool:
     number = _NUMBER.search(text)
     if number is not None and int(number[1]) in _OUTAGES:
         return True
-    if not _STORE.search(text) or _LASTING in text:
+    if _LASTING.search(text):
+        return False
+    if (of_s3 := _S3.search(text)) is not None:
+        return of_s3[2] in _S3_OUTAGES or int(of_s3[1] or 0) in _STATUSES
+    if not _STORE.search(text):
         return False
     status = _STATUS.search(text)
     return bool(_UNANSWERED.search(text)) if status is None else int(status[1]) in _STATUSES

@@ -25,7 +25,7 @@ class Folder:
         """Return the folder at a path or URI, which may not exist.
 
         Raises:
-            StorageError: the store cannot be reached.
+            Transient, StorageError: the store cannot be reached.
         """
         filesystem, path = resolve(address)
         return Folder(address, filesystem, path.rstrip("/") or path)

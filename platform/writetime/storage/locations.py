@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from pyarrow import NativeFile, fs
 
-from writetime.core.errors import without_passwords
+from writetime.core.errors import Transient, without_passwords
+from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
@@ -130,7 +131,8 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     pyarrow's own file systems come first (local, `s3://`, `gs://`, `hdfs://`, `abfss://`), then those of fsspec.
 
     Raises:
-        StorageError: the store cannot be reached.
+        Transient: the store does not answer.
+        StorageError: the store cannot be reached for another reason.
     """
     if "://" not in path:
         return fs.LocalFileSystem(), path
@@ -138,7 +140,8 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
         return fs.FileSystem.from_uri(path)
     except OSError as e:
         # For S3, this call requests the region at once.
-        raise StorageError(f"{without_secrets(path)} cannot be reached: {e}") from None
+        kind = Transient if is_outage(e) else StorageError
+        raise kind(f"{without_secrets(path)} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
         # pyarrow raises these errors for an unknown scheme, or one that it was built without. Their text has the whole
         # URI, so no later error may have them as its context.
