@@ -9,6 +9,7 @@ from dagster import DagsterError, Failure, RetryRequested
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster_shared.error import SerializableErrorInfo
 
+from writetime.clients.database import is_without_answer
 from writetime.core.errors import Transient, WritetimeError, hide_passwords, reason_of
 from writetime.core.outages import is_outage
 
@@ -51,7 +52,7 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
     except (DagsterError, Failure, RetryRequested):
         raise
     except Exception as e:
-        if is_outage(e):
+        if is_outage(e) or is_without_answer(e):
             hide_passwords(e)
             raise RetryRequested(RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):

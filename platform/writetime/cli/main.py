@@ -151,12 +151,10 @@ def _in_one_line(error: Exception) -> str | None:
         return remedy(error)
     if "cassandra" not in sys.modules:
         return None
-    from cassandra import RequestValidationException
-
-    from writetime.clients.database import DRIVER_FAULTS, driver_reason
+    from writetime.clients.database import driver_reason, is_without_answer
 
     # An invalid request is our bug.
-    if isinstance(error, DRIVER_FAULTS) and not isinstance(error, RequestValidationException):
+    if is_without_answer(error):
         return f"the database did not answer ({driver_reason(error)}): run the command again"
     return None
 

@@ -13,7 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 
-from cassandra import ConsistencyLevel, DriverException, UnresolvableContactPoints
+from cassandra import (
+    ConsistencyLevel,
+    DriverException,
+    RequestValidationException,
+    UnresolvableContactPoints,
+    protocol,
+)
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.concurrent import execute_concurrent_with_args
@@ -44,6 +50,8 @@ _AGREEMENT_SECONDS = 1
 # All exceptions of the driver when the database does not answer, or answers with an error: they have no common base,
 # and some answers ("overloaded", as of a node that shuts down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
+# Those of them that a request gets again. The class of the message has no common base with the other one.
+_REFUSALS = (RequestValidationException, protocol.RequestValidationException)  # type: ignore[attr-defined]
 # Pauses between attempts to connect to a node that is down: the first, and the longest.
 RECONNECT_SECONDS = (0.5, 2.0)
 _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
@@ -235,6 +243,11 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
             raise WritetimeError(f"{table} cannot be counted from token {start} on: {answer}")
         total += next(iter(answer))[0]
     return total
+
+
+def is_without_answer(fault: BaseException) -> bool:
+    """Return whether a fault is one of `DRIVER_FAULTS` that shows that the database does not answer at the moment."""
+    return isinstance(fault, DRIVER_FAULTS) and not isinstance(fault, _REFUSALS)
 
 
 def driver_reason(fault: Exception) -> str:
