@@ -6,22 +6,25 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid1
 
 import pyarrow as pa
 import pytest
+from cassandra import InvalidRequest, OperationTimedOut
 
 from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, answered, texts
 from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import backfill as module
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
+from writetime.schema.table import SchemaError
 
 RECORDING = Recording(RECORDED / "rec105")
 # A column was dropped, that some SSTables have.
@@ -93,8 +96,26 @@ def test_dropped_columns_come_from_the_database(folder: Path, settings: Settings
 
 def test_without_the_database_a_complete_schema_is_requested(folder: Path, tmp_path: Path) -> None:
     nowhere = config.load(lake={"path": str(tmp_path / "lake")}, cassandra={"contact_points": ["127.0.0.1"], "port": 9})
-    with pytest.raises(WritetimeError, match=r"does not list the dropped columns of rec105\.t3.*--schema"):
+    with pytest.raises(Transient, match=r"does not list the dropped columns of rec105\.t3.*--schema"):
         complete_schema(nowhere, find_snapshots([str(folder)]))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_outage"),
+    [(OperationTimedOut(), True), (InvalidRequest("no column"), False), (SchemaError("no table"), False)],
+)
+def test_a_database_that_stops_answering_is_an_outage(
+    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, *, is_outage: bool
+) -> None:
+    """Dagster runs a backfill again after that, and not if the database has no such table."""
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "read_schema", refuse)
+    with pytest.raises(WritetimeError, match="does not list the dropped columns") as raised:
+        complete_schema(settings, find_snapshots([str(folder)]))
+    assert isinstance(raised.value, Transient) == is_outage
 
 
 def test_a_backfill_matches_the_database(folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.fs import FileType
 
-from writetime.clients.database import DRIVER_FAULTS, connect
+from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
+from writetime.core.outages import is_outage
 from writetime.lake import medusa, scylla_manager, snapshot_tree
 from writetime.lake.backfilled import Backfilled, Taken, delete_old_records
 from writetime.lake.backup import BackupFile, Found, NodeBackup
@@ -224,7 +225,8 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     """Return snapshots with the dropped columns of their table. If the files do not list these, query the database.
 
     Raises:
-        WritetimeError: the database does not answer, has no such table, or has another one of that name.
+        Transient: the database does not answer.
+        WritetimeError: it has no such table, or has another one of that name.
     """
     if snapshot.lists_dropped:
         return snapshot
@@ -233,7 +235,7 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
         with connect(settings) as session:
             known = read_schema(session, name)
     except (WritetimeError, *DRIVER_FAULTS) as e:
-        raise WritetimeError(
+        raise (Transient if is_outage(e) or is_without_answer(e) else WritetimeError)(
             f"the schema of the files does not list the dropped columns of {name}, because ScyllaDB and Cassandra "
             f"Medusa leave them out, and the database could not be queried for them ({e}): start it, or pass as "
             "--schema a file with CREATE TABLE and, for each dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
