@@ -82,12 +82,15 @@ def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
 def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message]) -> pa.Table:
     try:
         return decode(decoder, schema, [message.value() for message in messages])
-    except Transient:
+    except (Transient, MemoryError):
         raise
     except Exception:
         for message in messages:
             try:
                 decode(decoder, schema, [message.value()])
+            except (Transient, MemoryError):
+                # An operator must not skip the message because of this.
+                raise
             except Exception as e:
                 raise _unreadable(message, e) from e
         raise
