@@ -18,6 +18,7 @@ from typing import Any
 from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
+from writetime.workqueue.insist import insist
 from writetime.workqueue.queue_tables import ShardRow
 from writetime.workqueue.statements import Unknown
 
@@ -28,6 +29,8 @@ _STOP_SHARE = 2 / 3
 _ANSWER_SHARE = 1 / 5
 _ROUNDS_A_LEASE = 12
 _LONGEST_ROUND_SECONDS = 2.0
+# How long a release is repeated while the database does not answer. Then the lease ends it.
+_RELEASE_SECONDS = 15.0
 
 
 @dataclass(eq=False)
@@ -129,9 +132,7 @@ class Shares:
         self._background(self._free(hold.row))
 
     async def _free(self, row: ShardRow) -> None:
-        # If the database does not answer, the shard is free when its lease ends.
-        with suppress(Unknown):
-            await self._tables.release(self._queue, row)
+        await _for_a_while(lambda: self._tables.release(self._queue, row))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -156,9 +157,7 @@ class Shares:
 
     async def leave(self) -> None:
         """Sign off from the other workers, after the shards were released."""
-        # If the database does not answer, the others notice it when our announcement expires.
-        with suppress(Unknown):
-            await self._tables.leave(self._queue, self._worker)
+        await _for_a_while(lambda: self._tables.leave(self._queue, self._worker))
 
     async def _look(self) -> None:
         """Read the other workers, and take or release shards."""
@@ -247,3 +246,10 @@ class Shares:
                     del self.held[row.shard]
                     hold.lost = True
                     self._rest(hold, e)
+
+
+async def _for_a_while(release: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a release. If it is lost, other workers wait for a whole lease."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            await insist(release)
