@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.support.examples import rounds
 from tests.support.generate import SEED
 from writetime.lake import decoded
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
-from writetime.lake.parquet import PLACE
+from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import KEPT, PLACE, write_file
 
 ROWS = 3000
 
@@ -153,6 +155,33 @@ def test_one_batch_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(held) == 4 * 2
     # A batch has half a megabyte.
     assert max(held[::2]) < held[0] + 100_000
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_batches_are_bounded_by_their_rows_in_memory(tmp_path: Path, *, places: bool) -> None:
+    """A few large rows are among many small ones, and long values repeat: neither the size of an average row nor that
+    of encoded values shows this. A row that is larger is alone.
+    """
+    most, chooser, storage = 1 << 20, random.Random(SEED), Storage(str(tmp_path))
+    texts = ["a"] * 50_000
+    for size in (most // 9, most // 3, most + 1):
+        for _ in range(5):
+            start = chooser.randrange(len(texts))
+            texts[start:start] = ["x" * size] * chooser.randint(1, 5)
+    rows = pa.table({"token": pa.array(range(len(texts))), "key": texts, "v": [text[:100] for text in texts[::-1]]})
+    wanted = rows.select(["token", "key"]) if places else rows
+    stored = pa.table({"v": rows["v"], PLACE: wanted.to_struct_array()}) if places else rows
+    file = write_file(storage, stored, 0, rows["token"], layout=replace(KEPT, row_group_bytes=most // 4))
+    with pq.ParquetFile(tmp_path / file.path) as opened:
+        groups = [opened.read_row_group(group) for group in range(opened.num_row_groups)]
+        assert all(group.num_rows == 1 or group.nbytes <= most for group in groups)
+        # Small rows are not in more row groups because of the large ones.
+        assert len(groups) < 8 * stored.nbytes / most
+        write(opened, tmp_path / "decoded", 1, most)
+    found = read(tmp_path / "decoded", 1).between(0, len(texts))
+    assert all(batch.num_rows == 1 or batch.nbytes <= most for batch in found)
+    assert len(found) < 4 * wanted.nbytes / most
+    assert pa.Table.from_batches(found).equals(wanted)
 
 
 def test_rows_outlive_the_file(source: Path) -> None:

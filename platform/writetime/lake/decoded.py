@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.arrow import take_rows
 from writetime.lake.expiries import Expiries, expiries_of, joined
-from writetime.lake.parquet import PLACE
+from writetime.lake.parquet import PLACE, sizes_of_groups
 from writetime.lake.places import Places, Searched
 
 VERSION = 2
@@ -297,15 +297,16 @@ def _crc_of_rest(data: pa.Buffer, batches: list[_Batch]) -> int:
 
 
 def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches of about `batch_bytes`."""
+    """Yield the rows of a Parquet file in batches of at most `batch_bytes`, or of one larger row group."""
     groups: list[int] = []
     size = 0
     fields = _fields(source)
     has_places = PLACE in source.schema_arrow.names
-    for group in range(source.num_row_groups):
+    sizes = sizes_of_groups(source.metadata)
+    for group, own in enumerate(sizes):
         groups.append(group)
-        size += _size(source.metadata.row_group(group), has_places)
-        if size >= batch_bytes or group == source.num_row_groups - 1:
+        size += own
+        if group == len(sizes) - 1 or size + sizes[group + 1] > batch_bytes:
             # One after the other, because a column is in memory twice while its chunks are combined.
             arrays = (
                 _column(source, groups, PLACE).flatten()
@@ -318,14 +319,6 @@ def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatc
             while batches:
                 yield batches.pop(0)
             groups, size = [], 0
-
-
-def _size(group: pq.RowGroupMetaData, has_places: bool) -> int:
-    """Return the uncompressed bytes of a row group; only of its places, if these are read alone."""
-    if not has_places:
-        return group.total_byte_size
-    parts = (group.column(i) for i in range(group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.startswith(f"{PLACE}."))
 
 
 def _column(source: pq.ParquetFile, groups: Sequence[int], name: str) -> pa.ChunkedArray:

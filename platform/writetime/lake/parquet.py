@@ -1,6 +1,7 @@
 """Writes and reads the Parquet files of the lake. Tasks do this, and return a short description for the commit."""
 
 import functools
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,9 @@ _LONG_VALUE = 1 << 10
 # The name of a file has the size (bytes) of its rows in memory, which dictionaries hide from all other sizes. So a step
 # that looks at many files, such as those that are too large to be packed, reads none of them.
 _IN_MEMORY = re.compile(r"\.(\d+)\.parquet$")
+# The footer has the size of each row group in memory, as a list: that of the columns that are decoded, which are only
+# the places if the file has them.
+_GROUP_SIZES = "writetime.group_sizes"
 _DICTIONARIES = {pa.dictionary(pa.int32(), values) for values in (pa.string(), pa.binary())}
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
@@ -52,8 +56,8 @@ class WrittenFile:
 @dataclass(frozen=True)
 class Layout:
     """The layout of rows in a file: the most rows per row group, which is the unit that a reader reads or skips. A row
-    group of large rows has fewer rows, with about `row_group_bytes` in memory. Nulls do not count, because each row
-    group adds to the footer for each column.
+    group of large rows has fewer rows, with about `row_group_bytes` in memory, and at most twice as many, or one row.
+    Nulls do not count, because each row group adds to the footer for each column.
     """
 
     row_group_rows: int
@@ -99,16 +103,17 @@ def write_file(
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
-    group_rows = layout.row_group_rows
-    if in_memory > (most := layout.row_group_bytes):
-        group_rows = min(group_rows, table.num_rows * most // max(1, in_memory - _bytes_of_nulls(table)))
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
         pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
-        writer.write_table(table, row_group_size=max(1, group_rows))
+        sizes = []
+        for rows in _row_groups(table, in_memory, layout):
+            writer.write_table(rows, row_group_size=layout.row_group_rows)
+            sizes.append(_bytes_in_memory(rows.select([PLACE]) if PLACE in rows.column_names else rows))
+        writer.add_key_value_metadata({_GROUP_SIZES: json.dumps(sizes)})
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
@@ -145,6 +150,27 @@ def deleted_if_refused(storage: Storage, files: Iterable[WrittenFile]) -> Iterat
             with suppress(OSError):
                 filesystem.delete_file(file.path)
         raise
+
+
+def _row_groups(table: pa.Table, in_memory: int, layout: Layout) -> Iterator[pa.Table]:
+    """Yield the rows of each row group, by their size on average. A few large rows among many small ones do not show in
+    it, so a row group that is far larger is divided.
+    """
+    count, most = layout.row_group_rows, layout.row_group_bytes
+    if in_memory > most:
+        count = max(1, min(count, table.num_rows * most // max(1, in_memory - _bytes_of_nulls(table))))
+    for start in range(0, max(table.num_rows, 1), count):
+        yield from _divided(table.slice(start, count), 2 * most)
+
+
+def _divided(rows: pa.Table, most: int) -> Iterator[pa.Table]:
+    """Yield rows in parts of at most `most` bytes in memory without nulls, or of one row."""
+    if rows.num_rows <= 1 or (size := _bytes_in_memory(rows)) <= most or size - _bytes_of_nulls(rows) <= most:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _divided(rows.slice(0, half), most)
+    yield from _divided(rows.slice(half), most)
 
 
 def _repeating(table: pa.Table) -> list[str]:
@@ -234,6 +260,21 @@ def uncompressed_size(storage: Storage, path: str) -> int:
         return int(recorded[1])
     with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
         return sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+
+
+def sizes_of_groups(footer: pq.FileMetaData) -> list[int]:
+    """Return the size (bytes) in memory of what is decoded of each row group. If another program wrote the file, return
+    the sizes before compression.
+    """
+    if recorded := (footer.metadata or {}).get(_GROUP_SIZES.encode()):
+        return json.loads(recorded)
+    return [_encoded_size(footer.row_group(group)) for group in range(footer.num_row_groups)]
+
+
+def _encoded_size(group: pq.RowGroupMetaData) -> int:
+    parts = [group.column(i) for i in range(group.num_columns)]
+    places = [part for part in parts if part.path_in_schema.startswith(f"{PLACE}.")]
+    return sum(part.total_uncompressed_size for part in places or parts)
 
 
 def _bytes_in_memory(table: pa.Table) -> int:

@@ -463,13 +463,13 @@ def _parts(
 
 def _parts_of(file: pq.ParquetFile, limits: PartLimits, *, own_batches: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the events of a file in parts of one batch each, with its number; or of any batches, as those of 0."""
-    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-    size = max(sum(group.total_byte_size for group in groups), 1)
-    rows = max(min(limits.events, limits.size * file.metadata.num_rows // size), 1)
-    for several in file.iter_batches(rows):
-        for number, part in _by_batch(several) if own_batches else [(0, several)]:
-            for small in _bounded(part, limits.size):
-                yield number, small
+    for group in range(file.num_row_groups):
+        found = file.metadata.row_group(group)
+        rows = max(min(limits.events, limits.size * found.num_rows // max(found.total_byte_size, 1)), 1)
+        for several in file.iter_batches(rows, row_groups=[group]):
+            for number, part in _by_batch(several) if own_batches else [(0, several)]:
+                for small in _bounded(part, limits.size):
+                    yield number, small
 
 
 def _bounded(events: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:

@@ -71,15 +71,16 @@ class ExpectedRows:
 
     def _parts(self, files: Sequence[WrittenFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows of files in parts of a portion at most, by their size on average. Row groups with many nulls
-        may be far larger.
+        may be far larger. Each part is of one row group, so that many large rows in a row are not read at once.
         """
         storage = self._table.view.storage
         for file in files:
             most = file.rows * merging.PORTION_BYTES // max(1, uncompressed_size(storage, file.path))
             with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as source:
                 names = [name for name in schema.names if name in source.schema_arrow.names]
-                for batch in source.iter_batches(max(1, most), columns=names):
-                    yield conform(pa.Table.from_batches([batch]), schema, file.path)
+                for group in range(source.num_row_groups):
+                    for batch in source.iter_batches(max(1, most), row_groups=[group], columns=names):
+                        yield conform(pa.Table.from_batches([batch]), schema, file.path)
 
 
 def check_of(settings: Settings, table: LakeTable) -> ExpectedRows | None:
