@@ -78,8 +78,10 @@ def test_large_batches_stay_and_small_ones_are_packed_between_them(
     seen = batches(table, 2) + batches(table, 1, first=3, rows=20) + batches(table, 3, first=4)
     sizes = [file.size for _, file in batch_files(table.row_events.load())]
     monkeypatch.setattr(event_packing, "SIZE_CLASSES", (sizes[2] - 1, sizes[2] - 1))
-    assert pack_events(table) == 3
-    assert [last for last, _ in batch_files(table.row_events.load())] == [1, 2, 3, 6]
+    assert pack_events(table) == 5
+    assert [last for last, _ in batch_files(table.row_events.load())] == [2, 3, 6]
+    # Those before the large batch are one file, and nothing is left to do.
+    assert pack_events(table) == 0
     assert events(table) == seen
 
 
