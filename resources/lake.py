@@ -52,5 +52,7 @@ class LakeResource(WritetimeResource):
         opened = deltalake.DeltaTable(storage.address, storage_options=options)
         merged = opened.optimize.compact()["numFilesRemoved"]
         hours = self.settings.lake.vacuum_hours
+        # It may have been set meanwhile.
+        require_right_clock(storage)
         gone = opened.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         return {"files_merged": merged, "files_deleted": len(gone)}

@@ -28,7 +28,7 @@ def test_files_are_kept_for_more_than_a_week(tmp_path: Path, monkeypatch: pytest
     delta = getattr(table, part)
     replaced = [Path(delta.storage.address, file.path) for file in delta.load().files]
     with monkeypatch.context() as patched:
-        patched.setattr(commits, "millis", lambda: (time.time_ns() // 1_000_000) - 200 * _HOUR * 1000)
+        patched.setattr(commits, "millis", lambda _: (time.time_ns() // 1_000_000) - 200 * _HOUR * 1000)
         _REPLACE[part](table)
     DeltaTable(delta.storage.address).create_checkpoint()
     at = time.time() - 500 * _HOUR

@@ -124,7 +124,7 @@ def test_random_writes(tmp_path: Path, seed: int) -> None:
             patch.object(changed_rows, "GROWTH", 2),
             patch.object(changed_rows.ChangedRows, "_count_parts", return_value=chooser.choice([1, 2])),
             patch.object(views, "time_now", lambda now=now: now),
-            patch.object(refreshing, "time_now", lambda now=now: now),
+            patch.object(refreshing, "time_of_lake", lambda _, now=now: now),
         ):
             if chooser.random() < 0.3:
                 state.fold(table)

@@ -265,7 +265,7 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
     table, settings = new_table(tmp_path), settings_at(tmp_path)
     add(table, [write(1, 1, 1) | {"v": {**cell("a", 1), "ttl": 5, "deletion_time": 105}}], 1)
     state.fold(table)
-    with patch("writetime.view.refreshing.time_now", return_value=100 * SECOND):
+    with patch("writetime.view.refreshing.time_of_lake", return_value=100 * SECOND):
         refresh(settings, table)
     stream.extend(table, 100 * SECOND)
     for number in range(2, 5):

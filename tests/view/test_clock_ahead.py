@@ -1,4 +1,6 @@
-"""A view and row events computed while a clock was ahead: rows with a TTL are missing until the next step."""
+"""A view and row events computed while a clock was ahead: rows with a TTL are missing until the next step. A clock that
+is behind changes nothing.
+"""
 
 import time
 from pathlib import Path
@@ -6,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clocks import set_clock
 from tests.support.event_replay import SECOND, replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
@@ -38,7 +41,7 @@ def step_ahead(table: LakeTable, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     """Add a batch and refresh the view, by a clock that is ahead."""
     with monkeypatch.context() as patched:
         for module in (stream, refreshing):
-            patched.setattr(module, "time_now", lambda: time.time_ns() // 1000 + seconds * SECOND)
+            patched.setattr(module, "time_of_lake", lambda _: time.time_ns() // 1000 + seconds * SECOND)
         stream.extend(table)
         refresh(settings_at(folder), table)
 
@@ -92,3 +95,20 @@ def test_clocks_that_differ_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = compare_view(table)
     assert found is not None
     assert found.fault is None
+
+
+def test_a_machine_whose_clock_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that have expired by the clocks of the other machines do not come back, and rows do not expire late."""
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    add(table, [expiring(1, -_HOUR), expiring(2, _HOUR), write(3, 1, 5, v="a")], 1)
+    refresh(settings, table)
+    stream.extend(table)
+    assert ids(table) == ([2, 3], [2, 3])
+    add(table, [expiring(4, -_HOUR), write(5, 1, 5, v="a")], 2)
+    with monkeypatch.context() as patched:
+        set_clock(patched, -2 * _HOUR)
+        refresh(settings, table)
+        stream.extend(table)
+        assert ids(table) == ([2, 3, 5], [2, 3, 5])
+        views.rewrite(table)
+        assert ids(table)[0] == [2, 3, 5]

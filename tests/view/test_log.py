@@ -64,7 +64,7 @@ def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.Mon
     """All that it removes is deleted, once, an hour and a quarter later, or at the next refresh."""
     now, deleted, delete = time.time(), Counter[str](), view_upkeep._delete
     monkeypatch.setattr(view_upkeep, "time", SimpleNamespace(time=lambda: now))
-    monkeypatch.setattr(commits, "millis", lambda: int(now * 1000))
+    monkeypatch.setattr(commits, "millis", lambda _: int(now * 1000))
     for module in (refreshing, view_upkeep):
         monkeypatch.setattr(module, "STREAM_HOURS", 1)
 

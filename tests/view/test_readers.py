@@ -64,7 +64,7 @@ class Followed:
         now = self._begun + _PACE * self.batches
         with (
             patch.object(view_upkeep, "time", SimpleNamespace(time=lambda: now)),
-            patch.object(commits, "millis", lambda: int(now * 1000)),
+            patch.object(commits, "millis", lambda _: int(now * 1000)),
             patch.object(refreshing, "TRIM_EVERY", 2),
         ):
             yield
@@ -86,7 +86,7 @@ class Followed:
             self.clock(),
             patch.object(buckets, "FEW_ROWS", self.chooser.choice([0, 4096, 4096])),
             patch.object(views, "time_now", lambda: now),
-            patch.object(refreshing, "time_now", lambda: now),
+            patch.object(refreshing, "time_of_lake", lambda _: now),
         ):
             if self.chooser.random() < 0.3:
                 state.fold(self.table)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +22,7 @@ from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import READERS, by_query, queried
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, retention, state, views
+from writetime.lake import buckets, retention, state, view_upkeep, views
 from writetime.lake.cache import Cache
 from writetime.lake.delta import Conflict
 from writetime.lake.parquet import PARTITION
@@ -87,7 +89,7 @@ def _follow(folder: Path, schema: TableSchema, batches: list[list[generated.Chan
             patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 16])),
             patch.object(changed_rows, "GROWTH", 2),
             patch.object(views, "time_now", lambda now=now: now),
-            patch.object(refreshing, "time_now", lambda now=now: now),
+            patch.object(refreshing, "time_of_lake", lambda _, now=now: now),
         ):
             add(table, changes, number, schema)
             for step in chooser.sample(["fold", "compact", "refresh", "whole"], chooser.randint(0, 3)):
@@ -281,8 +283,7 @@ def test_a_vacuum_keeps_live_vectors(table: LakeTable, settings: Settings, monke
     before = files_in(folder)
     assert retention.vacuum(table, 1) == []
     # As if an hour had passed.
-    real = retention.vacuum_view.__globals__["time"].time
-    monkeypatch.setattr("writetime.lake.view_upkeep.time.time", lambda: real() + 4000)
+    monkeypatch.setattr(view_upkeep, "time", SimpleNamespace(time=lambda: time.time() + 4000))
     gone = retention.vacuum(table, 1)
     after = files_in(folder)
     assert {str(path) for path in before - after} == {name for name in gone if "/view/" in name}

@@ -18,6 +18,7 @@ from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.store_clock import micros_behind
 
 if TYPE_CHECKING:
     import obstore
@@ -94,25 +95,25 @@ def put_new(storage: Storage, path: str, data: bytes) -> bool:
     return True
 
 
-def about(info: Mapping[str, object]) -> Action:
+def about(storage: Storage, info: Mapping[str, object]) -> Action:
     """Return the action about the commit itself; `info` is for readers of the log."""
-    return {"commitInfo": {"timestamp": millis(), "operation": "WRITE", "engineInfo": "writetime", **info}}
+    return {"commitInfo": {"timestamp": millis(storage), "operation": "WRITE", "engineInfo": "writetime", **info}}
 
 
-def numbers(values: Mapping[str, int]) -> list[Action]:
+def numbers(storage: Storage, values: Mapping[str, int]) -> list[Action]:
     """Return the actions that record numbers by application id."""
-    now = millis()
+    now = millis(storage)
     return [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in values.items()]
 
 
-def added(file: WrittenFile, *, data_change: bool) -> Action:
+def added(storage: Storage, file: WrittenFile, *, data_change: bool) -> Action:
     """Return the action that adds a file."""
     statistics: dict[str, object] = {"numRecords": file.rows}
     if file.first_token is not None:
         statistics["minValues"] = {"token": file.first_token}
         statistics["maxValues"] = {"token": file.last_token}
         statistics["nullCount"] = {"token": 0}
-    return {"add": adding(file.path, file.bucket, file.size, millis(), statistics, data_change=data_change)}
+    return {"add": adding(file.path, file.bucket, file.size, millis(storage), statistics, data_change=data_change)}
 
 
 def adding(
@@ -129,11 +130,11 @@ def adding(
     }
 
 
-def removing(path: str, bucket: int, size: int, *, data_change: bool) -> Action:
+def removing(storage: Storage, path: str, bucket: int, size: int, *, data_change: bool) -> Action:
     """Return the content of an action that removes a file now."""
     return {
         "path": path,
-        "deletionTimestamp": millis(),
+        "deletionTimestamp": millis(storage),
         "dataChange": data_change,
         "extendedFileMetadata": True,
         "partitionValues": {PARTITION: str(bucket)},
@@ -141,9 +142,9 @@ def removing(path: str, bucket: int, size: int, *, data_change: bool) -> Action:
     }
 
 
-def millis() -> int:
-    """Return the time in milliseconds."""
-    return time.time_ns() // 1_000_000
+def millis(storage: Storage) -> int:
+    """Return the time in milliseconds, by the store's clock if this machine's is far behind."""
+    return (time.time_ns() // 1000 + micros_behind(storage)) // 1000
 
 
 # The result is cached, because a connection to an object store costs more than a commit.

@@ -29,6 +29,7 @@ from writetime.lake import commits
 from writetime.lake.commits import Action
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.store_clock import clock_fault
 from writetime.lake.versions import BUCKETS, DataFile, Opened, TableVersion
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class BucketedTable:
             # The given numbers are written again, so that Delta rejects any other commit that changes them at the same
             # time.
             done_now = {app_id: number, **(also or {}), **(given or {})}
-            self._commit(now, [commits.added(f, data_change=True) for f in files], done_now, {})
+            self._commit(now, [commits.added(self.storage, f, data_change=True) for f in files], done_now, {})
             return True
 
         return self._retry(attempt)
@@ -280,8 +281,11 @@ class BucketedTable:
             Conflict: one of the files or numbers has been replaced since `before`. Other commits since then do not
                 matter.
         """
-        removed = [{"remove": commits.removing(f.path, f.bucket, f.size, data_change=data_change)} for f in remove]
-        actions = [commits.added(f, data_change=data_change) for f in add] + removed
+        removed = [
+            {"remove": commits.removing(self.storage, f.path, f.bucket, f.size, data_change=data_change)}
+            for f in remove
+        ]
+        actions = [commits.added(self.storage, f, data_change=data_change) for f in add] + removed
         paths = {f.path for f in remove}
         self._retry(lambda: self._rewrite(before, paths, actions, also or {}, info or {}))
 
@@ -305,14 +309,16 @@ class BucketedTable:
             now = self.load()
             done = self._rewritten(now, before, set(), also)
             now.table.create_write_transaction(
-                [_add_action(f) for f in add],
+                [_add_action(self.storage, f) for f in add],
                 "overwrite",
                 fields,
                 [PARTITION],
                 commit_properties=deltalake.CommitProperties(
                     app_transactions=[transaction.Transaction(*each) for each in done.items()]
                 ),
+                post_commithook_properties=_only_commit(),
             )
+            self.checkpoint_after(now.table.version())
             return True
 
         self._retry(attempt)
@@ -353,7 +359,7 @@ class BucketedTable:
         Raises:
             _Taken: another commit has the next number.
         """
-        every = [commits.about(info), *commits.numbers(numbers), *actions]
+        every = [commits.about(self.storage, info), *commits.numbers(self.storage, numbers), *actions]
         written = commits.write_commit(self.storage, now.version + 1, every)
         if written is None:
             raise _Taken
@@ -363,8 +369,15 @@ class BucketedTable:
         self.checkpoint_after(now.version + 1)
 
     def checkpoint_after(self, version: int) -> None:
-        """Write a checkpoint after a commit, if it is time for one."""
+        """Write a checkpoint after a commit, if one is due.
+
+        By a clock that is far ahead, none is written: it would leave out files that were removed a moment ago, and a
+        vacuum by any other machine would delete these.
+        """
         if version % CHECKPOINT_EVERY == 0:
+            if fault := clock_fault(self.storage):
+                _log.warning("%s: no checkpoint is written: %s", self.storage.address, fault)
+                return
             try:
                 self._open_at(version).create_checkpoint()
             except (WritetimeError, exceptions.DeltaError) as e:
@@ -387,7 +400,10 @@ class BucketedTable:
             now = self.load()
             found = value(now.properties)
             if now.properties.get(name) != found:
-                now.table.alter.set_table_properties({name: found}, raise_if_not_exists=False)
+                now.table.alter.set_table_properties(
+                    {name: found}, raise_if_not_exists=False, post_commithook_properties=_only_commit()
+                )
+                self.checkpoint_after(now.table.version())
             return True
 
         self._retry(attempt)
@@ -449,7 +465,8 @@ class BucketedTable:
             new = [f for f in schema if f.name not in have.names or not _holds(have.field(f.name).type, f.type)]
             if new:
                 fields: list[deltalake.Field] = list(deltalake.Schema.from_arrow(pa.schema(new)).fields)
-                now.table.alter.add_columns(fields)
+                now.table.alter.add_columns(fields, post_commithook_properties=_only_commit())
+                self.checkpoint_after(now.table.version())
             return bool(new)
 
         return self._retry(attempt)
@@ -476,12 +493,19 @@ def _require_format(storage: Storage, version: str | None) -> None:
         )
 
 
+def _only_commit() -> "deltalake.PostCommitHookProperties":
+    """Return the options by which delta-rs deletes no old commits after its own, and writes no checkpoint. It compares
+    their times with this machine's clock, which may be wrong.
+    """
+    return deltalake.PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
 def _conflict(storage: Storage) -> Conflict:
     return Conflict(f"{storage.address} has been rewritten by another process: run this again")
 
 
-def _add_action(file: WrittenFile) -> "transaction.AddAction":
-    add = commits.added(file, data_change=True)["add"]
+def _add_action(storage: Storage, file: WrittenFile) -> "transaction.AddAction":
+    add = commits.added(storage, file, data_change=True)["add"]
     return transaction.AddAction(
         add["path"], add["size"], add["partitionValues"], add["modificationTime"], add["dataChange"], add["stats"]
     )

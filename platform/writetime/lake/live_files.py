@@ -15,6 +15,7 @@ from writetime.lake import commits
 from writetime.lake.checkpoints import read_checkpoint
 from writetime.lake.commits import Action
 from writetime.lake.delta import ATTEMPTS, FORGET_REMOVED, VECTORS, BucketedTable, Conflict
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.vectors import Vector
 from writetime.lake.versions import DataFile, TableVersion, file_of
@@ -124,7 +125,8 @@ class LiveFiles:
             if not same or any(now.files.get(each.file.path) != each for each in touched):
                 raise Conflict(f"{self._storage.address} has been rewritten by another process: run this again")
             recorded = {**numbers, _DIGEST: _digest(_after(now.files, change))}
-            actions = [*_head(now.version, info, vectors=vectors), *_actions(change, recorded, data_change=data_change)]
+            head = _head(self._storage, now.version, info, vectors=vectors)
+            actions = [*head, *_actions(self._storage, change, recorded, data_change=data_change)]
             number = now.version.version + 1
             if commits.write_commit(self._storage, number, actions) is not None:
                 self._table.checkpoint_after(number)
@@ -179,10 +181,10 @@ def _apply(files: dict[str, LiveFile], actions: list[Action]) -> None:
         files[file.path] = LiveFile(file, Vector.of_action(add.get("deletionVector")))
 
 
-def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[Action]:
+def _head(storage: Storage, now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[Action]:
     """Return the actions that turn the table into one with vectors, or one without them."""
     if has_vectors(now) == vectors:
-        return [commits.about(info)]
+        return [commits.about(storage, info)]
     wanted = {name: value for name, value in now.properties.items() if name not in FORGET_REMOVED}
     wanted |= {VECTORS: str(vectors).lower(), **(FORGET_REMOVED if vectors else {})}
     metadata, protocol = now.table.metadata(), now.table.protocol()
@@ -195,7 +197,7 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
         "configuration": wanted,
     }
     features = protocol.reader_features or [], protocol.writer_features or []
-    return [commits.about(info), {"protocol": _protocol(*features, vectors=vectors)}, {"metaData": described}]
+    return [commits.about(storage, info), {"protocol": _protocol(*features, vectors=vectors)}, {"metaData": described}]
 
 
 def _protocol(reader: Sequence[str], writer: Sequence[str], *, vectors: bool) -> Action:
@@ -211,16 +213,15 @@ def _protocol(reader: Sequence[str], writer: Sequence[str], *, vectors: bool) ->
     return {**readers, "minWriterVersion": 7, "writerFeatures": sorted(writes)}
 
 
-def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:
-    found = commits.numbers(numbers)
+def _actions(storage: Storage, change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:
+    found = commits.numbers(storage, numbers)
     for each in (*change.remove, *(each for each, _ in change.mark)):
         file = each.file
-        removed = commits.removing(file.path, file.bucket, file.size, data_change=data_change)
+        removed = commits.removing(storage, file.path, file.bucket, file.size, data_change=data_change)
         found.append({"remove": removed | _named(each.vector)})
     for file in change.add:
-        add = commits.adding(
-            file.path, file.bucket, file.size, commits.millis(), _statistics(file.rows, None), data_change=data_change
-        )
+        now, about = commits.millis(storage), _statistics(file.rows, None)
+        add = commits.adding(file.path, file.bucket, file.size, now, about, data_change=data_change)
         found.append({"add": add})
     for each, vector in change.mark:
         file, about = each.file, _statistics(each.file.rows, vector)

@@ -17,7 +17,7 @@ from writetime.lake.live_files import has_vectors
 from writetime.lake.merging import Runner, Source, by_bucket_of_result, merge_files
 from writetime.lake.parquet import WrittenFile, conform, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold, sources_of_tasks
-from writetime.lake.store_clock import clock_fault
+from writetime.lake.store_clock import clock_fault, require_right_clock
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
@@ -181,7 +181,12 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     """Delete the files that no version of the last `hours` names, including those of failed tasks; return them.
 
     A reader, or a task that has not committed, that takes longer than this loses its files.
+
+    Raises:
+        WritetimeError: this machine's clock is far ahead; nothing is deleted.
     """
+    # Also if it was set while other steps ran.
+    require_right_clock(table.changes.storage)
     for part in (table.state, *([] if has_vectors(table.view.load()) else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]

@@ -20,6 +20,7 @@ from writetime.lake.merging import Runner, merge_files
 from writetime.lake.parquet import WrittenFile, deleted_if_refused, write_file
 from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, contents, generation_of
+from writetime.lake.store_clock import micros_behind
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows
@@ -122,7 +123,7 @@ def rewrite(
     # The state first, as for `bucket_views`.
     state = table.state.load()
     changes = table.changes.load()
-    instant = time_now()
+    instant = time_of_lake(table)
     found = list(run(_write, present_views(table, state, changes, instant)))
     written = [file for file, _ in found if file is not None]
     if unfit is not None:
@@ -146,6 +147,13 @@ def rewrite(
 def time_now() -> int:
     """Return the time, in microseconds."""
     return time.time_ns() // 1000
+
+
+def time_of_lake(table: LakeTable) -> int:
+    """Return the time, in microseconds, for what is written to the lake: by the store's clock if this machine's is far
+    behind. Otherwise, rows would expire late, and those that had expired by another machine's clock would come back.
+    """
+    return time_now() + micros_behind(table.changes.storage)
 
 
 def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:

@@ -52,7 +52,7 @@ from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
 from writetime.lake.versions import BUCKETS, TableVersion
-from writetime.lake.views import time_now
+from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
@@ -285,7 +285,7 @@ class Landing:
             if is_other:
                 self._backlog = None
             if is_other or begins != landed:
-                raise_history(table, time_now())
+                raise_history(table, time_of_lake(table))
             reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
             known = {source: watermark_of(now, source) for source in registered_sources(now)}
             held = held_since(now)

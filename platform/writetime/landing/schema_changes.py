@@ -12,7 +12,7 @@ from writetime.lake.evolution import join_schemas
 from writetime.lake.history import HISTORY_FROM, raise_history
 from writetime.lake.table import LakeTable, create_table, stored_schema
 from writetime.lake.versions import TableVersion
-from writetime.lake.views import time_now
+from writetime.lake.views import time_now, time_of_lake
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema, is_later
 from writetime.wire.change_messages import require_format
@@ -69,7 +69,7 @@ class LakeSchemas:
         now = time_now()
         table = create_table(self._settings, schema, {HISTORY_FROM: str(now)})
         # Another process may have created it.
-        raise_history(table, now)
+        raise_history(table, time_of_lake(table))
         return table.changes.load()
 
     def _follow(self, schema: TableSchema, now: TableVersion) -> TableVersion:
@@ -79,7 +79,7 @@ class LakeSchemas:
         if is_later(schema, current):
             log.info("%s was dropped and created again (id %s): a generation of it begins", self._lake.name, schema.id)
             # First: after a kill between the two, it is not known that this is left to do.
-            raise_history(self._lake, time_now())
+            raise_history(self._lake, time_of_lake(self._lake))
             self._lake.begin(schema)
             return self._lake.changes.load()
         if to_json(join_schemas(current, schema)) == to_json(current):

@@ -20,7 +20,7 @@ from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.versions import BUCKETS, TableVersion
-from writetime.lake.views import time_now
+from writetime.lake.views import time_of_lake
 from writetime.row_events.changed_rows import (
     ChangedRows,
     Names,
@@ -120,7 +120,7 @@ def extend(
     if generation_of(state) != generation:
         # Landing is about to rebuild the state.
         return 0
-    now = time_now()
+    now = time_of_lake(table)
     instant = now if as_of is None else as_of
     follows = last is not None and not rebuild and generation_of(stream) == generation
     # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.

@@ -29,7 +29,7 @@ from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
-from writetime.lake.views import AS_OF, present_views, time_now
+from writetime.lake.views import AS_OF, present_views, time_of_lake
 from writetime.row_events.changed_rows import (
     Position,
     TooLate,
@@ -118,7 +118,7 @@ def refresh(
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
-    batch = Batch(generation_of(changes), number, time_now())
+    batch = Batch(generation_of(changes), number, time_of_lake(table))
     try:
         follows = None if whole else last
         found, batch = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)

@@ -61,7 +61,8 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     each was done. It publishes nothing: state, view and row events have the same content before and after.
 
     Raises:
-        WritetimeError: this machine's clock is far ahead; nothing is done.
+        WritetimeError: this machine's clock is far ahead; nothing is done. If it was set while this ran, no file is
+            deleted.
     """
     require_right_clock(table.changes.storage)
     now = time_now()

@@ -103,11 +103,11 @@ class HistoryTable:
             steps[name](chooser)
 
     def _refresh(self, *, whole: bool = False) -> None:
-        with patch.object(refreshing, "time_now", lambda: self._second * 1_000_000):
+        with patch.object(refreshing, "time_of_lake", lambda _: self._second * 1_000_000):
             refresh(self._settings, self.lake, whole=whole)
 
     def _extend(self) -> None:
-        with patch.object(stream, "time_now", lambda: self._second * 1_000_000):
+        with patch.object(stream, "time_of_lake", lambda _: self._second * 1_000_000):
             stream.extend(self.lake)
 
     def compare(self, node: Node, seconds: int) -> None:
