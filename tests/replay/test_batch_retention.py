@@ -1,8 +1,9 @@
 """Retention: it deletes the oldest batches, but none that a known processor has not done. Numbers never start again."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -19,10 +20,12 @@ from writetime.replay import (
     Publisher,
     Subscriber,
     advance,
+    batch_retention,
     check,
     extent,
     forget,
     lag,
+    publisher,
     replay,
     seek,
     trim,
@@ -108,6 +111,26 @@ def test_young_batches_stay(trimming: Settings, queue: str) -> None:
     publish(trimming, queue, 1, 2)
     found = trim(trimming.model_copy(update={"replay": own}), queue)
     assert (found.gone, found.due) == (0, 0)
+
+
+@pytest.mark.parametrize(("module", "ahead"), [(publisher, -30), (publisher, 30), (batch_retention, 30)])
+def test_a_wrong_clock_makes_no_batch_old_or_young(
+    trimming: Settings, queue: str, monkeypatch: pytest.MonkeyPatch, module: ModuleType, ahead: int
+) -> None:
+    """That of the machine that publishes, or deletes, is days ahead or behind."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=ahead)
+
+    own = trimming.replay.model_copy(update={"keep_days": {queue: 1.0}})
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "datetime", Wrong, raising=False)
+        publish(trimming, queue, 1, 2)
+        found = trim(trimming.model_copy(update={"replay": own}), queue)
+        assert (found.gone, found.due) == (0, 0)
+    assert trim(trimming, queue).due == 2
 
 
 def test_a_new_processor_with_effects_begins_after_the_deleted_batches(trimming: Settings, queue: str) -> None:

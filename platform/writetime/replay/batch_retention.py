@@ -7,7 +7,7 @@ the slowest cursor, and records this. After an interruption, the next call conti
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 
 from writetime.clients.database import connect
@@ -47,7 +47,7 @@ def trim(settings: Settings, queue: str) -> Trimmed:
         )
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         batches = Batches(session, settings)
-        due = find_time(batches, queue, datetime.now(UTC) - timedelta(days=days)) - 1
+        due = find_time(batches, queue, batches.now() - timedelta(days=days)) - 1
         floor = batches.floor(queue)
         gone = max(floor.gone, min(due, _slowest(batches, zookeeper, queue, due)[0]))
         if gone > floor.gone:

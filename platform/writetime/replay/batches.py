@@ -5,12 +5,13 @@ One conditional insert seals a batch under its number. The blocks that a publish
 id, are invisible until then. They stay invisible if another attempt was sealed under that number.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,8 @@ _PAGE = 100
 # The most batches, and the most bytes, that are read ahead.
 _AHEAD = 4
 _AHEAD_BYTES = 64 << 20
+# The time after which the database's clock is read again.
+_CLOCK_SECONDS = 60.0
 
 
 class Unknown(Transient):
@@ -121,6 +124,8 @@ class Batches:
         self._keyspace = settings.cassandra.keyspace
         self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
         self._others: dict[str, PreparedStatement] = {}
+        # The database's time, and the monotonic one at which it was read.
+        self._time: tuple[datetime, float] | None = None
         of_batch = "queue = ? AND era = ? AND n"
         fields = "queue, n, attempt, items, bytes, blocks, sha256, producer, sequence, published_at"
         self._insert_block = self._prepare(
@@ -142,6 +147,7 @@ class Batches:
         self._record = self._prepare(
             "INSERT INTO {}.replay_producers (queue, producer, sequence, n) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
         )
+        self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
         self._recorded = self._prepare("SELECT sequence, n FROM {}.replay_producers WHERE queue = ? AND producer = ?")
         self._keep_cursor = self._prepare(
             "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?)"
@@ -270,6 +276,16 @@ class Batches:
             found = following
         return found
 
+    def now(self) -> datetime:
+        """Return the time by the database's clock. Retention deletes batches by the times of publishers, and the clocks
+        of their machines may be wrong.
+        """
+        if self._time is None or time.monotonic() - self._time[1] >= _CLOCK_SECONDS:
+            (row,) = self._run(self._now, ())
+            self._time = timestamp_as_written(row.now), time.monotonic()
+        found, at = self._time
+        return found + timedelta(seconds=time.monotonic() - at)
+
     # -- producers and cursors
 
     def record(self, seal: Seal) -> None:
@@ -284,7 +300,7 @@ class Batches:
 
     def keep_cursor(self, queue: str, processor: str, n: int) -> None:
         """Store a copy of a cursor."""
-        self._run(self._keep_cursor, (queue, processor, n, datetime.now(UTC)))
+        self._run(self._keep_cursor, (queue, processor, n, self.now()))
 
     def cursors(self, queue: str) -> dict[str, int]:
         """Return the copies of the cursors."""

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -31,7 +31,7 @@ def lag(settings: Settings, queue: str) -> list[Lag]:
         for name, cursor in zookeeper.cursors().items():
             behind = (head.n if head else 0) - cursor.n
             oldest = batches.get(queue, cursor.n + 1) if behind > 0 else None
-            seconds = (datetime.now(UTC) - oldest.published_at).total_seconds() if oldest else 0.0
+            seconds = (batches.now() - oldest.published_at).total_seconds() if oldest else 0.0
             found.append(Lag(name, cursor.n, behind, max(0.0, seconds)))
         return found
 

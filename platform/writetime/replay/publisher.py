@@ -131,8 +131,8 @@ class Publisher:
                 return newest
             if (published := self._published(unsealed)) is not None:
                 return published
-            last = newest.published_at if newest else unsealed.published_at
-            n, at = (newest.n if newest else 0) + 1, max(last, datetime.now(UTC))
+            now = self._batches.now()
+            n, at = (newest.n if newest else 0) + 1, max(newest.published_at, now) if newest else now
             tried[:] = [n]
             if newest is not None and self._recording.exception() is not None:
                 self._batches.record(newest)
