@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from pyarrow.fs import LocalFileSystem
 
 from tests.capture.agents import complete, node_id, progress_of, put_back
 from tests.support.captured import Captured
@@ -22,6 +23,7 @@ from tests.support.waiting import wait_for
 from writetime.capture.agent import run
 from writetime.capture.agent_metrics import read_status, summary
 from writetime.capture.durable import copy_file
+from writetime.capture.handover import unbalanced
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.segments import SegmentFolder
 from writetime.cli.main import main
@@ -269,6 +271,35 @@ def test_a_segment_that_vanished_is_reported(captured: Captured, caplog: pytest.
         wait_for(lambda: progress_of(captured)["totals"]["segments_vanished"] == 1)
     assert any(f"{path.name} vanished" in record.getMessage() for record in caplog.records)
     assert not path.with_name(path.stem + "_cdc.idx").exists()
+
+
+def test_a_segment_that_is_deleted_after_it_was_read_is_no_gap(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By another program, between the listing and the release. All of its changes are published."""
+    gone: list[str] = []
+
+    def deleted_first(segment: Segment, progress: SegmentProgress) -> str | None:
+        Path(segment.path).unlink()
+        gone.append(segment.name)
+        return unbalanced(segment, progress)
+
+    monkeypatch.setattr("writetime.capture.agent.unbalanced", deleted_first)
+    captured.fill(2)
+    with captured.agent():
+        captured.settle()
+        wait_for(lambda: gone and progress_of(captured)["totals"]["segments"] == len(gone))
+    totals = progress_of(captured)["totals"]
+    assert totals["segments_set_aside"] == totals["segments_vanished"] == totals["changes_set_aside"] == 0
+    assert not list((captured.settings.capture.state_dir / "aside").glob("*"))
+    assert f"{gone[0]} was deleted after it was read to its end" in caplog.text
+    assert not (captured.node.cdc_raw / gone[0].replace(".log", "_cdc.idx")).exists()
+    captured.assert_same("marks")
+    # A change that was decoded and not published is missing all the same.
+    segment = Segment(LocalFileSystem(), str(captured.node.cdc_raw / gone[0]), 7, 1)
+    assert "of 2 changes that were decoded, 1 were published" in str(
+        unbalanced(segment, SegmentProgress(gone[0], mutations=1, decoded=2, published=1, finished=True))
+    )
 
 
 def recorded(patch: pytest.MonkeyPatch) -> list[str]:

@@ -13,7 +13,7 @@ from writetime.capture.progress import SegmentProgress
 from writetime.core.counts import counted
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import count_mutations
-from writetime.storage.file_errors import StorageError
+from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,16 @@ def hand_over(
 
 
 def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
-    """Return the mismatch of the counts of a segment that was read to its end, if there is one."""
+    """Return the mismatch of the counts of a segment that was read to its end, if there is one.
+
+    If the segment was deleted since, its mutations cannot be counted again. All of them were read, so only a change
+    that was not published is missing.
+    """
     try:
         found = count_mutations(segment, END)
+    except Missing:
+        log.warning("%s was deleted after it was read to its end; its mutations are not counted again", segment.name)
+        found = progress.mutations
     except StorageError as e:
         return str(e)
     if found != progress.mutations:
