@@ -15,7 +15,7 @@ from writetime.clients import quality
 from writetime.core.config import Table
 from writetime.lake import merging
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.parquet import KEPT, WrittenFile, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 from writetime.view import expected_rows
@@ -166,6 +166,26 @@ def test_nulls_count_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert checked(table, [write_file(table.view.storage, rows, 0, None)], {"type": NOT_NULL, "column": "id"}) is None
     assert pa.concat_tables(made)["id"].to_pylist() == list(range(1 << 14))
     assert max(part.nbytes for part in made) < 300_000 < rows.nbytes // 2
+
+
+def test_large_rows_in_a_row_are_in_several_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The average row of a file does not show them."""
+    monkeypatch.setattr(merging, "PORTION_BYTES", 4 << 20)
+    table = create_table(settings_at(tmp_path), SCHEMA)
+    texts = ["a"] * 20_000 + ["x" * 100_000] * 100 + ["a"] * 20_000
+    rows = pa.Table.from_pylist([{"id": n, "v": text} for n, text in enumerate(texts)], view_schema(SCHEMA))
+    made: list[int] = []
+
+    def noted(rows: pa.Table) -> pd.DataFrame:
+        made.append(rows.nbytes)
+        return frame(rows)
+
+    frame = expected_rows._frame
+    monkeypatch.setattr(expected_rows, "_frame", noted)
+    layout = dataclasses.replace(KEPT, row_group_bytes=1 << 20)
+    files = [write_file(table.view.storage, rows, 0, None, layout=layout)]
+    assert checked(table, files, {"type": NOT_NULL, "column": "id"}) is None
+    assert max(made) < 5 << 20
 
 
 @pytest.mark.parametrize("whole", [False, True])
