@@ -95,9 +95,9 @@ def live_writes(captured: Captured) -> Iterator[None]:
 
 
 @contextmanager
-def agent_program(captured: Captured) -> Iterator[subprocess.Popen[bytes]]:
+def agent_program(captured: Captured, module: str = "writetime") -> Iterator[subprocess.Popen[bytes]]:
     """An agent as a program, until the end at the latest."""
-    process = captured.program()
+    process = captured.program(module)
     try:
         yield process
     finally:
@@ -108,7 +108,7 @@ def agent_program(captured: Captured) -> Iterator[subprocess.Popen[bytes]]:
 def kill_while_it_reads(captured: Captured) -> None:
     """Kill an agent when it has a part of the snapshot, which is not all of it: the lake does not report it as
     complete."""
-    with agent_program(captured) as process:
+    with agent_program(captured, "tests.capture.held_agent") as process:
         while not snapshots(captured).get("t", {}).get("read"):
             assert process.poll() is None
             time.sleep(0.01)

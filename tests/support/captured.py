@@ -195,15 +195,15 @@ class Captured:
         """The settings with others for capture."""
         return self.settings.model_copy(update={"capture": self.settings.capture.model_copy(update=capture)})
 
-    def program(self) -> subprocess.Popen[bytes]:
-        """An agent as a program, which may be killed; it runs when this returns."""
+    def program(self, module: str = "writetime") -> subprocess.Popen[bytes]:
+        """An agent as a program, which may be killed; it runs when this returns. Another module runs it differently."""
         status = self.settings.capture.state_dir / "status.json"
         status.unlink(missing_ok=True)
         file = self._home / "agent.toml"
         write_settings(self.settings, file)
         log = self.log.open("ab")
         environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
-        process = subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
+        process = subprocess.Popen([sys.executable, "-m", module, "agent"], stderr=log, env=environment)
         while not status.exists():
             assert process.poll() is None, self.log.read_text()[-2000:]
             time.sleep(0.05)
