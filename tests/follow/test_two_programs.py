@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Iterator
+from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from pydantic import SecretStr
@@ -13,6 +16,7 @@ from tests.support.messages import decoded
 from tests.support.published import publish, published, schema_of
 from tests.support.webhooks import receiving
 from writetime.core.config import Settings
+from writetime.follow import shares
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.program import Follower
 from writetime.lake.followed_tables import FollowedTable
@@ -91,11 +95,13 @@ def test_tables_move_to_another_program_and_back(
     alerted: tuple[Settings, list[dict[str, Any]]],
     zookeeper: Settings,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings, posted = alerted
     share = settings.follow.model_copy(update={"share": True})
     settings = settings.model_copy(update={"follow": share, "zookeeper": zookeeper.zookeeper})
     names = published(settings, *(f"t{n}" for n in range(10)))
+    monkeypatch.setattr(shares, "uuid", SimpleNamespace(uuid4=iter(both_with_tables(names)).__next__))
     with following(settings, *names) as one:
         wait_for(lambda: len(one.tables) == 10 and all(table.publishing.rows == 3 for table in one.tables.values()))
         with following(settings, *names) as other:
@@ -110,6 +116,16 @@ def test_tables_move_to_another_program_and_back(
             assert_each_event_once(settings, name, 5 if name in moved else 3)
     assert posted == []
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def both_with_tables(names: list[str]) -> list[UUID]:
+    """Return the names of two programs that each get some of these tables. One pair in 512 does not."""
+    while True:
+        programs = [uuid4(), uuid4()]
+        # Rendezvous hashing.
+        owners = {max(programs, key=lambda p: sha256(f"{p.hex}/{name}".encode()).digest()) for name in names}
+        if len(owners) == 2:
+            return programs
 
 
 def change(settings: Settings, names: list[str], row: int, rows: int) -> None:
