@@ -212,7 +212,9 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
     start = Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id))
     settings.capture.state_dir.mkdir()
     (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: start.json()}))
-    with agent(settings, snapshot_at=now()):
+    # It cannot read further, however fast it is.
+    slow = settings.scylla_cdc.model_copy(update={"confidence_seconds": 600.0})
+    with agent(settings.model_copy(update={"scylla_cdc": slow}), snapshot_at=now()):
         wait_for(lambda: reached(settings)[name] > began)
     assert reached(settings)[name] < now() - 300 * SECOND
     with agent(settings):
