@@ -10,7 +10,7 @@ from typing import Any
 from cassandra.cluster import Cluster
 
 from tests.support import oracle
-from tests.support.servers import flushes_schemas
+from tests.support.servers import START_SECONDS, flushes_schemas
 from writetime.core.config import load
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schemas
@@ -44,7 +44,12 @@ class FormatServer(CassandraServer):
                 update={
                     "cassandra": settings.cassandra.model_copy(update={"port": self.port}),
                     "embedded": settings.embedded.model_copy(
-                        update={"home": home, "cassandra_storage_port": free_port(), "cassandra_heap_mb": 512}
+                        update={
+                            "home": home,
+                            "cassandra_storage_port": free_port(),
+                            "cassandra_heap_mb": 512,
+                            "start_timeout_seconds": START_SECONDS,
+                        }
                     ),
                 }
             )

@@ -17,6 +17,9 @@ from writetime.runtime.nodetool import nodetool
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import EmbeddedServer, free_port
 
+START_SECONDS = 600.0
+"""How long a server may take to start. No test measures this, and other programs may use the processors."""
+
 
 def flushes_schemas(flushes: bool) -> str:
     """Return the Java option by which Cassandra flushes its tables of schemas at each change, or does not. A node that
@@ -83,6 +86,7 @@ def _settings(home: Path, cassandra: dict[str, Any] | None) -> Settings:
             # Each process of the tests has its own.
             "cassandra_heap_mb": 512,
             "kafka_heap_mb": 256,
+            "start_timeout_seconds": START_SECONDS,
         },
         lake={"path": str(home / "lake")},
     )
