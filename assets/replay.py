@@ -53,6 +53,7 @@ from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
 from writetime_dagster.assets.automation import PAUSE_SECONDS, failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.copied_batches import CopiedBatches, all_copied
 from writetime_dagster.assets.failures import ToCorrect, apart, by_kind
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
@@ -233,31 +234,30 @@ def new_batches(queue: str) -> SensorDefinition:
         "others and in shorter runs, so that a damaged batch does not delay the others.",
     )
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
-        """Compare the newest batch with the partitions, and these with the materialized ones."""
+        """Compare the newest batch with the batches that Dagster has materialized."""
         instance, settings = context.instance, database.settings
+        before = CopiedBatches.of_cursor(context.cursor)
+        known = (before and before.read_on(instance, key)) or all_copied(instance, key, str(partitions.name))
         try:
             first, head = extent(settings, queue)
-            known = {int(name) for name in instance.get_dynamic_partitions(str(partitions.name))}
-            begin = max([first - 1, *known]) + 1
-            new = range(begin, min(head + 1, begin + NEW_PARTITIONS))
-            done = {int(name) for name in instance.get_materialized_partitions(key)}
-            missing = sorted(n for n in {*known, *new} - done if n >= first)
+            new = known.new(first, head, NEW_PARTITIONS)
+            copied = known.extended(first, new)
             # Retention waits for the lake, and its lag is reported like that of any other processor.
-            in_lake = missing[0] - 1 if missing else new.stop - 1
-            if str(in_lake) != context.cursor:
-                advance(settings, queue, PROCESSOR, in_lake)
+            if before is None or copied.in_lake != before.in_lake:
+                advance(settings, queue, PROCESSOR, copied.in_lake)
         except WritetimeError as e:
             return SkipReason(f"the queue cannot be read: {e}")
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
+        missing = copied.missing
         if not missing:
-            return SensorResult([], f"all {counted(head, 'batch')} are in the lake", str(in_lake), added)
+            return SensorResult([], f"all {counted(head, 'batch')} are in the lake", copied.cursor, added)
         failed = _failed_runs(instance, name_of(queue))
         under_way = is_under_way(instance, name_of(queue))
         paused = failed_lately(instance, name_of(queue)) and not _was_repeated(failed)
         found = [] if under_way or paused else due(missing, settings.replay.batches_per_run, failed, time.time())
         if found:
             request = RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})
-            return SensorResult([request], None, str(in_lake), added)
+            return SensorResult([request], None, copied.cursor, added)
         if under_way:
             reason = "a run is under way"
         elif paused:
@@ -267,7 +267,7 @@ def new_batches(queue: str) -> SensorDefinition:
                 f"{counted(len(missing), 'batch')} failed, the first is {missing[0]}: each is tried again 15 minutes "
                 "after its run, in shorter runs, and one that failed alone after an hour"
             )
-        return SensorResult([], reason, str(in_lake), added)
+        return SensorResult([], reason, copied.cursor, added)
 
     return tick
 

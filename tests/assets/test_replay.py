@@ -49,10 +49,13 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 def tick(instance: DagsterInstance) -> list[tuple[str, str]]:
-    """The runs that the sensor asks for, its partitions added as Dagster's daemon does."""
-    with build_sensor_context(instance, resources={"database": RESOURCES["database"]}) as context:
+    """The runs that the sensor asks for, its partitions and its cursor kept as Dagster's daemon does."""
+    cursors, name = instance.daemon_cursor_storage, replay.name_of(QUEUE)
+    cursor = cursors.get_cursor_values({name}).get(name)
+    with build_sensor_context(instance, cursor, resources={"database": RESOURCES["database"]}) as context:
         answer = replay.new_batches(QUEUE)(context)
     assert isinstance(answer, SensorResult), answer
+    cursors.set_cursor_values({name: answer.cursor or ""})
     for request in answer.dynamic_partitions_requests or []:
         instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
     return [(r.tags[replay.RANGE_START], r.tags[replay.RANGE_END]) for r in answer.run_requests or []]
