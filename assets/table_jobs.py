@@ -37,12 +37,15 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from writetime.clients.kafka import ends_of_topics, topic_ids
+from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage
+from writetime.lake.delta import BucketedTable
 from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
-from writetime.lake.table import open_table
+from writetime.lake.table import open_table, table_storage
+from writetime.lake.versions import TableVersion
 from writetime.landing.landed_offsets import waiting
 from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
@@ -232,6 +235,7 @@ def captured_changes(
         patience_seconds: the time after a request in which no tick requests another run while the first is under way.
             Most runs take less, and each starts Spark.
     """
+    newest_changes = _NewestChanges()
 
     @sensor(
         job=land,
@@ -274,7 +278,8 @@ def captured_changes(
                 late = order[place:]
                 break
             try:
-                left = waiting(settings, wanted[name], found.ends[name], ids.get(name, 0), sources)
+                now = newest_changes.of(settings, wanted[name])
+                left = waiting(now, wanted[name], found.ends[name], ids.get(name, 0), sources)
                 if left.messages or left.seconds > settings.capture.stale_seconds / 2:
                     lag[wanted[name]] = left.messages
             except Exception:
@@ -298,6 +303,26 @@ def captured_changes(
         return SkipReason("; ".join(reasons))
 
     return captured_changes
+
+
+class _NewestChanges:
+    """The changes of some tables in the lake, which stay open between the ticks of a sensor. So a tick reads only new
+    commits, whatever the length of a log and the number of files.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, BucketedTable] = {}
+
+    def of(self, settings: Settings, name: str) -> TableVersion | None:
+        """Return the newest version of the changes of a table; None if the lake does not have the table."""
+        storage = table_storage(settings, name).folder("changes")
+        # A tick that Dagster has given up may still use the object, which is for one thread.
+        changes = self._open.pop(name, None)
+        if changes is None or changes.storage != storage:
+            changes = BucketedTable(storage)
+        now = changes.find()
+        self._open[name] = changes
+        return now
 
 
 def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:

@@ -86,7 +86,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         assert captured_until(changes) > second
         wait_for(lambda: mark(landed).until > captured_until(changes))
         assert land(landed).version == changes.version
-        assert 0 < waiting(landed.settings, name, {}, 0, landed.watermarks.read()).seconds < 60
+        assert 0 < waiting(changes, name, {}, 0, landed.watermarks.read()).seconds < 60
         wait_for((landed.settings.capture.state_dir / "status.json").exists)
         landed.settle()
         monkeypatch.setattr("writetime.landing.landing.WATERMARK_MICROS", 1)

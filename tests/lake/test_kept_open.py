@@ -1,6 +1,7 @@
 """A table that stays open follows its log: commits of others, and a table that was removed and created again."""
 
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -8,12 +9,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.made import SCHEMA, add, batch, new_table, write
+from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import FORMAT
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, open_table
 from writetime.lake.versions import TableVersion
 
 
@@ -50,6 +51,33 @@ def test_an_open_table_follows_other_commits(tmp_path: Path, is_long: bool) -> N
     state.fold(table)
     assert retention.trim_history(table, views.time_now()) == count
     assert sorted(paths(kept.changes.load())) == sorted(paths(table.changes.load()))
+
+
+@pytest.mark.parametrize("commits", [0, 3, 50])
+def test_no_log_is_listed_to_see_that_a_table_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    """delta-rs lists the whole log."""
+    listed = Counter[str]()
+    is_deltatable = DeltaTable.is_deltatable
+    monkeypatch.setattr(
+        DeltaTable, "is_deltatable", lambda at, *more: (listed.update([at]), is_deltatable(at, *more))[1]
+    )
+    table = new_table(tmp_path)
+    for number in range(commits):
+        add(table, [write(number, 1, 5, v="a")], number)
+    trimmed = table.changes.trim_log(table.changes.load().version, 0, 0)
+    assert (trimmed > 40) == (commits == 50)
+    listed.clear()
+    assert deepcopy(table).changes.exists()
+    assert deepcopy(table).changes.find() is not None
+    assert open_table(settings_at(tmp_path), table.name).changes.exists()
+    assert not listed
+    assert not table.row_events.exists()
+    # Another program deleted the hint.
+    hint = tmp_path / table.name / "changes" / "_delta_log" / "_last_checkpoint"
+    hint.unlink(missing_ok=True)
+    assert deepcopy(table).changes.exists()
 
 
 def test_files_are_counted_without_a_list_of_them(tmp_path: Path) -> None:

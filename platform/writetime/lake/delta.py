@@ -60,8 +60,10 @@ _RECENT = 32
 # A table that is further behind is opened again, from its last checkpoint.
 _FOLLOWED = 100
 _log = logging.getLogger(__name__)
-# Names in the Delta protocol: of a commit, and of a checkpoint in one file, as delta-rs writes it.
+# Names in the Delta protocol: of a commit, and of a checkpoint in one file, as delta-rs writes it; and of the file that
+# names the last checkpoint.
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
+_LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
 # Each commit that removes files has a number of this application id. It shows whether another commit removed files
 # meanwhile.
 _REWRITE = "writetime-rewrite"
@@ -94,12 +96,19 @@ class BucketedTable:
         return BucketedTable, (self.storage,)
 
     def exists(self) -> bool:
-        """Return whether the table has been created.
+        """Return whether the table has been created. At most two files are requested, whatever the length of the log.
 
         Raises:
             WritetimeError: an option of the store is invalid.
         """
         try:
+            # delta-rs has no file system for an unknown kind of store.
+            with suppress(exceptions.DeltaError):
+                filesystem = self.storage.filesystem()
+                # A log has its first commit until it is trimmed, which needs a checkpoint.
+                if any(filesystem.get_file_info(path).is_file for path in (_LAST_CHECKPOINT, commits.commit_name(0))):
+                    return True
+            # Another program may have written the log. This lists all of it.
             return deltalake.DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
         except OSError as e:
             if "Config error" not in str(e):
@@ -137,7 +146,7 @@ class BucketedTable:
             WritetimeError: there is no such table or version, or it has another format.
         """
         if version is None:
-            return self._newest()
+            return self._newest(is_kept=self._is_kept())
         if version in self._recent and self._is_kept():
             return self._recent[version]
         found = TableVersion(Opened(self._open_at(version)), self._open_at)
@@ -150,9 +159,9 @@ class BucketedTable:
         except exceptions.DeltaError as e:
             raise kind_of(e)(f"{self.storage.address} cannot be opened as a Delta table: {plain_text(e)}") from None
 
-    def _newest(self) -> TableVersion:
+    def _newest(self, *, is_kept: bool) -> TableVersion:
         """Return the newest version: the last known one with the commits since, or the table opened again."""
-        if not self._is_kept():
+        if not is_kept:
             self._kept = None
             self._recent.clear()
             return self._open()
@@ -204,7 +213,8 @@ class BucketedTable:
         Raises:
             WritetimeError: its folder exists and cannot be opened.
         """
-        return self.load() if self._is_kept() or self.exists() else None
+        is_kept = self._is_kept()
+        return self._newest(is_kept=is_kept) if is_kept or self.exists() else None
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return columns of all rows of the newest version.

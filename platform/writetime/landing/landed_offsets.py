@@ -67,18 +67,18 @@ class Waiting(NamedTuple):
     seconds: float
 
 
-def waiting(settings: Settings, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources) -> Waiting:
-    """Return the offsets of a table that are not in the lake yet, by one read of the lake and no request to Kafka. The
-    watermarks count without messages too: a table without writes is always up to date.
+def waiting(now: TableVersion | None, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources) -> Waiting:
+    """Return the offsets of a table that are not in the lake yet. Nothing is requested for this. The watermarks count
+    without messages too: a table without writes is always up to date.
 
     Args:
-        settings: the settings of the lake.
+        now: the newest version of the table's changes, None if the lake does not have the table.
         table: the table, as keyspace.table.
         ends: the end offsets of the partitions of its topic.
         topic_id: the id of the topic, 0 if it is not known.
         sources: the topic of the watermarks, as read before the ends.
     """
-    now, topic = LakeTable(table_storage(settings, table), 0).changes.find(), changes_topic(table)
+    topic = changes_topic(table)
     if now is None:
         return Waiting(sum(ends.values()), 0.0)
     is_other = is_other_topic(now, topic, topic_id)
