@@ -43,6 +43,7 @@ from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
+from writetime.storage.folders import Seen
 from writetime.storage.locations import without_secrets
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
@@ -224,7 +225,7 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
 class _Listing:
     """The names of the backups of some tables. One thread per place lists it, and continues between two ticks if the
     listing takes long. So a place that does not answer occupies one thread, and delays only the tables that have no
-    other place.
+    other place. A place is listed once for all of its tables, and a file that was found is not requested again.
     """
 
     def __init__(self, tables: Sequence[FollowedTable]) -> None:
@@ -232,6 +233,7 @@ class _Listing:
         self._by_places: dict[tuple[str, ...], list[FollowedTable]] = {}
         for table in tables:
             self._by_places.setdefault(tuple(table.entry.snapshots), []).append(table)
+        self._seen = {places: Seen() for places in self._by_places}
         self._threads: dict[tuple[str, ...], threading.Thread] = {}
         self._found: dict[str, list[str] | str] = {}
 
@@ -241,17 +243,20 @@ class _Listing:
         for places, some in self._by_places.items():
             if places not in self._threads or not self._threads[places].is_alive():
                 # A daemon thread: the process may end while a place does not answer.
-                self._threads[places] = threading.Thread(target=self._ask, args=(some,), name="backups", daemon=True)
+                self._threads[places] = threading.Thread(
+                    target=self._ask, args=(some, self._seen[places]), name="backups", daemon=True
+                )
                 self._threads[places].start()
         for thread in self._threads.values():
             thread.join(max(end - time.monotonic(), 0))
         silent = f"its places did not answer for {seconds:g} s"
         return [(table, self._found.pop(table.name, silent)) for table in self._tables]
 
-    def _ask(self, some: Sequence[FollowedTable]) -> None:
+    def _ask(self, some: Sequence[FollowedTable], seen: Seen) -> None:
+        seen.look_again()
         for table in some:
             try:
-                self._found[table.name] = backup_names(table.entry.snapshots, table.name)
+                self._found[table.name] = backup_names(table.entry.snapshots, table.name, seen)
             except Exception as e:
                 self._found[table.name] = reason_of(e)
 

@@ -124,7 +124,7 @@ def test_the_listing_of_a_slow_place_continues(monkeypatch: pytest.MonkeyPatch) 
     turns = [threading.Event() for _ in tables]
     asked: list[str] = []
 
-    def names(_places: object, table: str) -> list[str]:
+    def names(_places: object, table: str, _seen: object) -> list[str]:
         asked.append(table)
         assert turns[len(asked) - 1].wait(60)
         return [f"backup of {table}"]

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.fs import FileType
 
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.core.config import Settings
@@ -44,7 +43,7 @@ from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.folders import Folder
+from writetime.storage.folders import Folder, Seen
 from writetime.storage.locations import parse_name, resolve, without_secrets
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
@@ -146,14 +145,14 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
     )
 
 
-def backup_names(paths: Sequence[str], table: str) -> list[str]:
+def backup_names(paths: Sequence[str], table: str, seen: Seen | None = None) -> list[str]:
     """Return the names of the newest backups of a table at places that may get more, without reading them. If the names
-    have changed, there is a new backup.
+    have changed, there is a new backup. `seen` has what the places answered before.
 
     Raises:
         WritetimeError, OSError: a place cannot be listed.
     """
-    places = [Folder.at(path) for path in paths]
+    places = [Folder.at(path, seen) for path in paths]
     found = [_found(place, table, with_schema=False) for place in places if not _is_snapshot(place)]
     return sorted(name for each in found if each for name in each.names)
 
@@ -172,8 +171,7 @@ def _backups(path: str, table: str | None, *, with_schema: bool) -> list[NodeBac
 
 def _is_snapshot(place: Folder) -> bool:
     """Return whether a place is a folder of SSTables, or the path of a file of an SSTable."""
-    info = place.filesystem.get_file_info(place.path)
-    if info.type != FileType.Directory:
+    if not place.exists:
         return True
     return any(
         name in ("manifest.json", "schema.cql") or parse_name(place.filesystem, f"{place.path}/{name}")

@@ -81,7 +81,7 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
 
 def _above(place: Folder) -> Folder:
     path = "/".join(place.path.split("/")[:-4])
-    return Folder(place.address_of(path), place.filesystem, path)
+    return Folder(place.address_of(path), place.filesystem, path, place.seen)
 
 
 def _newest(root: Folder, clusters: list[str]) -> list[_Manifest]:
