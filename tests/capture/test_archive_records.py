@@ -1,15 +1,18 @@
 """The checkpoint of an archive: its records of missing segments, its cost, and its faults. No node is needed."""
 
 import os
-from contextlib import closing
+import threading
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from writetime.capture import checkpoint, durable
+from writetime.capture import archives, checkpoint, durable
+from writetime.capture.archives import Sight, follow_segments
 from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
 from writetime.capture.progress import SegmentProgress
+from writetime.core import config
 from writetime.core.errors import WritetimeError
 
 FOLDER = "/archive/node-1"
@@ -47,6 +50,47 @@ def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypat
         assert len(kept.segments) == 3
         kept.forget(set(), {FOLDER})
         assert kept.segments.keys() == {key(3)}
+
+
+def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's sensor reads it every minute."""
+    reads: list[Path] = []
+    read_lines = durable.read_lines
+    monkeypatch.setattr(checkpoint, "read_lines", lambda path: (reads.append(path), read_lines(path))[1])
+    assert read_checkpoint(tmp_path) == {}
+    with closing(Checkpoint(tmp_path)) as kept:
+        kept.keep(key(1), archived(1))
+        kept.save()
+        reads.clear()
+        for _ in range(3):
+            assert read_checkpoint(tmp_path) == kept.segments
+        assert len(reads) == 1
+        kept.keep(key(2), archived(2))
+        kept.save()
+        assert read_checkpoint(tmp_path).keys() == {key(1), key(2)}
+        assert len(reads) == 2
+    assert read_checkpoint(tmp_path / "other") == {}
+
+
+@pytest.mark.parametrize(("segments", "pause"), [(10, 1.0), (1_000, 1.0), (50_000, 50.0)])
+def test_rounds_over_many_segments_are_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segments: int, pause: float
+) -> None:
+    """Each round lists all of them, so at most 1,000 are listed per second."""
+    pauses: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            if len(pauses) == 3:
+                self.set()
+            return self.is_set()
+
+    monkeypatch.setattr(archives, "_a_node", lambda _settings: nullcontext())
+    monkeypatch.setattr(archives, "_look", lambda *_args: Sight([], set(map(key, range(segments))), {}))
+    monkeypatch.setattr(archives.Archive, "drain", lambda archive, _stop: archive._look())
+    follow_segments(config.load(), [FOLDER], tmp_path, Stop())
+    assert pauses == [pause] * 3
 
 
 def test_a_save_costs_what_has_changed(tmp_path: Path) -> None:

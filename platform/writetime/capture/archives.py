@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 # Segments per task in one round. Progress is saved after it.
 SEGMENTS_PER_TASK = 8
+# The most segments that are listed per second, so that rounds over a large archive take a small share of a core.
+_LISTED_PER_SECOND = 1_000
 # How often a segment is tried again after an unknown error, or after Kafka refused a topic.
 _RETRIES = 3
 
@@ -222,6 +224,8 @@ class Archive:
         self._index_faults: dict[str, str] = {}
         # The reasons why folders could not be listed at the last attempt.
         self.unlisted: dict[str, Exception] = {}
+        # The number of segments in the folders at the last attempt.
+        self.listed = 0
         # The reasons why segments could not be read at the last attempt.
         self._failed: dict[str, str] = {}
         self.report = Report()
@@ -263,7 +267,7 @@ class Archive:
         """
         sight = _look(self._paths, self._checkpoint.segments)
         listed = set(self._paths) - set(sight.unlisted)
-        self._index_faults, self.unlisted = sight.faults, sight.unlisted
+        self._index_faults, self.unlisted, self.listed = sight.faults, sight.unlisted, len(sight.there)
         self.report.growing = [_shown(look.key) for look in sight.looks if look.until != END]
         self._note_vanished(sight.there, listed)
         self._checkpoint.forget(sight.there, listed)
@@ -370,7 +374,7 @@ def follow_segments(
     tasks: int = 1,
 ) -> Report:
     """Publish the segments in folders, and new ones, until `stop` is set. Each failure is logged, counted in the
-    report, and retried.
+    report, and retried. Each round lists the folders, so rounds over many segments are rarer.
 
     Raises:
         WritetimeError: another run has the checkpoint.
@@ -387,7 +391,7 @@ def follow_segments(
                     while not stop.is_set():
                         archive.drain(stop)
                         waited.note(next(iter(archive.unlisted.values()), None))
-                        stop.wait(pause)
+                        stop.wait(max(pause, archive.listed / _LISTED_PER_SECOND))
             except Exception as e:
                 waited.note(e)
                 stop.wait(pause)

@@ -5,6 +5,7 @@ of a segment and its record, or null if it was dropped; the last line of an addr
 when most of its lines are out of date.
 """
 
+import functools
 import os
 import posixpath
 import time
@@ -107,12 +108,22 @@ class Checkpoint:
         os.close(self._lock)
 
 
-def read_checkpoint(folder: Path) -> dict[str, Archived]:
-    """Return the records of a checkpoint, which a run may be using; none if there is no such checkpoint.
+def read_checkpoint(folder: Path) -> Mapping[str, Archived]:
+    """Return the records of a checkpoint, which a run may be using; none if there is no such checkpoint. While the file
+    stays as it is, this process reads it once.
 
     Raises:
         WritetimeError: its file is damaged.
     """
+    try:
+        info = (folder / _FILE).stat()
+    except FileNotFoundError:
+        return {}
+    return _as_of(folder, info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+@functools.lru_cache(1)
+def _as_of(folder: Path, _inode: int, _size: int, _changed_at: int) -> Mapping[str, Archived]:
     return _read(folder)[0]
 
 
