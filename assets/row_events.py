@@ -17,7 +17,7 @@ from dagster import (
 )
 from pyspark.sql import DataFrame
 
-from writetime.clients.kafka import end_offsets, next_offsets, topic_names
+from writetime.clients.kafka import end_offsets, has_topic, next_offsets
 from writetime.core.counts import counted
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
@@ -123,7 +123,7 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         settings, name = kafka.settings, row_events_topic(table.name)
         in_lake = open_table(lake.settings, table.name)
         # The events of an earlier run may not be readable yet, and are not of this run.
-        before = next_offsets(settings, name) if name in topic_names(settings) else {}
+        before = next_offsets(settings, name) if has_topic(settings, name) else {}
         began = time.monotonic()
         published = publish(settings, in_lake)
         seconds = time.monotonic() - began

@@ -32,7 +32,7 @@ from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, local_nodes
-from writetime.clients.kafka import topic_names
+from writetime.clients.kafka import has_topic
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
@@ -258,7 +258,7 @@ class LogAgent:
             offset = replace(offset_of_new(source, offset), captured_since=now())
             self._progress.save(name, offset)
         # Consumers must see new columns even if no write follows.
-        if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
+        if self._settings.capture.snapshot != "never" or has_topic(self._settings, changes_topic(name)):
             self._publisher.announce(schema)
         settled, window = source.settled(), round(source.settings.window_seconds * 1e6)
         is_checked = offset.until < table.failed_until

@@ -163,6 +163,15 @@ def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
     return _ask(settings, "ids of topics", ask) if topics else {}
 
 
+def has_topic(settings: Settings, topic: str) -> bool:
+    """Return whether there is a topic. Unlike `topic_names`, this requests nothing about other topics.
+
+    Raises:
+        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
+    """
+    return topic in topic_ids(settings, [topic])
+
+
 def max_message_bytes(settings: Settings, topic: str) -> int:
     """Return the largest message size of a topic.
 

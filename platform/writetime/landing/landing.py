@@ -27,7 +27,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 
 from writetime.changes.starts import LATEST, Start
-from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_ids, topic_names
+from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, has_topic, topic_ids, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
@@ -94,7 +94,7 @@ def no_topic(table: str) -> MissingTable:
 
 def is_published(settings: Settings, table: str) -> bool:
     """Return whether there is a topic of a table's changes."""
-    return changes_topic(table) in topic_names(settings)
+    return has_topic(settings, changes_topic(table))
 
 
 class Topics:
