@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.config import Settings
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
+from writetime.lake.expiries import expiry_bounds
 from writetime.lake.lake_storage import Storage
 from writetime.lake.places import Places
 from writetime.lake.versions import DataFile
@@ -79,6 +80,38 @@ class OpenFiles:
 open_files = OpenFiles()
 
 
+class Bounds:
+    """The seconds between which the data of files expires (`expiry_bounds`), as this process has read them from the
+    files' footers. It forgets the longest unused files if there are more than `most_files`.
+    """
+
+    def __init__(self, most_files: int = 1 << 16) -> None:
+        self._most_files = most_files
+        self._bounds: OrderedDict[str, tuple[int, int] | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, path: str, read_footer: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
+        """Return those of a file by the path of its decoded form."""
+        with self._lock:
+            if path in self._bounds:
+                self._bounds.move_to_end(path)
+                return self._bounds[path]
+        found = read_footer()
+        with self._lock:
+            self._bounds[path] = found
+            if len(self._bounds) > self._most_files:
+                self._bounds.popitem(last=False)
+        return found
+
+    def forget_all(self) -> None:
+        """Forget all files."""
+        with self._lock:
+            self._bounds.clear()
+
+
+bounds = Bounds()
+
+
 @dataclass(frozen=True)
 class Cache:
     """Decoded files in a folder. It can be sent to a task: each machine has its own folder.
@@ -101,7 +134,11 @@ class Cache:
         return self._read(storage, file, lambda decoded: decoded.between(first, last))
 
     def rows(self, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake that a merge at these places needs, in order."""
+        """Return the rows of a file of the lake that a merge at these places needs, in order. Without a place, the file
+        is not opened.
+        """
+        if not len(places.tokens):
+            return []
         return self._read(storage, file, lambda decoded: decoded.rows(places))
 
     def numbers(self, storage: Storage, file: DataFile, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
@@ -110,6 +147,8 @@ class Cache:
 
     def count(self, storage: Storage, file: DataFile, places: Places) -> int:
         """Return the number of the rows that `rows` returns."""
+        if not len(places.tokens):
+            return 0
         return self._read(storage, file, lambda decoded: decoded.count(places))
 
     def narrowed(self, storage: Storage, file: DataFile, places: Places, count: int) -> Places:
@@ -118,11 +157,35 @@ class Cache:
 
     def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
+        if not self._may_expire(storage, file, after, until):
+            return []
         return self._read(storage, file, lambda decoded: decoded.expiring(after, until))
 
     def next_expiry(self, storage: Storage, file: DataFile, after: int) -> int | None:
         """Return the first second after this one at which data of a file expires; None if there is none."""
+        if not self._may_expire(storage, file, after, None):
+            return None
         return self._read(storage, file, lambda decoded: decoded.next_expiry(after))
+
+    def _may_expire(self, storage: Storage, file: DataFile, after: int, until: int | None) -> bool:
+        """Return whether data of a file may expire in `after` < t <= `until`; False by the footer of a file that is not
+        decoded. Each refresh asks this of all files, and the cache may be too small for all of them.
+        """
+        path = self._path(storage, file)
+        # To decode a small file costs not much more than to read its footer.
+        is_small = file.size < self.smallest
+        if is_small or open_files.find(path) is not None or (self._keeps(file) and Path(path).exists()):
+            return True
+        found = bounds.of(path, lambda: self._bounds_of(storage, file))
+        return found is not None and after < found[1] and (until is None or found[0] <= until)
+
+    @staticmethod
+    def _bounds_of(storage: Storage, file: DataFile) -> tuple[int, int] | None:
+        with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as source:
+            return expiry_bounds(source)
+
+    def _keeps(self, file: DataFile) -> bool:
+        return file.size >= self.smallest and _GROWTH * file.size <= self.limit
 
     def _read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
         path = self._path(storage, file)
@@ -144,7 +207,7 @@ class Cache:
         return decoded
 
     def _decoded(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
-        keep = file.size >= self.smallest and _GROWTH * file.size <= self.limit
+        keep = self._keeps(file)
         if keep and (found := _kept(path, file.size)) is not None:
             return found
         with pq.ParquetFile(file.path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as source:

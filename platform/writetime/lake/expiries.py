@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from writetime.core.arrow import numbers_present, pc, valid
 
 _NONE = pa.nulls(0)
+_NUMBERS = np.iinfo(np.int64)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,32 @@ def expiries_of(batch: pa.RecordBatch, first_row: int) -> Expiries:
         seconds.append(second[new])
         rows.append(row[new])
     return _in_order(seconds, [each + first_row for each in rows])
+
+
+def expiry_bounds(source: pq.ParquetFile) -> tuple[int, int] | None:
+    """Return two seconds, between which all data of a file of the lake expires, by its footer; None if none expires.
+
+    A file has no field of cells that is null in all rows, so mostly it has no TTL.
+    """
+    columns = {source.schema.column(i).path: i for i in range(len(source.schema))}
+    groups = [source.metadata.row_group(i) for i in range(source.num_row_groups)]
+    found: list[tuple[int, int]] = []
+    for path, ttl in columns.items():
+        end = columns.get(f"{path[:-3]}expiry", columns.get(f"{path[:-3]}deletion_time"))
+        if path.endswith(".ttl") and end is not None:
+            found += [_bounds(group.column(end).statistics) for group in groups if _has_values(group.column(ttl))]
+    return (min(first for first, _ in found), max(last for _, last in found)) if found else None
+
+
+def _has_values(column: pq.ColumnChunkMetaData) -> bool:
+    """Return whether a column of a row group may have values that are not null."""
+    # pyarrow's type stubs do not know that a column may have no statistics.
+    known: Any = column.statistics
+    return known is None or known.num_values > 0
+
+
+def _bounds(known: Any) -> tuple[int, int]:
+    return (known.min, known.max) if known is not None and known.has_min_max else (_NUMBERS.min, _NUMBERS.max)
 
 
 def joined(several: list[Expiries]) -> Expiries:

@@ -20,14 +20,16 @@ from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
+from writetime.lake.contents import StateFiles
 from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, deleted_if_refused
-from writetime.lake.state import generation_of
+from writetime.lake.state import files_since, folded_version, generation_of
 from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable, created_of, view_schema
+from writetime.lake.touched import next_expiry
 from writetime.lake.vectors import read_vector, write_vectors
-from writetime.lake.versions import TableVersion
+from writetime.lake.versions import TableVersion, by_bucket
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_of_lake
 from writetime.row_events.changed_rows import (
@@ -92,7 +94,8 @@ def refresh(
     """Bring the compacted view up to date, in one commit. Then pack its files, if this is worth it.
 
     Args:
-        settings: `lake.view` decides whether the view has deletion vectors, or all rows are written each time.
+        settings: `lake.view` decides whether the view has deletion vectors, or all rows are written each time that one
+            has changed.
         table: the table.
         run: runs the tasks.
         staged: is called with the new files, and whether they are the whole view, before they are committed; if it
@@ -114,6 +117,8 @@ def refresh(
     if table.view.add_fields(view_schema(table.schema(changes))):
         before = table.view_files.load()
     if settings.lake.view == "rewritten":
+        if not whole and _has_present_rows(table, before, state, changes):
+            return Refreshed(before.rows, 0, 0, 0, False)
         rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
@@ -155,6 +160,28 @@ def refresh(
             require_right_clock(table.view.storage)
             table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
     return Refreshed(rows, written, found.gone, packed, whole)
+
+
+def _has_present_rows(table: LakeTable, before: LiveVersion, state: TableVersion, changes: TableVersion) -> bool:
+    """Return whether a view without deletion vectors has the present rows: since it was written, no change came, no
+    column was added or dropped, and nothing expired.
+    """
+    last = position_of(before.version, NAMES)
+    if last is None or has_vectors(before.version) or not before.is_ours:
+        return False
+    if last.batch.generation != generation_of(changes) or created_of(before.version) != created_of(changes):
+        return False
+    if last.changes != changes.version and moved_on(table, last) is None:
+        return False
+    now = as_of_next(last, time_now())
+    if now < last.batch.as_of:
+        return False
+    # With the data that lived then, expired since, and was dropped.
+    waiting = by_bucket(files_since(table, changes, folded_version(state)), table.buckets)
+    held = StateFiles(table, state, last.batch.as_of).all_contents(waiting).values()
+    sources = [source for each in held for source in each.sources]
+    expires_at = next_expiry(sources, last.batch.as_of // 1_000_000, table.cache)
+    return expires_at is None or expires_at > now // 1_000_000
 
 
 def move_on(table: LakeTable) -> None:
