@@ -15,6 +15,7 @@ from dagster import (
     AssetKey,
     DagsterEventType,
     DagsterInstance,
+    DagsterRun,
     DagsterRunStatus,
     DefaultScheduleStatus,
     DefaultSensorStatus,
@@ -63,9 +64,7 @@ def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0, *
     """Return whether at least `runs` runs of a job are queued or running that were requested after `since` (seconds
     since 1970).
     """
-    after = datetime.fromtimestamp(since, UTC)
-    found = instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED, created_after=after), limit=runs)
-    return len(found) == runs
+    return len(_unfinished(instance, job_name, since)) >= runs
 
 
 def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
@@ -73,9 +72,16 @@ def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
     not succeeded, such as a step that waits for its next attempt. If a run has not begun, all of its assets count.
     """
     found: set[AssetKey] = set()
-    for run in instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED)):
+    for run in _unfinished(instance, job_name):
         found |= _not_done(instance, run.run_id, begun=run.status not in _NOT_BEGUN)
     return found
+
+
+def _unfinished(instance: DagsterInstance, job_name: str, since: float = 0.0) -> list[DagsterRun]:
+    """Return the runs of a job that are queued or running, and were requested after `since`."""
+    # Without the name of the job: with it, SQLite reads all runs that the job ever had.
+    found = instance.get_runs(RunsFilter(statuses=_UNFINISHED, created_after=datetime.fromtimestamp(since, UTC)))
+    return [run for run in found if run.job_name == job_name]
 
 
 def failed_lately(instance: DagsterInstance, job_name: str) -> bool:

@@ -1,13 +1,11 @@
 """The ticks of the sensor of a replay queue: the runs that it requests, and what a tick costs after a long history."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from dagster import AssetMaterialization, DagsterInstance, SensorResult, build_sensor_context
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
+from tests.support.sqlite_steps import Steps, counted_steps
 from writetime_dagster.assets import replay
 from writetime_dagster.resources import DatabaseResource
 
@@ -15,27 +13,10 @@ QUEUE = "flights"
 KEY = replay.batches_key(QUEUE)
 
 
-class Steps:
-    """Counts the steps of SQLite's virtual machine, in tens, of all connections that are opened from now on. They grow
-    with the rows and the index entries that a statement reads, whichever statement it is.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def of(self, connection: Any, _record: object) -> None:
-        connection.set_progress_handler(self._step, 10)
-
-    def _step(self) -> None:
-        self.count += 1
-
-
 @pytest.fixture
 def steps() -> Iterator[Steps]:
-    counted = Steps()
-    event.listen(Engine, "connect", counted.of)
-    yield counted
-    event.remove(Engine, "connect", counted.of)
+    with counted_steps() as counted:
+        yield counted
 
 
 @pytest.fixture
