@@ -13,7 +13,7 @@ from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import FORMAT
+from writetime.lake.delta import FORMAT, BucketedTable
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.versions import TableVersion
 
@@ -78,6 +78,25 @@ def test_no_log_is_listed_to_see_that_a_table_exists(
     hint = tmp_path / table.name / "changes" / "_delta_log" / "_last_checkpoint"
     hint.unlink(missing_ok=True)
     assert deepcopy(table).changes.exists()
+
+
+def test_each_part_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(1, 1, 5, v="a")], 1)
+    opened = Counter[str]()
+    open_at = BucketedTable._open_at
+
+    def counted(part: BucketedTable, version: int | None) -> DeltaTable:
+        opened[part.storage.address] += 1
+        return open_at(part, version)
+
+    monkeypatch.setattr(BucketedTable, "_open_at", counted)
+    found = open_table(settings_at(tmp_path), table.name)
+    assert (found.buckets, found.cache) == (table.buckets, table.cache)
+    for part in found.parts:
+        part.load()
+    found.view_files.load()
+    assert opened == {part.storage.address: 1 for part in table.parts}
 
 
 def test_files_are_counted_without_a_list_of_them(tmp_path: Path) -> None:

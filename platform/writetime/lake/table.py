@@ -206,7 +206,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
         WritetimeError: a part is missing, the parts have different numbers of buckets, or the table has another format.
     """
     storage = table_storage(settings, name)
-    table = _with_changes(storage, name)
+    table = _with_changes(storage, name, Cache.of(settings))
     try:
         found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
     except WritetimeError:
@@ -223,7 +223,8 @@ def open_table(settings: Settings, name: str) -> LakeTable:
                 f"{address} has {BUCKETS} = {buckets}, and its changes have {first}: the number of buckets never "
                 "changes; restore the property"
             )
-    return LakeTable(storage, check_buckets(int(first or 0)), Cache.of(settings))
+    # Its parts stay open.
+    return table.with_buckets(check_buckets(int(first or 0)))
 
 
 def create_missing_parts(settings: Settings, name: str) -> list[str]:
@@ -233,7 +234,7 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
     Raises:
         MissingTable: the lake does not have the changes of the table.
     """
-    table = _with_changes(table_storage(settings, name), name)
+    table = _with_changes(table_storage(settings, name), name, Cache.of(settings))
     changes = table.changes.load()
     schema, buckets = table.schema(changes), int(changes.properties[BUCKETS])
     wanted = {"state": (table.state, change_schema(schema)), "view": (table.view, view_schema(schema))}
@@ -246,8 +247,8 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
     return missing
 
 
-def _with_changes(storage: Storage, name: str) -> LakeTable:
-    table = LakeTable(storage, 0)
+def _with_changes(storage: Storage, name: str, cache: Cache) -> LakeTable:
+    table = LakeTable(storage, 0, cache)
     if not table.changes.exists():
         raise MissingTable(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
     return table
