@@ -18,7 +18,9 @@ def states(settings: Settings, *jobs: str) -> dict[UUID, Any]:
     columns = "queue, item_id, status, attempts, textAsBlob(result) AS result, error"
     with database.connect(settings) as session:
         found = session.execute(f"SELECT {columns} FROM {settings.cassandra.keyspace}.queue_state")
-        own = [row for row in found if row.item_id is not None and row.queue in jobs]
+        # A partition with static columns only has a row without a status. With a function in the query, ScyllaDB 2026.1
+        # gives it the id of the item before it (scylladb/scylladb#21267).
+        own = [row for row in found if row.status is not None and row.queue in jobs]
         # Results of other tests may not be text.
         return {row.item_id: row._replace(result=row.result and row.result.decode()) for row in own}
 
