@@ -74,6 +74,7 @@ def main() -> int:
         ensure_ingest_topics(settings)
         board.ensure_board(settings)
         _capture(settings)
+        live_table = live.ensure_table(settings)
     tables = _followed(settings)
     with programs.programs(log_file) as (ingress, worker, agent):
         with Dagster(settings, log_file) as dagster:
@@ -133,7 +134,7 @@ def main() -> int:
         print(f"  the page {page} shows the next {live_seconds} seconds")
         with (
             step("writing while `writetime follow` takes each write to row events and view"),
-            programs.following(live.ensure_table(settings), log_file),
+            programs.following(live_table, log_file),
         ):
             delays = live.run(settings, live_seconds, lambda now: write_page(report, rates, page, now, is_live=True))
     write_page(report, rates, page, delays)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 
 from demo import dataset
+from demo.settings import LIVE_TABLE
 from writetime.clients import database
 from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core.config import Settings
@@ -26,7 +27,6 @@ from writetime.lake.followed_tables import cdc_option
 from writetime.lake.table import is_in_lake, open_table
 from writetime.wire.topic_names import row_events_topic
 
-TABLE = "plane_positions"
 EVENT, VIEW = "row event", "view"
 _CREATE = "CREATE TABLE IF NOT EXISTS {} (tail text PRIMARY KEY, report text, miles int) WITH cdc = {}"
 MARK = re.compile(r"write(\d{9})")
@@ -175,7 +175,7 @@ def run(settings: Settings, seconds: float, show: Callable[[Delays], None]) -> D
     Raises:
         WritetimeError: the first or the last write is not seen in time.
     """
-    table = f"{settings.cassandra.keyspace}.{TABLE}"
+    table = f"{settings.cassandra.keyspace}.{LIVE_TABLE}"
     # The numbers of an earlier run are lower, so no number occurs twice.
     first = round(time.time()) % 10**6 * 1000
     with watched(settings, Marked(table, "report"), 0.05) as delays, database.connect(settings) as session:
@@ -202,7 +202,7 @@ def _wait_for(number: int, delays: Delays) -> None:
 
 def ensure_table(settings: Settings) -> str:
     """Create the captured table of the live part; return its name."""
-    table = f"{settings.cassandra.keyspace}.{TABLE}"
+    table = f"{settings.cassandra.keyspace}.{LIVE_TABLE}"
     with database.connect(settings) as session:
         session.execute(_CREATE.format(table, cdc_option(settings)), timeout=60)
     return table

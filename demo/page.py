@@ -6,8 +6,9 @@ from html import escape
 from itertools import count
 from pathlib import Path
 
-from demo.live import TABLE, Delays
+from demo.live import Delays
 from demo.report import Report, Stage, Station, rows_of
+from demo.settings import LIVE_TABLE
 from writetime.core.counts import counted
 
 # The default address of `make ui`.
@@ -75,9 +76,9 @@ def _live(delays: Delays, is_live: bool) -> str:
             cards += _card(f"{age * 1000:,.0f} ms", f"age of the newest write in the {where}, now")
     return (
         f"<h2>From a write to its row event, and to the view{' (now)' if is_live else ''}</h2>"
-        f"<p>A program updates rows of <code>{TABLE}</code>, and <code>writetime follow</code> takes each write to "
-        "Kafka and to the view. The time starts when the database acknowledges the write. It ends when a consumer has "
-        f"the row event, or when the view's files have the row.</p><div class=cards>{cards}</div>"
+        f"<p>A program updates rows of <code>{LIVE_TABLE}</code>, and <code>writetime follow</code> takes each write "
+        "to Kafka and to the view. The time starts when the database acknowledges the write. It ends when a consumer "
+        f"has the row event, or when the view's files have the row.</p><div class=cards>{cards}</div>"
         f"{_drawn(delays, now if is_live else None)}"
     )
 

@@ -13,6 +13,8 @@ from cassandra.cluster import Cluster, NoHostAvailable
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 
+LIVE_TABLE = "plane_positions"
+"""The table of the last part of the demo."""
 SHIPPED = Path(__file__).with_name("writetime.toml")
 _COMMENT = "# The ScyllaDB of `make demo SCYLLA=...`: Kafka and ZooKeeper start here, and CDC logs are read."
 
@@ -42,7 +44,8 @@ def ensure_settings(path: Path, scylla: str | None) -> None:
 def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
     host, port = address_of(scylla)
     datacenter, nodes = datacenter_of(host, port)
-    tables = tomlkit.parse(shipped).unwrap()["tables"]
+    entries = tomlkit.parse(shipped).unwrap()["tables"]
+    tables = [f"{keyspace}.{name}" for keyspace in entries for name in (*entries[keyspace], LIVE_TABLE)]
     return {
         "cassandra": {
             "contact_points": [host],
@@ -53,7 +56,7 @@ def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
         "embedded": {"servers": ["zookeeper", "kafka"]},
         "capture": {
             "source": "scylla-cdc",
-            "tables": [f"{keyspace}.{name}" for keyspace, entries in tables.items() for name in entries],
+            "tables": tables,
             # The tables must be captured before the first write to them.
             "snapshot": "schema-only",
         },

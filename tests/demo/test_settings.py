@@ -31,7 +31,7 @@ def test_with_scylladb_its_logs_are_captured_and_no_cassandra_is_started(path: P
     settings = config.load()
     assert (settings.cassandra.contact_points, settings.cassandra.port) == (["127.0.0.9"], 9042)
     assert settings.cassandra.replication == {"class": "NetworkTopologyStrategy", "dc1": 2}
-    assert settings.capture.tables == ["writetime.flights", "writetime.user_events"]
+    assert settings.capture.tables == ["writetime.flights", "writetime.user_events", "writetime.plane_positions"]
     assert cdc_option(settings) == "{'enabled': true}"
     assert [server.name for server in servers.servers(settings)] == ["zookeeper", "kafka"]
     # It is the same database the next time.
