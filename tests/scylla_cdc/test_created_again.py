@@ -1,18 +1,24 @@
-"""An agent that finds a table dropped and created again after the log has lost the first rows of the new one."""
+"""Agents that find a table dropped and created again."""
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from tests.scylla_cdc.agents import follow, insert, reached, settings_for
+import pytest
+
+from tests.scylla_cdc.agents import follow, insert, reached, settings_for, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from tests.support.waiting import wait_for
+from writetime.capture import cdc_log
 from writetime.capture.agent_metrics import read_status
 from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import open_source
+
+LOG_SECONDS = 300
 
 
 def test_rows_of_a_new_table_that_its_log_has_lost_are_a_gap(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
@@ -33,3 +39,32 @@ def test_rows_of_a_new_table_that_its_log_has_lost_are_a_gap(cdc: CdcDatabase, l
         wait_for(lambda: "the log keeps rows for 2 seconds" in fault())
     with open_source(settings, name) as source:
         assert reached(settings) == {name: source.created}
+
+
+def test_the_log_of_a_new_table_is_read_in_large_steps(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent fails between DROP and CREATE. After a failed step it reads the same table window by window, but the
+    log of another table may begin long before, with the streams of its keyspace.
+    """
+    follow(cdc, late, LOG_SECONDS)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+    name, saved = late.schema.full_name, list[Offset]()
+    save = cdc_log.LogProgress.save
+
+    def count(progress: cdc_log.LogProgress, table: str, offset: Offset) -> None:
+        saved.append(offset)
+        save(progress, table, offset)
+
+    monkeypatch.setattr(cdc_log.LogProgress, "save", count)
+    with agent(settings):
+        wait_until(settings, late, now())
+        for table in (name, f"{name}_scylla_cdc_log"):
+            cdc.session.execute(f"DROP TABLE {table}")
+        wait_for(lambda: (read_status(settings.capture.state_dir) or {})["logs"][name]["fault"])
+        created = now()
+        late.schema = cdc.create(replace(late.schema, id=None))
+        follow(cdc, late, LOG_SECONDS)
+        wait_until(settings, late, now())
+    steps = [offset for offset in saved if offset.table_id == str(late.schema.id) and offset.until < created]
+    assert len(steps) < 40

@@ -257,6 +257,8 @@ class LogAgent:
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
             offset = replace(offset_of_new(source, offset), captured_since=now())
             self._progress.save(name, offset)
+            # The step that failed, if one did, was of the earlier table.
+            table.aim = table.failed_until = 0
         # Consumers must see new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or has_topic(self._settings, changes_topic(name)):
             self._publisher.announce(schema)
