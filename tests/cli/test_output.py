@@ -14,8 +14,10 @@ from uuid import UUID
 import pytest
 from cassandra.util import Date, Duration, OrderedMap, SortedSet, Time
 
-from tests.support.made import add, new_table, write
+from tests.support.made import add, batch, cell, new_table, write
 from writetime.cli.cql_values import json_of
+from writetime.cli.storage import statistics
+from writetime.schema.cql import parse_table
 
 Place = namedtuple("Place", ["x", "tags"])
 VALUES: list[tuple[Any, Any]] = [
@@ -72,3 +74,23 @@ def test_a_terminal_that_lacks_a_character_shows_its_escape(lake: Path) -> None:
     done = run(lake, subprocess.PIPE, PYTHONIOENCODING="latin-1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split(b"  ")[2:3] == [b"\\u2603 \xe9"]
+
+
+def test_statistics_count_the_cells_of_columns_that_are_not_frozen() -> None:
+    table = "CREATE TABLE shop.items (id int, n int, v text, m map<int, int>, p place, PRIMARY KEY (id, n))"
+    schema = parse_table(f"CREATE TYPE shop.place (x int, y text, z int); {table}", "shop")
+    deleted = {"write_time": 2, "tombstone": True}
+    fields = {"x": cell(1, 6), "y": deleted, "z": None}
+    changes = [
+        write(1, 1, 5, v="a"),
+        {**write(1, 2, 5), "m": {"tombstone": None, "elements": [{"path": 1, **cell(1, 5)}, {"path": 2, **deleted}]}},
+        {**write(1, 3, 5), "m": {"tombstone": {"write_time": 1, "deletion_time": 0}, "elements": []}},
+        {**write(1, 4, 5), "p": {"tombstone": {"write_time": 4, "deletion_time": 0}, "fields": fields}},
+    ]
+    found = statistics([(schema, batch(changes, schema))])["shop.items"]
+    assert found["columns"] == {
+        "v": {"cells": 1, "tombstones": 0},
+        "m": {"cells": 2, "tombstones": 2},
+        "p": {"cells": 2, "tombstones": 2},
+    }
+    assert (found["first_write_time"], found["last_write_time"]) == (1, 6)

@@ -19,7 +19,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_line
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
-from writetime.schema.types import is_complex
+from writetime.schema.types import Collection, CqlType, is_complex
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import find_sstables
@@ -179,7 +179,8 @@ def write_changes(
 def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[str, Any]:
     """Count changes by table and kind, cells and tombstones by column, and give the range of write times.
 
-    Sizes are bytes of the changes in Arrow.
+    A column that is not frozen has the cells of its elements or fields, and one more tombstone where all of it is
+    deleted. Sizes are bytes of the changes in Arrow.
     """
     tables: dict[str, dict[str, Any]] = {}
     for schema, batch in batches:
@@ -192,20 +193,23 @@ def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[st
             for entry in batch.column("kind").value_counts().to_pylist():
                 found["kinds"][entry["values"]] += entry["counts"]
         times = [
-            batch.column(name).field("write_time") for name in ("marker", "tombstone") if name in batch.schema.names
+            pc.struct_field(batch.column(name), "write_time")
+            for name in ("marker", "tombstone")
+            if name in batch.schema.names
         ]
         for column in schema.static + schema.regular:
             if field_name(column) not in batch.schema.names:
                 continue
             array = batch.column(field_name(column))
-            cells = (
-                array.field("elements").flatten() if is_complex(column.type) and "elements" in _names(array) else array
-            )
             totals = found["columns"].setdefault(column.name, {"cells": 0, "tombstones": 0})
-            if "write_time" in _names(cells):
+            if is_complex(column.type):
+                deletions = array.flatten()[0]
+                totals["tombstones"] += len(deletions) - deletions.null_count
+                times.append(pc.struct_field(deletions, "write_time"))
+            for cells in _cells(array, column.type):
                 totals["cells"] += len(cells) - cells.null_count
                 totals["tombstones"] += pc.sum(pc.and_(cells.is_valid(), cells.field("tombstone"))).as_py() or 0
-                times.append(cells.field("write_time"))
+                times.append(pc.struct_field(cells, "write_time"))
         for array in times:
             low_high = pc.min_max(array.drop_null())
             if low_high["min"].is_valid:
@@ -218,5 +222,9 @@ def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[st
     return tables
 
 
-def _names(array: pa.Array) -> list[str]:
-    return [array.type.field(i).name for i in range(array.type.num_fields)]
+def _cells(array: pa.Array, cql_type: CqlType) -> list[pa.Array]:
+    """Return the cells of a column; if it is complex, those of its elements or of each of its fields."""
+    if not is_complex(cql_type):
+        return [array]
+    parts = array.flatten()[1]
+    return [parts.flatten()] if isinstance(cql_type, Collection) else parts.flatten()
