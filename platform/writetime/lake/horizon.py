@@ -153,17 +153,20 @@ def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_a
     if snapshot_at <= truncated_at:
         raise WritetimeError(
             f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at "
-            f"{instant_text(snapshot_at)} is refused because its rows would come back; take a new one with `writetime "
-            f"snapshot {table.name}`"
+            f"{instant_text(snapshot_at)} is refused because its rows would come back; {_remedy(table)}"
         )
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
     first = max(horizon_of(table.state.load()), newest_snapshot(changes) - grace)
     if taken_at < first:
         raise WritetimeError(
             f"{table.name}: a snapshot taken at {instant_text(taken_at)} is refused, because deletions up to "
-            f"{instant_text(first)} may have been dropped, and the deleted data would come back; take a new one with "
-            f"`writetime snapshot {table.name}`"
+            f"{instant_text(first)} may have been dropped, and the deleted data would come back; {_remedy(table)}"
         )
+
+
+def _remedy(table: LakeTable) -> str:
+    """Return the remedy for a refused snapshot. The lake does not know whether the database is ScyllaDB."""
+    return f"take a new one on each node, with `nodetool snapshot`, or in Cassandra `writetime snapshot {table.name}`"
 
 
 def without_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table:
