@@ -267,12 +267,12 @@ class LiveWriter(threading.Thread):
 
         def call() -> None:
             nonlocal again
+            is_first, again = not again, True
             try:
                 self._session.execute(statement, timeout=120)
             except InvalidRequest as e:
-                if not again or not re.search(r"conflicts with an existing|was not found|already exist", str(e)):
+                if is_first or not re.search(r"conflicts with an existing|was not found|already exist", str(e)):
                     raise AssertionError(f"{e}: {statement}") from None
-            again = True
 
         self.until_answered(call)
 
