@@ -5,6 +5,7 @@ writes. But if no change explains a value in an image, and no newer change repla
 CDC was off for a while. No log can show this fault.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -161,8 +162,10 @@ class _Writes:
         for column in schema.static + schema.regular:
             written |= changes[field_name(column)].is_valid().to_numpy()
         inserted = changes["marker"].is_valid().to_numpy()
-        before = images.filter(pc.equal(images["kind"], "preimage"))
-        existed = set(zip(*(before[n].to_pylist() for n in ("key", "position", "write_time")), strict=True))
+        rows = zip(*(images[n].to_pylist() for n in ("key", "position", "write_time")), strict=True)
+        shown = list(zip(images["kind"].to_pylist(), rows, strict=True))
+        existed = {place for kind, place in shown if kind == "preimage"}
+        self._postimages = Counter(place for kind, place in shown if kind == "postimage")
         values = {(*places[i], times[files[i]]) for i in np.flatnonzero(written).tolist()}
         since = None if preimages_since is None else min([preimages_since, *(place[2] for place in existed)])
         made = {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
@@ -170,8 +173,8 @@ class _Writes:
         """Rows made by an insert that sets no column and has no preimage, at a time when there were preimages."""
 
     def count(self, place: "_Place") -> int:
-        """Return how many writes changed a row at a time."""
-        return len(self._files.get(place, ()))
+        """Return how many writes there were to a row at a time. A write that sets nothing has only its postimage."""
+        return max(len(self._files.get(place, ())), self._postimages[place])
 
 
 # A row's key and position, and the write time of an image.
