@@ -83,7 +83,7 @@ def test_a_node_that_may_be_up_has_to_answer(nodes: Nodes) -> None:
     nodes.add(1)
     other = nodes.add(2, is_up=None)
     nodes.silent.add(other)
-    with pytest.raises(NoHostAvailable):
+    with pytest.raises(DatabaseUnreachable, match=r"node 10\.0\.0\.2 does not answer: no pool"):
         truncated_at(session)
     other.is_up = False
     assert truncated_at(session) == 1000

@@ -131,6 +131,21 @@ def test_failures_that_do_not_pass(cdc: CdcDatabase, logged: list[Logged], monke
     assert sum(refused.failed.values()) == 1
 
 
+def test_a_failure_names_the_log_but_no_column_and_no_attempt(
+    cdc: CdcDatabase, logged: list[Logged], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent logs it, for each of its tables, as long as a node is down."""
+    table = logged[1]
+    name = table.schema.full_name
+    caplog.set_level("INFO")
+    with open_source(cdc.settings, name) as source:
+        pieces = interval(source, table.sets[0].time, None, None)
+        Failing(monkeypatch, lambda _: True, READ_FAILURE)
+        with pytest.raises(DatabaseUnreachable, match=rf"`SELECT \.\.\. FROM {name}_scylla_cdc_log WHERE"):
+            list(source.read(pieces))
+    assert not [record for record in caplog.records if record.name == "writetime.scylla_cdc.pages"]
+
+
 def test_failures_that_pass_are_not_errors_of_the_agent(
     cdc: CdcDatabase, late: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

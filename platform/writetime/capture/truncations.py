@@ -8,7 +8,13 @@ from cassandra.cluster import Session
 
 from writetime.capture.node_schemas import Node
 from writetime.changes.starts import Truncation
-from writetime.clients.database import DatabaseUnreachable, local_nodes
+from writetime.clients.database import (
+    DRIVER_FAULTS,
+    DatabaseUnreachable,
+    driver_reason,
+    is_without_answer,
+    local_nodes,
+)
 
 # The id of a segment, the offset in it, and the time in milliseconds (`SystemKeyspace.truncationAsMapEntry`).
 _RECORD = struct.Struct(">qiq")
@@ -50,8 +56,9 @@ def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Trun
         table: the table of these records, `system.truncated`.
 
     Raises:
-        DatabaseUnreachable: all nodes of the local data center are down.
-        DriverException and its subclasses: a node that is not known to be down does not answer.
+        DatabaseUnreachable: all nodes of the local data center are down, or a node that is not known to be down does
+            not answer.
+        DriverException and its subclasses: a node refuses the query.
     """
     found: dict[UUID, Truncation] = {}
     hosts = [host for host in local_nodes(session) if host.is_up is not False]
@@ -59,7 +66,13 @@ def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Trun
         raise DatabaseUnreachable("no node of cassandra.local_datacenter is up")
     query = f"SELECT DISTINCT table_uuid, tounixtimestamp(truncated_at) AS at FROM {table}"
     for host in hosts:
-        for row in session.execute(query, host=host):
+        try:
+            rows = list(session.execute(query, host=host))
+        except DRIVER_FAULTS as e:
+            if not is_without_answer(e):
+                raise
+            raise DatabaseUnreachable(f"node {host.address} does not answer: {driver_reason(e)}") from None
+        for row in rows:
             if row.at is not None:
                 latest = max(row.at * 1000, found[row.table_uuid].at if row.table_uuid in found else 0)
                 found[row.table_uuid] = Truncation(latest)

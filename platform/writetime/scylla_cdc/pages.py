@@ -8,6 +8,7 @@ node that starts, stops or is busy answers that it is unavailable or overloaded,
 
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ PAGE_ROWS = 5000
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 # No retry begins later than this after the first attempt, because a request that times out takes seconds itself.
 _PATIENCE_SECONDS = 5.0
+# A message names the table that was read, and not its hundreds of columns.
+_COLUMNS = re.compile("^SELECT .{40,}? FROM")
 _PASSING = (
     # Unavailable, timeouts, and failures of replicas.
     RequestExecutionException,
@@ -64,7 +67,8 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
             pause = next(pauses, None)
             if pause is None or not isinstance(e, _PASSING) or time.monotonic() + pause > deadline:
                 raise DatabaseUnreachable(f"the database did not answer `{query}`: {e}") from None
-            log.info("the database did not answer `%s`: %s; retrying", query, e)
+            # During an outage, each read of each table has several such attempts.
+            log.debug("the database did not answer `%s`: %s; retrying", query, e)
             time.sleep(random.uniform(pause / 2, pause))
 
 
@@ -174,7 +178,7 @@ class Pages:
             lambda page: self._session.execute_async(
                 statement, values, execution_profile=self._profile, paging_state=page
             ),
-            str(statement.query_string),
+            _COLUMNS.sub("SELECT ... FROM", str(statement.query_string)),
         )
 
     def rows(self, statement: PreparedStatement, values: Sequence[Any]) -> pa.Table:
