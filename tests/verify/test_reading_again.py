@@ -80,7 +80,7 @@ def test_a_cell_that_was_written_during_the_first_read_is_not_lost(
     database: Any = Database(table)
     monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: database.reads, sleep=lambda _: None))
     token = write(1, 1, 1)["token"]
-    (found,) = comparison._settle(table, SCHEMA, database, {token}, 1.5, newest=time_now())
+    (found,) = comparison._settle(table, SCHEMA, database, {token}, 1.5, lag_from=time_now())
     assert database.reads == 2
     assert (found.lake or {})["v"] == "held"
     assert found.lagging

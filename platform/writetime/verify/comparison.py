@@ -39,7 +39,7 @@ from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.lost_deletions import FirstRead, rows_with_entries
+from writetime.verify.lost_deletions import FirstRead, rows_with_entries, whole_until
 from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
@@ -120,12 +120,14 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     """
     schema = table.schema()
     newest = newest_write(table)
+    # A write that the lake lost may be newer than all others, as when writes end.
+    lag_from = max(newest, whole_until(table.changes.load()))
     with connect(settings) as session:
         database = DatabaseTable(session, schema)
         ranges: list[Range] = []
 
         def settle(tokens: set[int], seconds: float) -> list[Difference]:
-            return _settle(table, schema, database, tokens, time.monotonic() + seconds, newest=newest)
+            return _settle(table, schema, database, tokens, time.monotonic() + seconds, lag_from=lag_from)
 
         suspects = Suspects(settle, wait_seconds)
         for found, tokens in _compare(table, schema, database):
@@ -176,7 +178,7 @@ def _settle(
     suspects: set[int],
     deadline: float,
     *,
-    newest: int,
+    lag_from: int,
 ) -> list[Difference]:
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     first: FirstRead | None = None
@@ -192,7 +194,7 @@ def _settle(
         suspects = tokens_of(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
             lost = first.lost(lake, theirs, found, schema) if is_in_lake else None
-            lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=newest, lost=lost)
+            lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=lag_from, lost=lost)
             return _differences(ours, theirs, found, lag)
         if suspects:
             time.sleep(_PAUSE_SECONDS)

@@ -24,10 +24,18 @@ from writetime.row_events.write_times import latest_of_column
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 
-# How much later than the read the lake's writes must reach (microseconds), as clocks of machines differ.
+# How much earlier than a watermark a write must be (microseconds), as clocks of machines differ.
 _CLOCKS_DIFFER = 5_000_000
 # Types of elements that do not show by their values whether they are the same.
 _SEVERAL_FORMS = frozenset({"decimal", "float", "double", "duration", "date"})
+
+
+def whole_until(changes: TableVersion) -> int:
+    """Return the time (microseconds) up to which the lake has all writes, by its watermarks or a backfill, unless it
+    lost some.
+    """
+    marks = [watermark_of(changes, source) for source in registered_sources(changes)]
+    return min(marks, default=complete_snapshot(changes)) - _CLOCKS_DIFFER
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,7 @@ class FirstRead:
 
     def is_in_lake(self, changes: TableVersion) -> bool:
         """Return whether a version of the changes has all writes up to the read."""
-        marks = [watermark_of(changes, source) for source in registered_sources(changes)]
-        return min(marks, default=complete_snapshot(changes)) >= self.ended + _CLOCKS_DIFFER
+        return whole_until(changes) >= self.ended
 
     def lost(self, lake: LakeRows, database: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
         """Return for each place and each static and regular column whether the lake lost a deletion of one of its
