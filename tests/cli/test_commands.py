@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cassandra import InvalidRequest, OperationTimedOut, Unavailable
+from cassandra import InvalidRequest, OperationTimedOut, Unauthorized, Unavailable
 from cassandra.cluster import NoHostAvailable
 from cassandra.protocol import OverloadedErrorMessage
 from click.testing import CliRunner
@@ -29,6 +29,17 @@ def test_a_database_that_does_not_answer_is_one_line(fault: Exception, monkeypat
     assert answer.exit_code == 1
     assert answer.output.startswith("Error: the database did not answer (")
     assert len(answer.output.splitlines()) == 1
+
+
+def test_a_right_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        raise Unauthorized("User wt has no CREATE permission on <all keyspaces>")
+
+    monkeypatch.setattr(sink, "run", run)
+    answer = CliRunner().invoke(main, ["sink"])
+    assert answer.exit_code == 1
+    [line] = answer.output.splitlines()
+    assert line.startswith("Error: User wt has no CREATE permission on <all keyspaces>: the role")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from tests.security.servers import Identity, SecuredCassandra, issue
-from writetime.clients import database, kafka, zookeeper
+from writetime.clients import database, kafka, tls, zookeeper
 from writetime.clients.schema_registry import Registry
 from writetime.core import config
 from writetime.core.config import Settings
@@ -212,6 +212,12 @@ def test_a_certificate_of_another_authority(
         with pytest.raises(WritetimeError, match=reason) as caught:
             question(settings)
     assert "Python 3.13" not in str(caught.value)
+
+
+def test_a_server_that_requires_a_certificate_of_its_clients() -> None:
+    """The alert that ScyllaDB sends. Other servers may only close the connection."""
+    reason = "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required (_ssl.c:2580)"
+    assert "set cassandra.tls_certificate_file and tls_key_file" in (tls.remedy(reason, "cassandra") or "")
 
 
 def test_the_reasons_of_all_contact_points_are_named(tmp_path: Path) -> None:

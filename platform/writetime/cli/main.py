@@ -151,8 +151,12 @@ def _in_one_line(error: Exception) -> str | None:
         return remedy(error)
     if "cassandra" not in sys.modules:
         return None
+    from cassandra import Unauthorized
+
     from writetime.clients.database import driver_reason, is_without_answer
 
+    if isinstance(error, Unauthorized):
+        return f"{error}: the role in cassandra.username needs the rights that docs/security.md lists"
     # An invalid request is our bug.
     if is_without_answer(error):
         return f"the database did not answer ({driver_reason(error)}): run the command again"

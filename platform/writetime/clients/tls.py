@@ -20,12 +20,14 @@ _STRICT = (
 
 
 def remedy(reason: str, section: str) -> str | None:
-    """Return the remedy for a failed connection, by its reason; None if no certificate was rejected.
+    """Return the remedy for a failed connection, by its reason; None if it is not about a certificate.
 
     Args:
         reason: the text of the error that the client reports.
         section: the section of the settings that names the authority, as `tls_ca_file`.
     """
+    if "CERTIFICATE_REQUIRED" in reason:
+        return f"the server requires a certificate of its clients: set {section}.tls_certificate_file and tls_key_file"
     if "CERTIFICATE_VERIFY_FAILED" not in reason:
         return None
     if any(text in reason for text in _STRICT):
