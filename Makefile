@@ -87,7 +87,7 @@ test-matrix: setup
 	done; $(BIN)/python -m tools.pythons || status=1; exit $$status
 
 # The whole platform on a running ScyllaDB, with vnodes and then with tablets. DATA is the node's data folder, and
-# NODETOOL is the command to run its nodetool, both for backfills.
+# NODETOOL is the command to run its nodetool, both for backfills. For a cluster, they list all nodes, with commas.
 SCYLLA_TESTS := tests/scylla tests/clients tests/ingest tests/http tests/demo tests/faults tests/workqueue tests/replay
 test-scylla: setup
 ifdef SCYLLA

@@ -131,8 +131,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
-    scylla.addoption("--scylla-data", metavar="DIR", help="the data folder of this node, for its snapshots")
-    scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="the nodetool of this node, for its snapshots")
+    scylla.addoption("--scylla-data", metavar="DIR", help="data folders of all nodes, with commas, for snapshots")
+    scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="nodetools of all nodes, with commas, for snapshots")
 
 
 class Scheduling(LoadScopeScheduling):

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if not config.getoption("--scylla"):
             item.add_marker(pytest.mark.skip(reason="no ScyllaDB is named: --scylla HOST:PORT (make test-scylla)"))
-        elif "node" in getattr(item, "fixturenames", ()):
+        elif "nodes" in getattr(item, "fixturenames", ()):
             for option, variable in (("--scylla-data", "DATA"), ("--scylla-nodetool", "NODETOOL")):
                 if not config.getoption(option):
                     reason = f"no snapshot can be taken: {option} is missing (make test-scylla {variable}=...)"
@@ -47,7 +47,9 @@ def session(live: Settings) -> Iterator[Session]:
 
 
 @pytest.fixture(scope="module")
-def node(pytestconfig: pytest.Config) -> Node:
-    """The node whose files are on this machine."""
-    data, command = (str(pytestconfig.getoption(option)) for option in ("--scylla-data", "--scylla-nodetool"))
-    return Node(Path(data), shlex.split(command))
+def nodes(pytestconfig: pytest.Config) -> list[Node]:
+    """All nodes of the cluster, whose files are on this machine."""
+    folders, commands = (
+        str(pytestconfig.getoption(option)).split(",") for option in ("--scylla-data", "--scylla-nodetool")
+    )
+    return [Node(Path(data), shlex.split(command)) for data, command in zip(folders, commands, strict=True)]

@@ -76,7 +76,7 @@ def changes_of(table: LakeTable) -> list[pa.Table]:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda c: "default" if c is None else c or "none")
 def test_a_snapshot_matches_the_database(
-    live: Settings, session: Session, node: Node, tmp_path: Path, compression: str | None, seed: int
+    live: Settings, session: Session, nodes: list[Node], tmp_path: Path, compression: str | None, seed: int
 ) -> None:
     generator = LiveGenerator(1000 * SEED + 10 * COMPRESSIONS.index(compression) + seed)
     generator._ttls = [1000, 86_400]
@@ -87,17 +87,19 @@ def test_a_snapshot_matches_the_database(
         statement += f" {joiner} compression = {{'sstable_compression': '{compression}'}}"
     session.execute(statement, timeout=120)
     write(session, generator, made)
-    node.run("flush", made.keyspace, made.name)
+    for node in nodes:
+        node.run("flush", made.keyspace, made.name)
     schema = alter(session, generator, read_schema(session, made.full_name))
     write(session, generator, schema)
     # The deletions are in another file than the writes.
-    node.run("flush", made.keyspace, made.name)
+    for node in nodes:
+        node.run("flush", made.keyspace, made.name)
     write(session, generator, schema)
-    folder = node.snapshot(schema, "live")
+    folders = [str(node.snapshot(schema, "live")) for node in nodes]
     settings = live.model_copy(
         update={"lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 4})}
     )
-    snapshot = complete_schema(settings, find_snapshots([str(folder)]))
+    snapshot = complete_schema(settings, find_snapshots(folders))
     table = create_table(settings, snapshot.schema)
     assert sum(count for _, count in backfill(table, snapshot)) > 0
     with answers.raw_session(live.cassandra.port, live.cassandra.contact_points[0]) as raw:

@@ -47,7 +47,7 @@ def lands(settings: Settings, name: str, wanted: list[dict[str, Any]]) -> Callab
     return look
 
 
-def test_a_table_that_is_truncated(live: Settings, session: Session, node: Node, tmp_path: Path) -> None:
+def test_a_table_that_is_truncated(live: Settings, session: Session, nodes: list[Node], tmp_path: Path) -> None:
     name = f"{live.cassandra.keyspace}.{new_name('t')}"
     settings = settings_for(live, name, tmp_path)
     session.execute(f"CREATE TABLE {name} (k int PRIMARY KEY, v text) WITH cdc = {{'enabled': true}}", timeout=120)
@@ -77,7 +77,8 @@ def test_a_table_that_is_truncated(live: Settings, session: Session, node: Node,
         assert f"{name} was truncated at" in (landing.held_by or "")
         table = open_table(settings, name)
         assert verify(settings, table, 10).differences == []
-        assert list(backfill(table, find_snapshots([str(node.snapshot(read_schema(session, name), "later"))])))
+        schema = read_schema(session, name)
+        assert list(backfill(table, find_snapshots([str(node.snapshot(schema, "later")) for node in nodes])))
         # A watermark without changes is committed every five minutes, and a running landing checks for snapshots each
         # minute.
         session.execute(f"INSERT INTO {name} (k, v) VALUES (4, 'newer')")

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from cassandra.cluster import Cluster, Session
+from cassandra import ConsistencyLevel
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.schema.mapping import stored_type
@@ -35,12 +36,11 @@ class _RawHandler(_ProtocolHandler):
 
 @contextmanager
 def raw_session(port: int, host: str = "127.0.0.1") -> Iterator[Session]:
-    """Open a session whose rows hold bytes."""
-    cluster = Cluster([host], port=port)
+    """Open a session whose rows hold bytes. All replicas have to answer, because some may not have the last writes."""
+    profile = ExecutionProfile(consistency_level=ConsistencyLevel.ALL, request_timeout=60)
+    cluster = Cluster([host], port=port, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
     try:
-        session = raw(cluster.connect())
-        session.default_timeout = 60
-        yield session
+        yield raw(cluster.connect())
     finally:
         cluster.shutdown()
 
