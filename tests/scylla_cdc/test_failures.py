@@ -140,8 +140,9 @@ def test_a_failure_names_the_log_but_no_column_and_no_attempt(
     caplog.set_level("INFO")
     with open_source(cdc.settings, name) as source:
         pieces = interval(source, table.sets[0].time, None, None)
-        Failing(monkeypatch, lambda _: True, READ_FAILURE)
-        with pytest.raises(DatabaseUnreachable, match=rf"`SELECT \.\.\. FROM {name}_scylla_cdc_log WHERE"):
+        Failing(monkeypatch, lambda _: True, NoHostAvailable("no host", {"10.0.0.1": READ_FAILURE}))
+        said = rf"`SELECT \.\.\. FROM {name}_scylla_cdc_log WHERE .*`: Operation failed"
+        with pytest.raises(DatabaseUnreachable, match=said):
             list(source.read(pieces))
     assert not [record for record in caplog.records if record.name == "writetime.scylla_cdc.pages"]
 

@@ -38,7 +38,10 @@ class _RawHandler(_ProtocolHandler):
 def raw_session(port: int, host: str = "127.0.0.1") -> Iterator[Session]:
     """Open a session whose rows hold bytes. All replicas have to answer, because some may not have the last writes."""
     profile = ExecutionProfile(consistency_level=ConsistencyLevel.ALL, request_timeout=60)
-    cluster = Cluster([host], port=port, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
+    # A busy node takes longer than the default of two seconds to return the schemas of all tables.
+    cluster = Cluster(
+        [host], port=port, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, control_connection_timeout=60
+    )
     try:
         yield raw(cluster.connect())
     finally:

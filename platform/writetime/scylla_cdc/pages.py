@@ -22,7 +22,7 @@ from cassandra.policies import RetryPolicy
 from cassandra.protocol import _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
-from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason
 from writetime.clients.untyped_rows import UntypedResult
 from writetime.core.compiled import njit
 
@@ -66,7 +66,7 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
         except DRIVER_FAULTS as e:
             pause = next(pauses, None)
             if pause is None or not isinstance(e, _PASSING) or time.monotonic() + pause > deadline:
-                raise DatabaseUnreachable(f"the database did not answer `{query}`: {e}") from None
+                raise DatabaseUnreachable(f"the database did not answer `{query}`: {driver_reason(e)}") from None
             # During an outage, each read of each table has several such attempts.
             log.debug("the database did not answer `%s`: %s; retrying", query, e)
             time.sleep(random.uniform(pause / 2, pause))
