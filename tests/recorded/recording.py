@@ -21,6 +21,7 @@ from cassandra.cluster import Session
 
 from tests.support import answers
 from tests.support.expected import plain_values
+from tests.support.log_pages import Answer
 from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
@@ -148,7 +149,7 @@ def pages_of(recording: Recording) -> Pages:
 # A recorded database has the clock of this machine.
 _CLOCK = "SELECT toUnixTimestamp(now()) AS at FROM system.local"
 _SELECT = re.compile(r"SELECT (?P<columns>.*) FROM (?P<table>\S+)(?: WHERE (?P<where>.*))?$")
-_CONDITION = re.compile(r"(?P<column>\"[^\"]+\"|\w+) (?P<operator>=|>=|<) (?P<value>\?|'\w+')")
+_CONDITION = re.compile(r"(?P<column>\"[^\"]+\"|\w+) (?P<operator>=|>=|<|IN) (?P<value>\?|'\w+')")
 
 
 class _RecordedSession:
@@ -196,7 +197,7 @@ class _RecordedPages:
             self._recording.system(_unquoted(match["table"]))
         return query
 
-    def start(self, statement: str, values: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+    def start(self, statement: str, values: Sequence[Any]) -> Answer:
         match = _SELECT.match(statement)
         assert match
         rows = self._rows(_unquoted(match["table"]), values)
@@ -211,7 +212,8 @@ class _RecordedPages:
         names = [_unquoted(c) for c in re.findall(r'(?:"(?:[^"]|"")+"|\w+(?:\(\w+\))?)', match["columns"])]
         columns = [None if n.startswith("writetime(") else rows.names.index(n) for n in names]
         values = [[None if i is None else row[i] for row in found] for i in columns]
-        yield pa.RecordBatch.from_arrays([pa.array(column, pa.binary()) for column in values], names=names)
+        columns_found = [pa.array(column, pa.binary()) for column in values]
+        return Answer([pa.RecordBatch.from_arrays(columns_found, names=names)])
 
     def rows(self, statement: str, values: Sequence[Any]) -> pa.Table:
         return pa.Table.from_batches(self.start(statement, values))
@@ -230,7 +232,7 @@ def _unquoted(name: str) -> str:
     return re.sub(r'"((?:[^"]|"")+)"', lambda quoted: quoted[1].replace('""', '"'), name)
 
 
-def _serialised(value: Any, stored: bytes | None) -> bytes:
+def _serialised(value: Any, stored: bytes | None) -> bytes | list[bytes]:
     match value:
         case UUID():
             return value.bytes
@@ -241,7 +243,9 @@ def _serialised(value: Any, stored: bytes | None) -> bytes:
     return value
 
 
-def _holds(stored: bytes | None, operator: str, value: bytes) -> bool:
+def _holds(stored: bytes | None, operator: str, value: bytes | list[bytes]) -> bool:
+    if isinstance(value, list):
+        return stored in value
     if stored is None or operator == "=":
         return stored == value
     return _time_order(stored) >= _time_order(value) if operator == ">=" else _time_order(stored) < _time_order(value)

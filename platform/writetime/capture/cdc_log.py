@@ -309,9 +309,10 @@ class LogAgent:
             if sent >= PORTION:
                 self._publisher.flush(stop)
                 sent = 0
-        # If the table was altered, the sent changes are correct, but may lack columns. Nothing is saved, so they are
-        # read again.
-        source.check_schema(schema)
+        if counts or found:
+            # If the table was altered, the sent changes are correct, but may lack columns. Nothing is saved, so they
+            # are read again.
+            source.check_schema(schema)
         if source.check_gap(offset.until, snapshot_at, offset.earlier_ttl) or found[IN_SNAPSHOT]:
             # Later rows may be only in the snapshot, but an agent that starts without --snapshot-at must continue.
             end = replace(end, snapshot_at=snapshot_at)

@@ -317,7 +317,7 @@ class ScyllaCdc(_Section):
         default="fail", description="pass: for tables with updates without values."
     )
     tasks: int = Field(default=8, ge=1, description="Maximum number of Spark tasks per batch.")
-    streams_at_once: int = Field(default=16, ge=1, description="Streams that a task reads at once.")
+    streams_at_once: int = Field(default=16, ge=1, description="Queries for streams that a task sends at once.")
     generation_times: str = "system_distributed.cdc_generation_timestamps"
     generation_streams: str = "system_distributed.cdc_streams_descriptions_v2"
     tablet_times: str = "system.cdc_timestamps"

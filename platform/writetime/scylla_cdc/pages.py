@@ -210,6 +210,15 @@ class Reading:
             self._future.start_fetching_next_page()
             yield found
 
+    def only_page(self) -> pa.RecordBatch | None:
+        """Return all rows if one page has them; None if there are more, or if the database refuses the query."""
+        try:
+            answer = retried(self._answer, self._query)
+        except InvalidRequest:
+            return None
+        (found,) = answer.current_rows
+        return None if answer.paging_state else found
+
     def _answer(self) -> ResultSet:
         """Wait for the requested page. If it failed, the next attempt requests it again."""
         future = self._future or self._send(self._page)

@@ -1,24 +1,34 @@
-"""Reads the streams of a log over an interval of write times, several at once, and checks that no row is missing."""
+"""Reads the streams of a log over an interval of write times, several at once, and checks that no row is missing.
+
+A cluster with vnodes has a stream per vnode and shard, which are thousands, and most of them have no new rows. So
+streams with few rows share a query. For each page of such a query, ScyllaDB reads a page of each stream
+(`storage_proxy::query_singular`), so streams with many rows have queries of their own.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+from cassandra.query import PreparedStatement
 
 from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native, quote_name
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.log import LogError
-from writetime.scylla_cdc.pages import Pages, Reading
+from writetime.scylla_cdc.pages import PAGE_ROWS, Pages, Reading
 
 # A batch ends after about this many rows or bytes, at the end of a group.
 BATCH_ROWS = 10_000
 BATCH_BYTES = 32 << 20
+# ScyllaDB accepts at most 100 by default (`max_partition_key_restrictions_per_query`).
+STREAMS_PER_QUERY = 50
+_TIMES = f'"{L.TIME}" >= ? AND "{L.TIME}" < ?'
 
 
 @dataclass(frozen=True)
@@ -65,23 +75,18 @@ def read_pieces(
         LogError: rows of a group are missing, or ScyllaDB does not write such rows.
         WritetimeError: the database does not answer.
     """
-    table = converter.table
-    log = f"{quote_name(table.keyspace)}.{quote_name(table.name + L.SUFFIX)}"
-    query = pages.prepare(
-        f"SELECT {', '.join(map(quote_name, converter.columns))} FROM {log} "
-        f'WHERE "{L.STREAM}" = ? AND "{L.TIME}" >= ? AND "{L.TIME}" < ?'
-    )
+    queries = _Queries(pages, converter, pieces)
     captured_at = datetime.now(UTC)
-    waiting: deque[tuple[Piece, Reading]] = deque()
+    waiting: deque[tuple[Sequence[Piece], Reading]] = deque()
     held: list[pa.RecordBatch] = []
     rows = size = 0
-
-    def take() -> Iterator[pa.RecordBatch]:
-        nonlocal rows, size
-        piece, reading = waiting.popleft()
-        for page in _whole(reading, table.full_name):
+    while (more := queries.next() if len(waiting) < streams_at_once else None) or waiting:
+        if more:
+            waiting.append(more)
+            continue
+        for page in queries.pages(*waiting.popleft()):
             if see is not None:
-                see(piece, L.times(page))
+                _see_streams(see, queries.of_stream, page)
             held.append(page)
             rows += page.num_rows
             size += page.nbytes
@@ -91,22 +96,84 @@ def read_pieces(
                 yield converter.convert(pa.concat_batches(held), captured_at)
                 held[:] = [page.slice(end)]
                 rows, size = held[0].num_rows, held[0].nbytes
-
-    for piece in pieces:
-        if len(waiting) == streams_at_once:
-            yield from take()
-        bounds = [L.first_uuid(piece.start), L.first_uuid(piece.end)]
-        waiting.append((piece, pages.start(query, [piece.stream, *bounds])))
-    while waiting:
-        yield from take()
     if rows:
         yield converter.convert(pa.concat_batches(held), captured_at)
 
 
-def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
-    """Yield the pages of one stream, cut so that both bounds of a range deletion are in one page.
+class _Queries:
+    """The queries for pieces of streams: one per stream at first, then one for several if they have few rows."""
 
-    A group, the rows of one `cdc$time`, is counted from 0, and its last row is marked.
+    def __init__(self, pages: Pages, converter: Converter, pieces: Sequence[Piece]) -> None:
+        self._table = converter.table.full_name
+        self._pages = pages
+        log = f"{quote_name(converter.table.keyspace)}.{quote_name(converter.table.name + L.SUFFIX)}"
+        self._select = f"SELECT {', '.join(map(quote_name, converter.columns))} FROM {log}"
+        self._pieces = deque(pieces)
+        # Streams that shared a query, and have too many rows for that.
+        self._alone: deque[Piece] = deque()
+        self._rows = self._streams = 0
+        self.of_stream = {piece.stream: piece for piece in pieces}
+
+    @cached_property
+    def _one(self) -> PreparedStatement:
+        return self._pages.prepare(f'{self._select} WHERE "{L.STREAM}" = ? AND {_TIMES}')
+
+    @cached_property
+    def _some(self) -> PreparedStatement:
+        return self._pages.prepare(f'{self._select} WHERE "{L.STREAM}" IN ? AND {_TIMES}')
+
+    def next(self) -> tuple[Sequence[Piece], Reading] | None:
+        """Send the next query; return None if there is none."""
+        if self._alone:
+            group = [self._alone.popleft()]
+        elif self._pieces:
+            group = [self._pieces.popleft()]
+            most = self._streams_per_query()
+            while self._pieces and len(group) < most and _bounds(self._pieces[0]) == _bounds(group[0]):
+                group.append(self._pieces.popleft())
+        else:
+            return None
+        query, streams = (self._one, group[0].stream) if len(group) == 1 else (self._some, [p.stream for p in group])
+        return group, self._pages.start(query, [streams, *map(L.first_uuid, _bounds(group[0]))])
+
+    def _streams_per_query(self) -> int:
+        """Return for how many streams half a page is enough, if they have as many rows as those that were read."""
+        if not self._streams:
+            return 1
+        return min(STREAMS_PER_QUERY, PAGE_ROWS * self._streams // (2 * self._rows or 1))
+
+    def pages(self, group: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query."""
+        if len(group) == 1:
+            found = reading
+        elif (page := reading.only_page()) is not None:
+            found = [page]
+        else:
+            self._alone += group
+            return
+        self._streams += len(group)
+        for page in _whole(found, self._table):
+            self._rows += page.num_rows
+            yield page
+
+
+def _bounds(piece: Piece) -> tuple[int, int]:
+    return piece.start, piece.end
+
+
+def _see_streams(see: See, of_stream: Mapping[bytes, Piece], page: pa.RecordBatch) -> None:
+    """Call `see` for the rows of each stream, which follow each other."""
+    times, streams = L.times(page), page[L.STREAM].dictionary_encode()
+    numbers = streams.indices.to_numpy()
+    for rows in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1):
+        if len(rows):
+            see(of_stream[streams.dictionary[int(numbers[rows[0]])].as_py()], times[rows])
+
+
+def _whole(reading: Iterable[pa.RecordBatch], table: str) -> Iterator[pa.RecordBatch]:
+    """Yield the pages of streams, one after the other, cut so that both bounds of a range deletion are in one page.
+
+    A group, the rows of one `cdc$time` of a stream, is counted from 0, and its last row is marked.
     """
     carried: pa.RecordBatch | None = None
     last: tuple[bytes, int, bool] | None = None
@@ -127,10 +194,11 @@ def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
 
 
 def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, table: str) -> tuple[bytes, int, bool]:
-    times = fixed_width(page[L.TIME], 16, Native("timeuuid"))[0]
+    streams = fixed_width(page[L.STREAM], 16, Native("blob"))[0]
+    times = np.hstack([streams, fixed_width(page[L.TIME], 16, Native("timeuuid"))[0]])
     sequence = decode(page[L.SEQUENCE], Native("int")).to_numpy()
     ends = _ends(page)
-    before_time = np.concatenate([np.frombuffer(last[0] if last else bytes(16), np.uint8)[None, :], times[:-1]])
+    before_time = np.concatenate([np.frombuffer(last[0] if last else bytes(32), np.uint8)[None, :], times[:-1]])
     before_sequence = np.concatenate([[last[1] if last else -1], sequence[:-1]])
     before_ends = np.concatenate([[last[2] if last else True], ends[:-1]])
     same = (times == before_time).all(axis=1)
