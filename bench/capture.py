@@ -23,6 +23,7 @@ from pathlib import Path
 
 import click
 import psutil
+from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent
 from confluent_kafka import Consumer, TopicPartition
 
@@ -71,14 +72,24 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
 
 
 def write(node: FormatServer, writes: int) -> None:
-    """Write into segments that the node completes: three quarters inserts, then updates and some deletions."""
+    """Write into segments that the node completes."""
     session = node.session()
     session.default_timeout = 120
     for statement in (TABLE, FILLING):
         session.execute(statement)
-    insert = session.prepare("INSERT INTO bench.writes (k, a, n, p, w) VALUES (?, ?, ?, ?, ?)")
-    update = session.prepare("UPDATE bench.writes SET n = ?, w = ? WHERE k = ?")
-    delete = session.prepare("DELETE FROM bench.writes WHERE k = ?")
+    write_rows(session, "bench.writes", writes)
+    fill = session.prepare("INSERT INTO bench.filling (k, v) VALUES (1, ?)")
+    time.sleep(1)  # The log is synced every 100 ms.
+    written = {s.id for s, until in trusted(find_segments(str(node.cdc_raw))) if until is not None}
+    while any(until != END for s, until in trusted(find_segments(str(node.cdc_raw))) if s.id in written):
+        session.execute(fill, (os.urandom(200_000),))
+
+
+def write_rows(session: Session, table: str, writes: int) -> None:
+    """Write to a table with the columns of `TABLE`: three quarters inserts, then updates and some deletions."""
+    insert = session.prepare(f"INSERT INTO {table} (k, a, n, p, w) VALUES (?, ?, ?, ?, ?)")
+    update = session.prepare(f"UPDATE {table} SET n = ?, w = ? WHERE k = ?")
+    delete = session.prepare(f"DELETE FROM {table} WHERE k = ?")
     statements = (
         (insert, (i, f"a{i % 7}", i * 3, i / 2, f"note {i}"))
         if i % 20 < 15
@@ -88,11 +99,6 @@ def write(node: FormatServer, writes: int) -> None:
         for i in range(writes)
     )
     execute_concurrent(session, statements, concurrency=32, raise_on_first_error=True)
-    fill = session.prepare("INSERT INTO bench.filling (k, v) VALUES (1, ?)")
-    time.sleep(1)  # The log is synced every 100 ms.
-    written = {s.id for s, until in trusted(find_segments(str(node.cdc_raw))) if until is not None}
-    while any(until != END for s, until in trusted(find_segments(str(node.cdc_raw))) if s.id in written):
-        session.execute(fill, (os.urandom(200_000),))
 
 
 def copy_segments(node: FormatServer, target: Path, most: int | None = None) -> int:
@@ -114,11 +120,12 @@ def agent(home: Path, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """Run Writetime's agent during a `with` block."""
     write_settings(settings, home / "writetime.toml")
     command = [sys.executable, "-m", "writetime", "agent"]
-    with _program(home, "writetime", command, _environment(home)) as process:
+    with program(home, "writetime", command, environment(home)) as process:
         yield process
 
 
-def _environment(home: Path) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of a program with the settings of this folder."""
     return {**os.environ, "WRITETIME_CONFIG": str(home / "writetime.toml")}
 
 
@@ -179,14 +186,15 @@ def debezium(home: Path, settings: Settings, node: Path, cdc_raw: Path) -> Itera
         "-Xmx1g",
         *("-jar", str(connector), str(home / "connector.properties")),
     ]
-    with _program(home, "debezium", command, dict(os.environ)) as process:
+    with program(home, "debezium", command, dict(os.environ)) as process:
         yield process
 
 
 @contextmanager
-def _program(
+def program(
     home: Path, name: str, command: list[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program during a `with` block; its output is in `NAME.log` of the folder."""
     with (home / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
@@ -282,10 +290,10 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
     before = sum(end_offsets(settings, topic).values())
     if name == "writetime":
         own = settings.capture.model_copy(update={"cdc_raw": folder / "cdc_raw", "state_dir": folder / "state"})
-        program = agent(folder, settings.model_copy(update={"capture": own}))
+        running = agent(folder, settings.model_copy(update={"capture": own}))
     else:
-        program = debezium(folder, settings, node.folder, folder / "cdc_raw")
-    with program as process:
+        running = debezium(folder, settings, node.folder, folder / "cdc_raw")
+    with running as process:
         run = drain(settings, topic, process, events, before)
     print(
         f"{name:10} {run.events:>9,} events: {run.cpu:6.2f} CPU s, {run.wall:6.2f} s, peak {run.peak >> 20} MiB",
@@ -294,7 +302,7 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
     return run
 
 
-def _rate(events: int, seconds: float) -> float | None:
+def per_second(events: int, seconds: float) -> float | None:
     """Return the events per second; None if the difference of two runs is too small to give a rate."""
     return events / seconds if events > 0 and seconds > 0 else None
 
@@ -316,10 +324,10 @@ def throughput(home: Path, writes: int) -> None:
             beyond = every.events - one.events
             rates.append(
                 (
-                    _rate(every.events, every.cpu),
-                    _rate(every.events, every.wall),
-                    _rate(beyond, every.cpu - one.cpu),
-                    _rate(beyond, every.wall - one.wall),
+                    per_second(every.events, every.cpu),
+                    per_second(every.events, every.wall),
+                    per_second(beyond, every.cpu - one.cpu),
+                    per_second(beyond, every.wall - one.wall),
                 )
             )
         labels = ("per CPU s, start included", "per s, start included", "per CPU s, beyond one segment",
@@ -352,7 +360,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
             with topic_keys(settings, OURS, lambda k: int.from_bytes(k, "big", signed=True)) as seen:
                 late = follow(node, seen, 0, (rate, seconds))
             print(f"writetime  {conditions}, in Kafka: {percentiles(late)}", flush=True)
-            with _program(home, "landing", [sys.executable, "-m", "writetime", "follow"], _environment(home)):
+            with program(home, "landing", [sys.executable, "-m", "writetime", "follow"], environment(home)):
                 changes = LakeTable(table_storage(settings, "bench.writes"), 0).changes
                 while not (changes.exists() and view_keys(settings)):
                     time.sleep(0.1)
