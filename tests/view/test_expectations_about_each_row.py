@@ -1,6 +1,8 @@
 """Great Expectations' own expectations about each row, found by validating rows together and alone."""
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import pandas as pd
@@ -79,3 +81,32 @@ def test_expectations_about_each_row_are_those_whose_rows_may_be_validated_alone
         assert counts != {0}, name
         is_about_each = len(counts) == 1 and name not in _OF_TYPES
         assert of_each_row([expectations[name]]) == [expectations[name]] * is_about_each, name
+
+
+# Great Expectations has cyclic imports. Threads that import them at once get modules that are not complete.
+_AT_ONCE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from writetime.clients import quality
+from writetime.core.config import Table
+from writetime.lake.followed_tables import FollowedTable
+from writetime.view.expected_rows import of_each_row, of_entry
+
+sys.setswitchinterval(1e-6)
+together = Barrier(4)
+entry = FollowedTable("shop.orders", Table(expect=[{"type": "expect_column_values_to_not_be_null", "column": "id"}]))
+
+def first(use):
+    together.wait()
+    return use()
+
+uses = 3 * [lambda: of_each_row(of_entry(entry))] + [lambda: quality.gxe.ExpectColumnValuesToNotBeNull]
+with ThreadPoolExecutor(len(uses)) as threads:
+    list(threads.map(first, uses))
+"""
+
+
+def test_threads_use_the_library_first_at_once() -> None:
+    answer = subprocess.run([sys.executable, "-c", _AT_ONCE], check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     import great_expectations as gx
     import great_expectations.expectations as gxe
     import pandas as pd
+    from great_expectations.data_context.types import base
     from pyspark.sql import DataFrame
 else:
     # The library reads this when it is imported.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     gx, gxe = WhenUsed("great_expectations"), WhenUsed("great_expectations.expectations")
+    base = WhenUsed("great_expectations.data_context.types.base")
 
 
 # The number of unexpected values that a finding shows.
@@ -223,10 +225,8 @@ def markdown(findings: list[Finding]) -> str:
 
 @cache
 def _context() -> "gx.data_context.AbstractDataContext":
-    from great_expectations.data_context.types.base import ProgressBarsConfig
-
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    context.variables.progress_bars = base.ProgressBarsConfig(globally=False, metric_calculations=False)
     return context
 
 

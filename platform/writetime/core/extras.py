@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import threading
+from types import ModuleType
 from typing import Any
 
 # By top-level module. `pyproject.toml` lists the packages.
@@ -57,15 +59,23 @@ def require(module: str) -> None:
         raise ModuleNotFoundError(needs(_EXTRAS[module]), name=module)
 
 
+# If two threads import a package with cyclic imports, one of them may get a module that is not complete.
+_one_at_a_time = threading.RLock()
+
+
 class WhenUsed:
-    """A module of an extra that is imported when one of its names is used."""
+    """A module of an extra that is imported when one of its names is used, by one thread at a time."""
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self._loaded: ModuleType | None = None
 
     def __getattr__(self, name: str) -> Any:
         # Tools that inspect a module get private attributes of each of its names, and would import all extras.
         if name.startswith("_"):
             raise AttributeError(name)
         require(self._module.partition(".")[0])
-        return getattr(importlib.import_module(self._module), name)
+        if self._loaded is None:
+            with _one_at_a_time:
+                self._loaded = importlib.import_module(self._module)
+        return getattr(self._loaded, name)

@@ -18,7 +18,7 @@ from writetime.clients.quality import gxe
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.extras import require
+from writetime.core.extras import WhenUsed, require
 from writetime.lake import merging
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import portions
@@ -28,6 +28,18 @@ from writetime.schema.table import TableSchema
 
 if TYPE_CHECKING:
     import pandas as pd
+    from great_expectations import exceptions
+    from great_expectations.expectations import expectation as kinds
+    from great_expectations.expectations import expectation_configuration as configuration
+else:
+    exceptions, kinds, configuration = map(
+        WhenUsed,
+        (
+            "great_expectations.exceptions",
+            "great_expectations.expectations.expectation",
+            "great_expectations.expectations.expectation_configuration",
+        ),
+    )
 
 
 class Unexpected(WritetimeError):
@@ -116,8 +128,6 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
 
 def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]":
     """Return those expectations that apply to each row, independent of other rows."""
-    from great_expectations.expectations import expectation as kinds
-
     about_rows = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
     about_all = (
         gxe.ExpectColumnValuesToBeUnique,
@@ -155,16 +165,13 @@ def _frame(rows: pa.Table) -> "pd.DataFrame":
 
 
 def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "gxe.Expectation":
-    from great_expectations.exceptions import GreatExpectationsError
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
     arguments = {name: value for name, value in given.items() if name != "type"}
     try:
-        found = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        found = configuration.ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
         if schema is not None:
             _require_columns(schema, arguments)
         return found
-    except (GreatExpectationsError, ValueError, TypeError) as e:
+    except (exceptions.GreatExpectationsError, ValueError, TypeError) as e:
         raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
 
 
