@@ -45,6 +45,12 @@ def test_a_misspelt_table(keyspace: str, settings: Settings, tmp_path: Path) -> 
     (tmp_path / "schema.cql").write_text(f"CREATE TABLE {keyspace}.orders (id int PRIMARY KEY);")
     (tmp_path / "manifest.json").write_text('{"files": [], "created_at": "2026-01-01T00:00:00Z"}')
     assert command("backfill", wrong, str(tmp_path)).stderr.strip() == message
+    assert command("backfill", f"{keyspace}.Plain", str(tmp_path)).stderr.strip() == (
+        f"Error: {tmp_path} is a snapshot of {keyspace}.orders, not of {keyspace}.Plain"
+    )
+    # CQL ignores the case of names without quotes.
+    for name in (f"{keyspace}.ORDERS".upper(), f'"{keyspace}"."orders"'):
+        assert f"did you mean {keyspace}.orders?" in command("view", name).stderr
     assert command("view", "nothing.alike").stderr.strip() == "Error: no table nothing.alike in the database"
     assert KnownTables(settings).misspelt(f"{keyspace}.orders") is None
 
@@ -105,6 +111,34 @@ def test_view_waits_if_changes_may_come(
     if is_certain:
         assert answer.stderr.count("\n") == 1
         assert "ALTER TABLE shop.orders WITH cdc = true" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("logged", "topics", "told"),
+    [
+        ({"shop.orders": True}, set[str](), "no agent has published it yet; start `writetime agent`"),
+        ({"shop.orders": True}, {"shop.orders"}, "land those in Kafka with `writetime follow` or `writetime land`"),
+        ({"shop.orders": False}, {"shop.orders"}, "ALTER TABLE shop.orders WITH cdc = true"),
+        # The database, or Kafka, does not answer.
+        (None, {"shop.orders"}, "load the table shop.orders with `writetime backfill`"),
+        ({"shop.orders": True}, None, "load the table shop.orders with `writetime backfill`"),
+    ],
+)
+def test_a_table_that_is_not_in_the_lake_yet(
+    logged: dict[str, bool] | None,
+    topics: set[str] | None,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config.load(lake={"path": str(tmp_path)})
+    monkeypatch.setattr(missing_tables, "_tables_of_database", lambda _: logged)
+    monkeypatch.setattr(missing_tables, "_tables_of_kafka", lambda _: topics)
+    monkeypatch.setattr(config, "load", lambda: settings)
+    for name in ("view", "maintain", "row-events"):
+        answer = command(name, "shop.orders")
+        assert answer.exit_code == 1
+        assert told in answer.stderr
 
 
 def test_a_missing_topic_is_not_taken_for_one_without_a_leader(settings: Settings) -> None:

@@ -8,7 +8,7 @@ import click
 from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
 from writetime.core.counts import counted
-from writetime.core.errors import MissingTable
+from writetime.core.errors import WritetimeError
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots, untaken
@@ -48,9 +48,11 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
     settings = config.load()
     found = find_snapshots(places, parse_table(schema_file.read_text()) if schema_file else None, table)
     if found.schema.full_name != table:
-        raise MissingTable(
-            f"{without_secrets(places[0])} is a snapshot of {found.schema.full_name}, not of {table}", table
-        )
+        # Only this case needs the import, which takes time.
+        from writetime.landing.missing_tables import KnownTables
+
+        other = f"{without_secrets(places[0])} is a snapshot of {found.schema.full_name}, not of {table}"
+        raise WritetimeError(KnownTables(settings).misspelt(table) or other)
     found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
     for node in found.missing_nodes:

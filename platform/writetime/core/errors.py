@@ -29,6 +29,10 @@ class MissingTable(WritetimeError):
         self.table = table
 
 
+class NotInLake(MissingTable):
+    """A table that the lake does not have. Its changes may still be on their way."""
+
+
 class Transient(WritetimeError):
     """A fault that may pass by itself, such as a server that does not answer: a retry may succeed."""
 

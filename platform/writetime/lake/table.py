@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
-from writetime.core.errors import MissingTable, WritetimeError
+from writetime.core.errors import MissingTable, NotInLake, WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
 from writetime.lake.delta import FORGET_REMOVED, BucketedTable
@@ -202,7 +202,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     """Open the table `keyspace.table` of the lake.
 
     Raises:
-        MissingTable: the lake does not have it.
+        NotInLake: the lake does not have it.
         WritetimeError: a part is missing, the parts have different numbers of buckets, or the table has another format.
     """
     storage = table_storage(settings, name)
@@ -232,7 +232,7 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
     be rebuilt before anything else uses it.
 
     Raises:
-        MissingTable: the lake does not have the changes of the table.
+        NotInLake: the lake does not have the changes of the table.
     """
     table = _with_changes(table_storage(settings, name), name, Cache.of(settings))
     changes = table.changes.load()
@@ -250,7 +250,7 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
 def _with_changes(storage: Storage, name: str, cache: Cache) -> LakeTable:
     table = LakeTable(storage, 0, cache)
     if not table.changes.exists():
-        raise MissingTable(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
+        raise NotInLake(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
     return table
 
 

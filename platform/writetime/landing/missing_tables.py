@@ -1,5 +1,5 @@
-"""Finds out why a named table is not in the lake or in Kafka: its name is misspelt, or the database does not log its
-changes.
+"""Finds out why a named table is not in the lake or in Kafka: its name is misspelt, the database does not log its
+changes, or they are still on their way.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from pyarrow.fs import FileSelector, FileType
 from writetime.clients import kafka
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings
-from writetime.core.errors import MissingTable, WritetimeError
+from writetime.core.errors import MissingTable, NotInLake, WritetimeError
 from writetime.lake.followed_tables import are_captured, cdc_statement, read_entries
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import names_table
@@ -55,6 +55,20 @@ class KnownTables:
             "snapshot with `writetime backfill`"
         )
 
+    def not_landed(self, name: str) -> str | None:
+        """Return the message for a table whose changes the database logs, but that the lake does not have; None if one
+        of the servers does not answer.
+        """
+        if self._captured is None or not (self._database or {}).get(name):
+            return None
+        way = (
+            "land those in Kafka with `writetime follow` or `writetime land`"
+            if name in self._captured
+            else "no agent has published it yet; start `writetime agent`, or bring in a snapshot with `writetime "
+            "backfill`"
+        )
+        return f"the lake has no changes of {name}: {way}"
+
     def is_certainly_not_captured(self, name: str) -> bool:
         """Return whether neither the database nor Kafka can have changes of a table. If one of them does not answer, or
         the table has an entry, whose snapshots may be brought in at any time, this is not certain.
@@ -66,14 +80,19 @@ class KnownTables:
 
 def message_of(settings: Settings, error: MissingTable) -> str:
     """Return the message for a missing table, with the cause if it is known."""
-    known = KnownTables(settings)
-    return known.misspelt(error.table) or known.not_captured(error.table) or str(error)
+    known, table = KnownTables(settings), error.table
+    not_landed = known.not_landed(table) if isinstance(error, NotInLake) else None
+    return known.misspelt(table) or known.not_captured(table) or not_landed or str(error)
 
 
 def _most_similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the known table with the most similar name: first among those of the same keyspace, or of all keyspaces
-    if none is named. Whole names are similar because of their keyspaces, so those must be closer.
+    """Return the known table with the most similar name: one that differs in case only, as CQL ignores the case of a
+    name without quotes; then among those of the same keyspace, or of all keyspaces if none is named. Whole names are
+    similar because of their keyspaces, so those must be closer.
     """
+    same = {k.casefold(): k for k in sorted(known)}
+    if found := same.get(name.replace('"', "").casefold()):
+        return found
     keyspace, _, table = name.rpartition(".")
     here = {k.rpartition(".")[2]: k for k in sorted(known) if not keyspace or k.startswith(f"{keyspace}.")}
     if found := difflib.get_close_matches(table, here, n=1):
