@@ -49,11 +49,9 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     report = compare(settings, open_table(settings, table), wait)
     _print(report.differences)
     lake, database = (sum(getattr(r, side) for r in report.ranges) for side in ("lake_rows", "database_rows"))
-    click.echo(
-        f"{table}: {counted(len(report.ranges), 'token range')}, {counted(database, 'row')} in the database and "
-        f"{lake} in the lake: " + _counted(report.differing, report.lagging, report.unsettled),
-        err=True,
-    )
+    ranges = counted(len(report.ranges), "token range")
+    read = f"{table}: {ranges}, {counted(database, 'row')} in the database and {lake} in the lake"
+    click.echo(summary(read, abs(database - lake), report.differing, report.lagging, report.unsettled), err=True)
     if report.differing:
         click.echo(f"{table}: {_CAUSE}", err=True)
     if report.view is not None:
@@ -79,11 +77,10 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
 
     report = verify_clusters(settings, against, table, wait, show)
     _print(report.differences)
-    click.echo(
-        f"{table}: {counted(report.ranges, 'token range')}, {counted(report.database_rows, 'row')} in the database and "
-        f"{report.against_rows} in {against}: " + _counted(report.differing, report.lagging, report.unsettled),
-        err=True,
-    )
+    ranges, rows = counted(report.ranges, "token range"), counted(report.database_rows, "row")
+    read = f"{table}: {ranges}, {rows} in the database and {report.against_rows} in {against}"
+    apart = abs(report.database_rows - report.against_rows)
+    click.echo(summary(read, apart, report.differing, report.lagging, report.unsettled), err=True)
     return report.proven
 
 
@@ -92,6 +89,17 @@ def _print(differences: Sequence[object]) -> None:
         click.echo(orjson.dumps(difference))
 
 
-def _counted(differing: int, lagging: int, unsettled: int) -> str:
+def summary(read: str, apart: int, differing: int, lagging: int, unsettled: int) -> str:
+    """Return the summary of a comparison.
+
+    Args:
+        read: the result of the first read, with the numbers of rows of both sides.
+        apart: the difference of these numbers.
+        differing: the number of rows that still differ.
+        lagging: the number of rows that lag.
+        unsettled: the number of partitions that were not read again.
+    """
+    # Otherwise the numbers seem to contradict each other.
+    first = " at the first read; at the last" if apart > differing + lagging and not unsettled else ""
     more = f"; not read again: {counted(unsettled, 'more partition')}" if unsettled else ""
-    return f"{differing} differ, {lagging} more lag behind{more}"
+    return f"{read}{first}: {differing} differ, {lagging} more lag behind{more}"
