@@ -53,3 +53,36 @@ def test_a_handler_that_ends_the_program_is_a_failure(
     assert result.exit_code == 1
     assert f"handler e{queue}:handle has called sys.exit(0)" in result.output
     assert json.loads(run("lag", queue).stdout)["batches"] == 1
+
+
+def test_a_misspelt_queue_is_no_empty_one(
+    replay_settings: Settings, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = replay_settings.replay.model_copy(update={"queues": [f"{queue}-named"]})
+    write_settings(replay_settings.model_copy(update={"replay": replay}), tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    assert run("publish", queue, given=b"one\n").exit_code == 0
+    assert run("seek", queue, "p", "1").exit_code == 0
+    commands = (["read"], ["seek", "p", "1"], ["lag"], ["rebuild"], ["check"], ["trim"], ["forget", "p"])
+    for name, *more in commands:
+        answer = run(name, f"{queue}x", *more)
+        assert answer.exit_code == 1
+        assert f"no batch was ever published to queue {queue}x; did you mean {queue}?" in answer.stderr
+    assert "no batch was ever published to queue nothing.alike" in run("check", "nothing.alike").stderr
+    # The settings name it, so it begins with its first batch.
+    assert run("check", f"{queue}-named").stdout == "0 batches, 0 items, 0 faults\n"
+    assert run("forget", queue, "p").stdout == "forgotten: p\n"
+
+
+def test_an_error_of_a_handler_names_the_batch(
+    replay_settings: Settings, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(replay_settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"f{queue}.py").write_text("def handle(batch):\n    raise ValueError(batch.items)\n")
+    assert run("publish", queue, given=b"one\n").exit_code == 0
+    with pytest.raises(ValueError, match="one") as raised:
+        run("work", queue, "p", "--handler", f"f{queue}:handle", "--until-idle")
+    [note] = raised.value.__notes__
+    assert note == f"batch {queue}-1 is not done: processor p processes it again at its next start"

@@ -9,11 +9,13 @@ import click
 
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
+from writetime.replay.known_queues import require_queue
 
 
 @click.group(name="replay")
@@ -61,7 +63,7 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
 @click.option("--to", "last", type=int, help="The last batch; default: the newest.")
 def read(queue: str, first: int | None, last: int | None) -> None:
     """Print batches as JSON lines: number, time, items (text, or hexadecimal after `0x` if they are not UTF-8)."""
-    for batch in replay(config.load(), queue, first, last):
+    for batch in replay(_settings(queue), queue, first, last):
         at = batch.seal.published_at.isoformat()
         click.echo(json.dumps({"n": batch.n, "published_at": at, "items": [_text(item) for item in batch.items]}))
 
@@ -72,14 +74,14 @@ def read(queue: str, first: int | None, last: int | None) -> None:
 @click.argument("to")
 def seek_command(queue: str, processor: str, to: str) -> None:
     """Set the next batch of a processor: a number, or a time (ISO 8601, UTC if it has no offset)."""
-    click.echo(f"next: {queue}-{seek(config.load(), queue, processor, _place(to))}")
+    click.echo(f"next: {queue}-{seek(_settings(queue), queue, processor, _place(to))}")
 
 
 @replay_group.command(name="lag")
 @click.argument("queue")
 def lag_command(queue: str) -> None:
     """Print how far each processor is behind, as JSON lines."""
-    for found in lag(config.load(), queue):
+    for found in lag(_settings(queue), queue):
         click.echo(json.dumps(asdict(found)))
 
 
@@ -87,7 +89,7 @@ def lag_command(queue: str) -> None:
 @click.argument("queue")
 def rebuild_command(queue: str) -> None:
     """Restore from the database the records of a queue that ZooKeeper lost."""
-    newest, processors = rebuild(config.load(), queue)
+    newest, processors = rebuild(_settings(queue), queue)
     click.echo(f"newest batch {newest}; cursors restored: {', '.join(processors) or 'none'}")
 
 
@@ -97,7 +99,7 @@ def check_command(queue: str) -> None:
     """Read all batches and compare them with the sealed checksums. The exit status is 1 if a batch is damaged or
     missing.
     """
-    found = check(config.load(), queue)
+    found = check(_settings(queue), queue)
     gone = f"; those up to {found.gone} are gone" if found.gone else ""
     counts = counted(found.batches, "batch"), counted(found.items, "item"), counted(len(found.faults), "fault")
     click.echo(", ".join(counts) + gone)
@@ -109,7 +111,7 @@ def check_command(queue: str) -> None:
 @click.argument("queue")
 def trim_command(queue: str) -> None:
     """Delete batches that all processors have processed and that are older than the queue's `replay.keep_days`."""
-    found = trim(config.load(), queue)
+    found = trim(_settings(queue), queue)
     waits = f"; those up to {found.due} are old enough, but processor {found.waits_for} has not processed all of them"
     gone = f"deleted {counted(found.deleted, 'batch')}; those up to {found.gone} are gone"
     click.echo(gone + (waits if found.waits_for else ""))
@@ -120,7 +122,15 @@ def trim_command(queue: str) -> None:
 @click.argument("processor")
 def forget_command(queue: str, processor: str) -> None:
     """Forget a processor that no longer exists; `trim` waits for all known processors."""
-    forget(config.load(), queue, processor)
+    forget(_settings(queue), queue, processor)
+    click.echo(f"forgotten: {processor}")
+
+
+def _settings(queue: str) -> Settings:
+    """Return the settings, if the queue exists."""
+    settings = config.load()
+    require_queue(settings, queue)
+    return settings
 
 
 def _place(text: str) -> int | datetime:

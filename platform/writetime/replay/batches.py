@@ -142,6 +142,7 @@ class Batches:
         self._last = self._prepare(
             f"SELECT {fields} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1"
         )
+        self._queues = self._prepare("SELECT DISTINCT queue, era FROM {}.replay_batches")
         self._between = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} >= ? AND n <= ?")
         self._following = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} > ? LIMIT {_PAGE}")
         self._record = self._prepare(
@@ -285,6 +286,10 @@ class Batches:
             self._time = timestamp_as_written(row.now), time.monotonic()
         found, at = self._time
         return found + timedelta(seconds=time.monotonic() - at)
+
+    def queues(self) -> set[str]:
+        """Return the queues with batches."""
+        return {row.queue for row in self._run(self._queues, ())}
 
     # -- producers and cursors
 

@@ -133,7 +133,11 @@ class Subscriber:
     ) -> Cursor:
         # Completes the work of a publisher that ended before it did; and no cursor is ever beyond the newest batch.
         tell(self._zookeeper, batch.n)
-        answer = handler(batch)
+        try:
+            answer = handler(batch)
+        except Exception as e:
+            e.add_note(f"batch {batch.id} is not done: processor {self._name} processes it again at its next start")
+            raise
         if effects is not None:
             self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()))
         # The copy is at most one batch behind; the next write makes up for a failed one.
