@@ -88,6 +88,16 @@ def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> N
     assert f"{jobs}x" not in run("queue", "inspect")
 
 
+def test_work_ends_when_nothing_is_left(
+    own: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for payload, delay in (("1", "0"), ("2", "3")):
+        run("queue", "enqueue", jobs, payload, "--delay", delay)
+    assert run("work", "--queue", jobs, "--handler", "my_handlers:handle", "--until-idle") == "2 completed\n"
+    assert json.loads(run("queue", "inspect", jobs))["depth"] == 0
+
+
 def assert_counted(settings: Settings, jobs: str) -> None:
     """The worker reports two completed items and a dead one."""
     port = settings.workqueue.metrics_port

@@ -28,7 +28,8 @@ from writetime.workqueue.worker_metrics import WorkerMetrics
 @click.command()
 @click.option("--queue", "names", multiple=True, required=True, help="A queue to process; may be repeated.")
 @click.option("--handler", "paths", multiple=True, required=True, help="module:function, one per queue.")
-def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
+@click.option("--until-idle", is_flag=True, help="Stop when no item is left, also of those that wait for a retry.")
+def work(*, names: tuple[str, ...], paths: tuple[str, ...], until_idle: bool) -> None:
     """Run a handler for the items of a queue until SIGTERM or Ctrl-C. It ends gracefully."""
     if len(names) != len(paths):
         raise WritetimeError(
@@ -42,7 +43,7 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     hint = KafkaHint(settings) if settings.workqueue.hints else None
     own = settings.workqueue
     metrics = None if own.metrics_port is None else WorkerMetrics(own.metrics_host, own.metrics_port)
-    outcomes = Worker(settings, handlers, hint, metrics).run(stop)
+    outcomes = Worker(settings, handlers, hint, metrics).run(stop, until_idle=until_idle)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no items")
     if any(thread.name.startswith("handler") and thread.is_alive() for thread in threading.enumerate()):
         sys.stdout.flush()
