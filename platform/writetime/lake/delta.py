@@ -77,6 +77,28 @@ class _Taken(Exception):
     """Another program made the commit with this number."""
 
 
+def is_delta_table(storage: Storage) -> bool:
+    """Return whether a folder is a Delta table. If it is, at most two files are requested, whatever the length of the
+    log.
+
+    Raises:
+        WritetimeError: the store refuses access, such as without credentials, an option of it is invalid, or it does
+            not answer.
+    """
+    try:
+        # delta-rs has no file system for an unknown kind of store.
+        with suppress(exceptions.DeltaError):
+            filesystem = storage.filesystem()
+            # A log has its first commit until it is trimmed, which needs a checkpoint.
+            if any(filesystem.get_file_info(path).is_file for path in (_LAST_CHECKPOINT, commits.commit_name(0))):
+                return True
+        # Another program may have written the log. This lists all of it.
+        return deltalake.DeltaTable.is_deltatable(storage.address, dict(storage.options))
+    except OSError as e:
+        how = "" if storage.is_local else " with lake.storage_options"
+        raise kind_of(e)(f"{storage.address} cannot be opened{how}: {plain_text(e)}") from None
+
+
 class BucketedTable:
     """A Delta table that is partitioned by the bucket of the token.
 
@@ -96,26 +118,12 @@ class BucketedTable:
         return BucketedTable, (self.storage,)
 
     def exists(self) -> bool:
-        """Return whether the table has been created. At most two files are requested, whatever the length of the log.
+        """Return whether the table has been created.
 
         Raises:
-            WritetimeError: an option of the store is invalid.
+            WritetimeError: as `is_delta_table`.
         """
-        try:
-            # delta-rs has no file system for an unknown kind of store.
-            with suppress(exceptions.DeltaError):
-                filesystem = self.storage.filesystem()
-                # A log has its first commit until it is trimmed, which needs a checkpoint.
-                if any(filesystem.get_file_info(path).is_file for path in (_LAST_CHECKPOINT, commits.commit_name(0))):
-                    return True
-            # Another program may have written the log. This lists all of it.
-            return deltalake.DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
-        except OSError as e:
-            if "Config error" not in str(e):
-                raise
-            raise WritetimeError(
-                f"{self.storage.address} cannot be opened with lake.storage_options: {plain_text(e)}"
-            ) from None
+        return is_delta_table(self.storage)
 
     def create(self, schema: pa.Schema, buckets: int, properties: Mapping[str, str]) -> None:
         """Create the table if it does not exist, with `schema` and the partition column.

@@ -173,7 +173,7 @@ def _has_present_rows(table: LakeTable, before: LiveVersion, state: TableVersion
         return False
     if last.changes != changes.version and moved_on(table, last) is None:
         return False
-    now = as_of_next(last, time_now())
+    now = as_of_next(last, time_of_lake(table))
     if now < last.batch.as_of:
         return False
     # With the data that lived then, expired since, and was dropped.

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.lake.delta import is_delta_table
 from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
@@ -92,13 +93,14 @@ def auditing(settings: Settings) -> Iterator[Audit]:
 def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
     """Count the completed items of each bucket in a table of the lake; nothing if it does not exist yet."""
     storage = lake_storage(settings).folder(table)
-    options = dict(storage.options)
-    if not DeltaTable.is_deltatable(storage.address, options):
+    if not is_delta_table(storage):
         return {}
     names = [*Place._fields, "read_at"]
     found: dict[Place, InLake] = {}
     # Uses a file system that is not Python's, see `BucketedTable.read`.
-    dataset = DeltaTable(storage.address, storage_options=options).to_pyarrow_dataset(filesystem=storage.filesystem())
+    dataset = DeltaTable(storage.address, storage_options=dict(storage.options)).to_pyarrow_dataset(
+        filesystem=storage.filesystem()
+    )
     for batch in dataset.to_batches(columns=names):
         counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
         for row in counted.to_pylist():
