@@ -204,6 +204,7 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
         known: dict[str, str] = json.loads(context.cursor or "{}")
         seen: dict[str, str] = {}
         events: list[AssetMaterialization] = []
+        changed: list[str] = []
         faults: list[str] = []
         for table, names in listing.look(seconds):
             if isinstance(names, str):
@@ -211,12 +212,14 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
                 continue
             seen[table.name] = hashlib.sha256("\n".join(names).encode()).hexdigest()
             if names and seen[table.name] != known.get(table.name):
+                changed.append(table.name)
                 events.append(AssetMaterialization(key_of(table.name, "snapshots"), metadata={"found": len(names)}))
-        reason = "; ".join(["no place has a new backup", *faults])
+        found = f"recorded: {', '.join(changed)}" if changed else "no place has a new backup"
+        reason = "; ".join([found, *faults])
         return SensorResult(
             asset_events=events,
             cursor=json.dumps(known | seen),
-            skip_reason=None if events else SkipReason(reason),
+            skip_reason=SkipReason(reason),
         )
 
     return new_backups

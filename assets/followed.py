@@ -104,7 +104,11 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         return SensorResult(
             asset_events=events,
             cursor=json.dumps({"recorded": recorded | {name: (r.at, _digest(r)) for name, r in new.items()}}),
-            skip_reason=None if events else SkipReason("`writetime follow` has reported nothing else since"),
+            skip_reason=SkipReason(
+                f"recorded: {', '.join(table.name for table in tables if table.name in new)}"
+                if events
+                else "`writetime follow` has reported nothing else since"
+            ),
         )
 
     return followed_tables

@@ -205,7 +205,13 @@ dead_letter_topic = AssetSpec(
     kinds={"spark", "deltalake"},
     pool=DEAD_LETTERS_POOL,
     metadata=arrow_columns(dead_letter_rows.SCHEMA),
-    check_specs=[AssetCheckSpec("every_dead_letter_is_explained", asset=DEAD_LETTERS)],
+    check_specs=[
+        AssetCheckSpec(
+            "every_dead_letter_is_explained",
+            asset=DEAD_LETTERS,
+            description="Great Expectations on the new dead letters: each has an origin and a reason, and occurs once.",
+        )
+    ],
 )
 @by_kind()
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:

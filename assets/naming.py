@@ -1,4 +1,4 @@
-"""The names of assets and pools, and the columns, documents, owners, tags and kinds that the web UI shows."""
+"""The names of assets and pools, and their columns, addresses, documents, owners, tags and kinds in the web UI."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,7 @@ from dagster import (
 
 from writetime.core.config import Settings
 from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.lake_storage import lake_storage
 from writetime.schema.table import TableSchema as CqlSchema
 
 # The parts of a followed table: its source, then its stages, and the checks with an identifier of their own.
@@ -25,6 +26,8 @@ PARTS = (
     *("table", "snapshots", "backfill", "topic", "changes", "lag_and_freshness"),
     *("state", "view", "row_events", "row_topic"),
 )
+# The parts that are Delta tables of the lake, and have the names of their folders.
+_IN_LAKE = {"changes", "state", "view", "row_events"}
 # Files of the repository that pyproject.toml names.
 _FILES = "https://github.com/writetime/writetime/blob/main"
 _REFERENCES = "dagster/code_references"
@@ -77,16 +80,21 @@ def documented(definitions: Definitions, settings: Settings) -> Definitions:
 def of_table(
     assets: Sequence[AssetsDefinition | AssetSpec], table: FollowedTable, settings: Settings
 ) -> list[AssetsDefinition | AssetSpec]:
-    """Return a table's assets with their common attributes: owners, tags of keyspace, table and stage, and the kind of
-    the database.
+    """Return a table's assets with their common attributes: owners, tags of keyspace, table and stage, the kind of the
+    database, and the name in the database or the address in the lake.
     """
     stages = {key_of(table.name, part): part for part in PARTS}
     keyspace, name = table.name.split(".", 1)
     tags = {"writetime/keyspace": keyspace[:_TAG_CHARACTERS], "writetime/table": name[:_TAG_CHARACTERS]}
     owners = table.entry.owners or settings.alerts.owners
+    folder = lake_storage(settings).folder(table.name)
 
     def complete(spec: AssetSpec) -> AssetSpec:
-        completed = spec.merge_attributes(owners=owners, tags={**tags, "writetime/stage": stages[spec.key]})
+        stage = stages[spec.key]
+        where = {"dagster/uri": folder.folder(stage).address} if stage in _IN_LAKE else {}
+        if stage == "table":
+            where = {"dagster/table_name": table.name}
+        completed = spec.merge_attributes(owners=owners, tags={**tags, "writetime/stage": stage}, metadata=where)
         return _with_kind_of_database(completed, settings)
 
     return [*map_asset_specs(complete, assets)]

@@ -250,7 +250,8 @@ def new_batches(queue: str) -> SensorDefinition:
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
         missing = copied.missing
         if not missing:
-            return SensorResult([], f"all {counted(head, 'batch')} are in the lake", copied.cursor, added)
+            reason = f"all {counted(head, 'batch')} are in the lake" if head else "the queue has no batches yet"
+            return SensorResult([], reason, copied.cursor, added)
         failed = _failed_runs(instance, name_of(queue))
         under_way = is_under_way(instance, name_of(queue))
         paused = failed_lately(instance, name_of(queue)) and not _was_repeated(failed)

@@ -350,7 +350,7 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         return SensorResult(
             asset_events=observations,
             cursor=json.dumps(known | seen),
-            skip_reason=None if changed else SkipReason("no schema has changed"),
+            skip_reason=SkipReason(f"recorded: {', '.join(changed)}" if changed else "no schema has changed"),
         )
 
     return schema_changes

@@ -170,6 +170,20 @@ def test_assets_of_a_table_have_its_owners_groups_and_tags(of_orders: Definition
     assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"}
 
 
+def test_assets_of_a_table_have_their_addresses(config: Path) -> None:
+    config.write_text('[tables.shop.orders]\n[lake]\npath = "/company/lake/"\n')
+    graph = of_tables().resolve_asset_graph()
+    names = ("dagster/table_name", "dagster/uri")
+    found = {key: [graph.get(key).metadata.get(name) for name in names] for key in graph.get_all_asset_keys()}
+    assert {key: where for key, where in found.items() if any(where)} == {
+        key_of("shop.orders", "table"): ["shop.orders", None],
+        **{
+            key_of("shop.orders", part): [None, f"/company/lake/shop.orders/{part}"]
+            for part in ("changes", "state", "view", "row_events")
+        },
+    }
+
+
 def test_jobs_of_a_table(of_orders: Definitions) -> None:
     repository = of_orders.get_repository_def()
     assert set(repository.job_names) >= {
@@ -484,6 +498,11 @@ def test_one_setting_turns_all_automation_on(config: Path) -> None:
 def test_every_job_has_a_description(repositories: list[RepositoryDefinition]) -> None:
     jobs = [r.get_job(name) for r in repositories for name in r.job_names if not name.startswith("__")]
     assert all(job.description for job in jobs)
+
+
+def test_every_check_has_a_description(repositories: list[RepositoryDefinition]) -> None:
+    for graph in (r.asset_graph for r in repositories):
+        assert [key for key in graph.asset_check_keys if not graph.get_check_spec(key).description] == []
 
 
 def test_sensors(repositories: list[RepositoryDefinition]) -> None:

@@ -15,6 +15,7 @@ from dagster import (
     RunRequest,
     SensorDefinition,
     SensorResult,
+    SkipReason,
     build_schedule_context,
     build_sensor_context,
     materialize,
@@ -94,6 +95,7 @@ def test_progress_is_observed(settings: Settings) -> None:
         assert events["rows_of_the_last_batch"].value == 7
         assert events["milliseconds_of_the_last_batch"].value == 250
         assert observed[key_of(tables[0].name, "view")].metadata["behind_seconds"].value == 3.0
+        assert first.skip_reason == SkipReason(f"recorded: {tables[0].name}")
         [check] = [e for e in first.asset_events if isinstance(e, AssetCheckEvaluation)]
         assert (check.asset_key, check.passed) == (key_of(tables[0].name, "view"), False)
         assert check.metadata["fault"].value == "not as expected: 25"
