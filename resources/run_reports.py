@@ -45,6 +45,7 @@ _EVENTS = {
     DagsterEventType.ASSET_CHECK_EVALUATION,
     DagsterEventType.STEP_FAILURE,
     DagsterEventType.RUN_FAILURE,
+    DagsterEventType.ENGINE_EVENT,
 }
 # What changes from run to run: instants, ages and counts; not the numbers in names, and those of partitions and shards.
 _NUMBER = re.compile(r"\d{4}-\d\d-\d\d|(?<![\w/.-])(?<!partition )(?<!shard )\d[\d.,:]*")
@@ -55,7 +56,8 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
     """Return the report of a run: the outcome of each asset, its numbers, and its checks."""
     stats = instance.get_run_stats(run.run_id)
     began = datetime.fromtimestamp(stats.start_time or 0, UTC)
-    seconds = (stats.end_time or time.time()) - (stats.start_time or 0)
+    # The daemon may end a run before its process has begun.
+    seconds = max(0.0, (stats.end_time or time.time()) - (stats.start_time or 0))
     entries = list(instance.all_logs(run.run_id, of_type=_EVENTS))
     lines = [
         f"# {run.job_name}: {run.status.value.lower()}",
@@ -189,6 +191,8 @@ def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:
 def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
     """Return the failures, with their reasons: the steps, or the run itself if no step did."""
     steps: list[tuple[str, str]] = []
+    # If the daemon cannot start a run, only this has the reason.
+    of_engine: list[tuple[str, str]] = []
     of_run: list[tuple[str, str]] = []
     for event in (entry.get_dagster_event() for entry in entries):
         if event.event_type is DagsterEventType.STEP_FAILURE:
@@ -201,7 +205,10 @@ def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
             # Another process that ends a run gives no error.
             error = event.job_failure_data.error if event.event_specific_data else None
             of_run.append(("run", " ".join((error.message if error else event.message or "").split())))
-    return steps or of_run
+        elif event.event_type is DagsterEventType.ENGINE_EVENT and event.engine_event_data.error:
+            reason = f"{event.message}: {event.engine_event_data.error.message}"
+            of_engine.append(("run", " ".join(reason.split())))
+    return steps or (of_engine + of_run if of_run else [])
 
 
 def _verdict(check: AssetCheckEvaluation) -> str:

@@ -34,6 +34,8 @@ from dagster import (
     materialize,
 )
 from dagster._cli import cli
+from dagster._core.events import EngineEventData
+from dagster_shared.error import SerializableErrorInfo
 
 from demo import definitions as demo
 from tests.support.webhooks import receiving
@@ -238,6 +240,20 @@ def test_a_run_whose_process_dies_is_reported_by_a_sensor(
             )
         assert report_of(instance, ended(instance, run.run_id)).startswith("# __ASSET_JOB: failure")
     assert [alert["lines"] for alert in posted] == [["run: the process was killed"]] * 2
+
+
+def test_a_run_that_the_daemon_cannot_start_has_the_reason(
+    instance: DagsterInstance, posted: list[dict[str, Any]]
+) -> None:
+    fine = Definitions([asset(name="fine")(lambda: None)]).get_implicit_global_asset_job_def()
+    run = instance.create_run_for_job(fine)
+    error = SerializableErrorInfo("Unreachable: the request timed out\n", [], "Unreachable")
+    instance.report_engine_event("Marking the run as failed", run, EngineEventData.engine_error(error))
+    instance.report_run_failed(run)
+    text = run_reports.ended(instance, ended(instance, run.run_id)).read_text(encoding="utf-8")
+    reason = "Marking the run as failed: Unreachable: the request timed out"
+    assert f"- `run`: {reason}\n" in text
+    assert f"run: {reason}" in posted[0]["lines"]
 
 
 def test_a_lasting_fault_of_a_round_is_an_alert_once_an_hour(
