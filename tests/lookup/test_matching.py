@@ -77,6 +77,7 @@ def test_dates_that_python_does_not_have() -> None:
     ("keys", "message"),
     [
         ([{"it": 1}], "shop.items has no column 'it'; known are id, n, v"),
+        ({"id": 1}, "the keys are one key; give a list of keys, such as [{'id': 1}]"),
         ([{}], "a key names no column; known are id, n, v"),
         ([{"id": 1}, {"id": 1, "n": []}], "all keys must have the same columns as the first key: id"),
         ([{"id": "x"}], "a value of the column id is not a valid int: "),
@@ -84,7 +85,7 @@ def test_dates_that_python_does_not_have() -> None:
         ([{"n": 5}], "a value of the column n is not a valid frozen<list<int>>: "),
     ],
 )
-def test_a_key_that_cannot_be_is_refused_in_a_sentence(keys: list[Mapping[str, Any]], message: str) -> None:
+def test_a_key_that_cannot_be_is_refused_in_a_sentence(keys: Any, message: str) -> None:
     with pytest.raises(WritetimeError) as e:
         keys_table(keys, schema_of("frozen<list<int>>"))
     assert message in str(e.value)

@@ -26,9 +26,11 @@ def keys_table(keys: Sequence[Mapping[str, Any]], schema: TableSchema) -> pa.Tab
     """Return keys, of which there is at least one, as columns of a view.
 
     Raises:
-        WritetimeError: the keys name other columns than the table has, or not all the same; or a value has another type
-            than its column.
+        WritetimeError: the keys name other columns than the table has, or not all the same; a value has another type
+            than its column; or they are a single key, and not a sequence of keys.
     """
+    if isinstance(keys, Mapping):
+        raise WritetimeError(f"{schema.full_name}: the keys are one key; give a list of keys, such as [{keys!r}]")
     types = {label(column): column.type for column in schema.columns}
     names = list(keys[0])
     if not names:
