@@ -32,8 +32,12 @@ _PAUSE_SECONDS = 0.2
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
-@click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
-@click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
+@click.option(
+    "--where",
+    help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\". Double quotes around a name that is a word of "
+    "SQL: '\"order\" = 7'.",
+)
+@click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table", show_default=True)
 @click.option("--wait", default=0.0, metavar="SECONDS", help="Maximum time to wait until there are rows.")
 def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: float) -> None:
     """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
