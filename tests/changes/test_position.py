@@ -22,6 +22,11 @@ ENDS = {
     "EXCL_START_BOUND": AFTER,
     "INCL_END_BOUND": AFTER,
 }
+# Clients of different languages and processors write different forms of not-a-number.
+NOT_NUMBERS = {
+    "double": ["7ff8000000000000", "7ff8000000000001", "fff8000000000000", "7ff0000000000001"],
+    "float": ["7fc00000", "7fc00001", "ffc00000", "ff800001"],
+}
 # The database refuses empty values of these.
 NEVER_EMPTY = ("date", "smallint", "time", "tinyint")
 
@@ -54,6 +59,7 @@ def prefixes(generator: Generator, schema: TableSchema) -> Iterator[list[str]]:
         values = [generator.literal(column.type, key=True) for _ in range(VALUES if len(columns) == 1 else 5)]
         if isinstance(column.type, Native) and column.type.name not in NEVER_EMPTY:
             values.append("empty")
+            values += [f"blobas{column.type}(0x{data})" for data in NOT_NUMBERS.get(column.type.name, [])]
         pools.append([*values, "null"])
     for _ in range(VALUES):
         yield [schema.keyspace, schema.name, "CLUSTERING", *(r.choice(pool) for pool in pools)]

@@ -24,6 +24,7 @@ are inverted. A terminator ends the position.
 | 0x60 | end of a bound after its clustering |
 """
 
+import math
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -106,7 +107,14 @@ def _signed(data: bytes) -> bytes:
     return bytes([data[0] ^ 0x80]) + data[1:]
 
 
+# All forms of not-a-number are equal in the database, and greater than any number.
+_NOT_A_NUMBER = {4: b"\x7f\xc0\0\0", 8: b"\x7f\xf8\0\0\0\0\0\0"}
+
+
 def _float(data: bytes) -> bytes:
+    value = struct.unpack(">f" if len(data) == 4 else ">d", data)[0]
+    if math.isnan(value):
+        data = _NOT_A_NUMBER[len(data)]
     return data.translate(_INVERT) if data[0] & 0x80 else _signed(data)
 
 

@@ -1,8 +1,9 @@
 """Chooses the form of a row's clustering key, if equal keys may have several forms.
 
-Decimals such as 1.0 and 1 are equal, so both name the same row. A state keeps the form of the change that was written
-last. This is the change with the greatest write time of any part. At equal times, deletions come after cells, and are
-ordered by deletion time. So the form does not come from data that a later merge deletes first.
+Decimals such as 1.0 and 1 are equal, and so are all forms of not-a-number, so both name the same row. A state keeps the
+form of the change that was written last. This is the change with the greatest write time of any part. At equal times,
+deletions come after cells, and are ordered by deletion time. So the form does not come from data that a later merge
+deletes first.
 """
 
 from dataclasses import replace

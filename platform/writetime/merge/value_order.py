@@ -63,13 +63,14 @@ def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.A
 
 
 def has_forms(cql_type: CqlType) -> bool:
-    """Return whether values of a type may differ but be equal in the database, like the decimals 1.0 and 1.
+    """Return whether values of a type may differ but be equal in the database, like the decimals 1.0 and 1, or the
+    many forms of not-a-number.
 
     Equal values are one clustering key, or one element of a set.
     """
     match cql_type:
         case Native(name):
-            return name == "decimal"
+            return name in ("decimal", "double", "float")
         case Collection(_, arguments) | Tuple(arguments):
             return any(map(has_forms, arguments))
         case Udt(_, _, fields):

@@ -191,6 +191,13 @@ def _time_order(p: int) -> int:
 
 
 @compiled
+def _is_not_a_number(p: int, length: int) -> bool:
+    if length == 4:
+        return (load32(p) & 0x7FFFFFFF) > 0x7F800000
+    return (load64(p) & 0x7FFFFFFFFFFFFFFF) > 0x7FF0000000000000
+
+
+@compiled
 def _store_big64(out: int, value: int) -> None:
     for i in range(8):
         store8(out + i, value >> (56 - 8 * i))
@@ -250,7 +257,13 @@ def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int)
         if method == COMPARE_SIGNED:
             store8(out, load8(p) ^ 0x80)
         elif method == COMPARE_FLOAT:
-            if load8(p) < 0x80:
+            if _is_not_a_number(p, length):
+                # All forms of it are equal in the database, and greater than any number.
+                store8(out, 0xFF)
+                store8(out + 1, 0xC0 if length == 4 else 0xF8)
+                for i in range(2, length):
+                    store8(out + i, 0)
+            elif load8(p) < 0x80:
                 store8(out, load8(p) ^ 0x80)
             else:
                 for i in range(length):
