@@ -60,9 +60,9 @@ def test_a_missing_database_is_reported_in_one_line(settings: Settings) -> None:
 def test_cql_by_a_command(settings: Settings) -> None:
     run = CliRunner(catch_exceptions=False).invoke
     table = f"{settings.cassandra.keyspace}.user_events"
-    insert = f"INSERT INTO {table} (user_id, event_timestamp, event_id) VALUES ('u', 5, {uuid.UUID(int=7)})"
+    insert = f"INSERT INTO {table} (user_id, event_timestamp, event_id) VALUES ('Zoë', 5, {uuid.UUID(int=7)})"
     select = f'SELECT user_id AS "Who", event_id FROM {table}'
-    assert run(main, ["cql", insert, select]).stdout == f'{{"Who": "u", "event_id": "{uuid.UUID(int=7)}"}}\n'
+    assert run(main, ["cql", insert, select]).stdout == f'{{"Who": "Zoë", "event_id": "{uuid.UUID(int=7)}"}}\n'
     refused = run(main, ["cql", "SELECT nothing"])
     assert refused.exit_code == 1
     assert refused.output.startswith("Error: SELECT nothing: ")

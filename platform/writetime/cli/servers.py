@@ -85,7 +85,9 @@ def cql(*, statements: tuple[str, ...]) -> None:
                 answer = session.execute(statement)
                 for row in answer:
                     values = zip(answer.column_names, map(json_of, row), strict=True)
-                    click.echo(json.dumps(dict(values), allow_nan=False))
+                    line = json.dumps(dict(values), allow_nan=False, ensure_ascii=False)
+                    # As `view` prints it, in every locale.
+                    click.echo(line.encode(errors="backslashreplace"))
             except database.DRIVER_FAULTS as e:
                 raise WritetimeError(f"{statement}: {e}") from None
 
