@@ -150,7 +150,7 @@ def time_now() -> int:
 
 
 def time_of_lake(table: LakeTable) -> int:
-    """Return the time, in microseconds, for what is written to the lake: by the store's clock if this machine's is far
+    """Return the time, in microseconds, that is written to the lake: by the store's clock if this machine's is far
     behind. Otherwise, rows would expire late, and those that had expired by another machine's clock would come back.
     """
     return time_now() + micros_behind(table.changes.storage)
