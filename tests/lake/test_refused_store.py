@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from writetime.cli.main import main
 from writetime.core.config import load
 from writetime.lake.followed_tables import followed_tables
+from writetime.lake.lake_storage import Storage
 from writetime.servers.process import free_port
 
 # As delta-rs 1.6 says it where AWS_ACCESS_KEY_ID is missing.
@@ -29,6 +30,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise OSError(_REFUSED)
 
+    monkeypatch.setattr(Storage, "filesystem", refuse)
     monkeypatch.setattr(deltalake.DeltaTable, "is_deltatable", refuse)
 
 

@@ -186,5 +186,5 @@ def test_commands(
     assert run("check", queue) == "2 batches, 2 items, 0 faults; those up to 1 are gone\n"
     assert [json.loads(line)["n"] for line in run("read", queue).splitlines()] == [2, 3]
     assert "up to 1 were deleted" in run("read", queue, "--from", "1")
-    assert run("forget", queue, "a") == ""
+    assert run("forget", queue, "a") == "forgotten: a\n"
     assert run("trim", queue) == "deleted 2 batches; those up to 3 are gone\n"
