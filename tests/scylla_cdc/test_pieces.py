@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from tests.support.generate import SEED
 from tests.support.log_pages import Answer
@@ -22,7 +23,7 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import first_uuid, log_table
-from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.pages import Pages, Reading
 from writetime.scylla_cdc.pieces import Piece, read_pieces
 from writetime.scylla_cdc.postimages import Checked, ImageCheck
 
@@ -151,6 +152,16 @@ def test_streams_with_few_rows_share_queries() -> None:
     assert seen == {piece(i).stream: 1 for i in range(0, 1000, 7)}
     assert len(database.asked) <= 16 + 984 / 50 + 1
     assert max(database.asked) == 50
+
+
+def test_a_database_may_refuse_a_shared_query() -> None:
+    """ScyllaDB does so with a server error, if `max_partition_key_restrictions_per_query` is smaller."""
+
+    class Refused:
+        def result(self) -> None:
+            raise NoHostAvailable("unable to complete the operation", {})
+
+    assert Reading(lambda _: Refused(), "SELECT ...").only_page() is None
 
 
 def test_streams_with_many_rows_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,10 +211,13 @@ class Reading:
             yield found
 
     def only_page(self) -> pa.RecordBatch | None:
-        """Return all rows if one page has them; None if there are more, or if the database refuses the query."""
+        """Return all rows if one page has them; None if there are more, or if the query failed: ScyllaDB answers with a
+        server error if it has more partition keys than the server allows.
+        """
         try:
-            answer = retried(self._answer, self._query)
-        except InvalidRequest:
+            answer = self._answer()
+        except DRIVER_FAULTS as e:
+            log.debug("the database did not answer `%s`: %s; its streams are read alone", self._query, e)
             return None
         (found,) = answer.current_rows
         return None if answer.paging_state else found
