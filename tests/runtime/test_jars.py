@@ -2,7 +2,9 @@ import hashlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -58,6 +60,29 @@ def test_a_cached_jar_that_was_changed_is_fetched_again(tmp_path: Path, monkeypa
         assert [p.read_bytes() for p in jars.fetch("tiny")] == [b"sound"]
         assert [p.read_bytes() for p in jars.fetch("tiny")] == [b"sound"]
     assert fetched == [path.name] * 3
+
+
+def test_programs_that_need_the_same_jars_fetch_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+    started, goes_on = Event(), Event()
+
+    def download(missing: list[jars.Jar], cache: Path) -> None:
+        started.set()
+        assert goes_on.wait(60)
+        for jar in missing:
+            fetched.append(jar.file_name)
+            (cache / jar.file_name).write_bytes(b"sound")
+
+    monkeypatch.setattr(jars, "_download", download)
+    path = pin(monkeypatch, tmp_path, b"sound")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(jars.fetch, "tiny")
+        assert started.wait(60)
+        others = [pool.submit(jars.fetch, "tiny") for _ in range(3)]
+        assert not wait(others, timeout=0.2).done
+        goes_on.set()
+        assert [one.result() for one in (first, *others)] == [[path]] * 4
+    assert fetched == [path.name]
 
 
 def test_a_cached_jar_is_read_once_while_it_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

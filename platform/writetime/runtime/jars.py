@@ -8,6 +8,7 @@ each jar at its last comparison with its digest. If these have changed, a cached
 `WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror, whose resolvers should also have `usepoms="false"`.
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,19 +82,29 @@ def fetch(*set_names: str) -> list[Path]:
         WritetimeError: a jar could not be fetched or is not the pinned one.
     """
     cache = cache_folder()
-    # An Ivy run never mixes sets: in one module Ivy would keep only one version of a jar that two sets pin differently.
-    # Ivy waits for one jar at a time, so several runs fetch a large set in parallel.
-    runs: list[list[Jar]] = []
+    if _runs(set_names, cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        # Programs that need the same jars wait for the one that fetches them.
+        with (cache / "fetch.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if runs := _runs(set_names, cache):
+                print(f"fetching {sum(map(len, runs))} jars ({', '.join(set_names)}) ...", file=sys.stderr)
+                with ThreadPoolExecutor(max_workers=4) as pool:
+                    list(pool.map(lambda jars: _download(jars, cache), runs))
+    return [cache / jar.file_name for name in set_names for jar in pinned(name)]
+
+
+def _runs(set_names: Sequence[str], cache: Path) -> list[list[Jar]]:
+    """Return the jars that the cache does not have as pinned, by runs of Ivy. A run never mixes sets: in one module Ivy
+    would keep only one version of a jar that two sets pin differently. Ivy waits for one jar at a time, so several runs
+    fetch a large set in parallel.
+    """
     intact = _intact([jar for name in set_names for jar in pinned(name)], cache)
+    runs = []
     for name in set_names:
         missing = [jar for jar in pinned(name) if jar.file_name not in intact]
         runs += [missing[i : i + JARS_PER_RUN] for i in range(0, len(missing), JARS_PER_RUN)]
-    if runs:
-        print(f"fetching {sum(map(len, runs))} jars ({', '.join(set_names)}) ...", file=sys.stderr)
-        cache.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            list(pool.map(lambda jars: _download(jars, cache), runs))
-    return [cache / jar.file_name for name in set_names for jar in pinned(name)]
+    return runs
 
 
 def _intact(jars: list[Jar], cache: Path) -> set[str]:
