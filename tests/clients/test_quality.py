@@ -1,6 +1,6 @@
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 import pytest
@@ -9,6 +9,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_portions
+
+pytestmark = pytest.mark.long
+
+# Great Expectations takes two seconds to import, which each process of the tests would otherwise do when it collects.
+Expects = Callable[[], "gxe.Expectation"]
 
 
 def test_findings_name_the_faults(spark: SparkSession) -> None:
@@ -60,55 +65,55 @@ def test_rows_that_cannot_be_read_are_not_a_finding(spark: SparkSession) -> None
 
 
 @pytest.mark.parametrize(
-    ("expectation", "words"),
+    ("expects", "words"),
     [
         (
-            gxe.ExpectColumnValuesToBeBetween(column="total", min_value=0, max_value=10),
+            lambda: gxe.ExpectColumnValuesToBeBetween(column="total", min_value=0, max_value=10),
             "`total` between 0 and 10: 2 of 4 rows fail, e.g. 25 (id 7), -3 (id 9)",
         ),
         (
-            gxe.ExpectColumnValuesToBeBetween(column="total", max_value=25, strict_max=True),
+            lambda: gxe.ExpectColumnValuesToBeBetween(column="total", max_value=25, strict_max=True),
             "`total` at most 25, strict max True: 1 of 4 rows fail, e.g. 25 (id 7)",
         ),
         (
-            gxe.ExpectColumnValuesToMatchRegex(column="name", regex="^b"),
+            lambda: gxe.ExpectColumnValuesToMatchRegex(column="name", regex="^b"),
             "`name` match regex ^b: 3 of 4 rows fail, e.g. a (id 1), a|c (id 2), a (id 7)",
         ),
         (
-            gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
+            lambda: gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
             "`total`, `id` pair values a greater than b: 2 of 4 rows fail, e.g. [1, 1] (id 1), [-3, 9] (id 9)",
         ),
-        (gxe.ExpectCompoundColumnsToBeUnique(column_list=["id", "name"]), ""),
-        (gxe.ExpectColumnMeanToBeBetween(column="total", min_value=8), "`total` mean at least 8: it is 7"),
-        (gxe.ExpectTableRowCountToEqual(value=3), "row count equal 3: it is 4"),
+        (lambda: gxe.ExpectCompoundColumnsToBeUnique(column_list=["id", "name"]), ""),
+        (lambda: gxe.ExpectColumnMeanToBeBetween(column="total", min_value=8), "`total` mean at least 8: it is 7"),
+        (lambda: gxe.ExpectTableRowCountToEqual(value=3), "row count equal 3: it is 4"),
     ],
 )
-def test_a_finding_is_a_sentence(expectation: gxe.Expectation, words: str) -> None:
+def test_a_finding_is_a_sentence(expects: Expects, words: str) -> None:
     frame = pd.DataFrame({"id": [1, 2, 7, 9], "total": [1, 5, 25, -3], "name": ["a", "a|c", "a", "b"]})
-    assert failed(validate_portions(lambda: [frame], "orders", [expectation], ["id"])) == words
+    assert failed(validate_portions(lambda: [frame], "orders", [expects()], ["id"])) == words
 
 
 @pytest.mark.parametrize(
-    "expectation",
+    "expects",
     [
-        gxe.ExpectColumnValuesToNotBeNull(column="total"),
-        gxe.ExpectColumnValuesToBeBetween(column="total", min_value=2),
-        gxe.ExpectColumnValuesToBeBetween(column="total", min_value=-9),
-        gxe.ExpectColumnValuesToBeInSet(column="name", value_set=["b"]),
-        gxe.ExpectColumnValuesToBeInSet(
+        lambda: gxe.ExpectColumnValuesToNotBeNull(column="total"),
+        lambda: gxe.ExpectColumnValuesToBeBetween(column="total", min_value=2),
+        lambda: gxe.ExpectColumnValuesToBeBetween(column="total", min_value=-9),
+        lambda: gxe.ExpectColumnValuesToBeInSet(column="name", value_set=["b"]),
+        lambda: gxe.ExpectColumnValuesToBeInSet(
             column="name", value_set=["b"], row_condition="id > 1", condition_parser="pandas"
         ),
-        gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
-        gxe.ExpectMulticolumnSumToEqual(column_list=["id", "total"], sum_total=6),
-        gxe.ExpectColumnValuesToNotBeNull(column="absent"),
+        lambda: gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
+        lambda: gxe.ExpectMulticolumnSumToEqual(column_list=["id", "total"], sum_total=6),
+        lambda: gxe.ExpectColumnValuesToNotBeNull(column="absent"),
     ],
 )
 @pytest.mark.parametrize("cuts", [[2], [1, 5], [1, 2, 3, 4, 5]])
-def test_portions_have_the_findings_of_all_rows(expectation: gxe.Expectation, cuts: list[int]) -> None:
+def test_portions_have_the_findings_of_all_rows(expects: Expects, cuts: list[int]) -> None:
     values = {"id": [1, 2, 7, 9, 10, 11], "total": [1, None, 25, -3, 0, 3], "name": ["a", "b", None, "b", "c", "d"]}
     frame = pd.DataFrame(values)
     parts = [frame.iloc[start:end] for start, end in zip([0, *cuts], [*cuts, 6], strict=True)]
-    suite = [expectation, gxe.ExpectColumnValuesToNotBeNull(column="id")]
+    suite = [expects(), gxe.ExpectColumnValuesToNotBeNull(column="id")]
     one, several = (validate_portions(lambda f=f: f, "orders", suite, ["id"]) for f in ([frame], parts))
     assert several == one
 
