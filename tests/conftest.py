@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support import cassandra_versions, scylla_server
+from tests.support.parts import PARTS, of_other_parts
 from tests.support.postgres import Postgres, running_postgres
 from tests.support.servers import flushes_schemas, server_addresses, start
 from tests.support.settings import write_settings
@@ -103,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "cassandra_5_only(reason): needs what only 5.0 has; deselected with --cassandra 4.0 or 4.1"
     )
     config.addinivalue_line("markers", "long_only(reason): takes minutes of CPU; deselected without --long")
+    config.addinivalue_line("markers", "long: of a module that takes more than 5 CPU seconds; see --part")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,6 +117,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
     parser.addoption("--long", action="store_true", help="run long tests at their full length")
+    parser.addoption(
+        "--part",
+        type=lambda number: int(number, 0),
+        metavar="NUMBER",
+        help=f"run one of {PARTS} parts of the modules with long tests: the one of this number modulo {PARTS}",
+    )
     parser.addoption("--servers", metavar="DIR", help="use the servers that run in this folder, and leave them running")
     parser.addoption("--without-servers", action="store_true", help="run tests that start no server")
     parser.addoption(
@@ -146,6 +154,12 @@ class Scheduling(LoadScopeScheduling):
         return folder if is_whole else nodeid.partition("::")[0]
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Print which long tests run."""
+    number = config.getoption("--part")
+    return None if number is None else f"long tests: part {number % PARTS} of {PARTS} (make test PART=all runs all)"
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """Let `pytest -n` keep tests together that share servers."""
     return Scheduling(config, log)
@@ -153,6 +167,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the folders of tests in order, and leave out those that lack their servers, by the options."""
+    if (number := config.getoption("--part")) is not None:
+        others = of_other_parts([_module(item) for item in items if _is_long(item)], number)
+        _leave_out(config, items, lambda item: _is_long(item) and _module(item) in others)
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
     if config.getoption("--cassandra") != cassandra_versions.VERSIONS[0]:
@@ -183,8 +200,16 @@ def pytest_runtest_setup() -> None:
         context.DefinitionsLoadContext._instance = None
 
 
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
 def _place(item: pytest.Item) -> int:
-    module = item.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    module = _module(item).removeprefix("tests/").removesuffix(".py")
     found = [_LONGEST_FIRST.index(part) for part in (module, module.split("/")[0]) if part in _LONGEST_FIRST]
     return min(found, default=len(_LONGEST_FIRST))
 

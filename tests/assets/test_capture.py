@@ -54,6 +54,8 @@ from writetime_dagster.assets.table_jobs import captured_changes, definitions
 from writetime_dagster.assets.tables import assets_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResource, "database": DatabaseResource}
 
 

@@ -28,6 +28,8 @@ from writetime.servers.process import free_port, port_answers
 from writetime.workqueue import Enqueuer
 from writetime_dagster.assets.backfill import token_ranges
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0
 WORKSPACE = """

@@ -17,6 +17,8 @@ from tests.support.settings import write_settings
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,6 +22,8 @@ from writetime.view import expected_rows
 from writetime.view.expected_rows import ExpectedRows, Unexpected, of_entry
 from writetime_dagster.assets import expectations
 
+pytestmark = pytest.mark.long
+
 SCHEMA = parse_table(
     "CREATE TYPE shop.place (city text);"
     'CREATE TABLE shop.kinds (id bigint PRIMARY KEY, n int, price decimal, d double, v text, "a.b" int, at timestamp, '

@@ -41,6 +41,8 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime_dagster.assets import automation, ingest, upkeep
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
 ASSETS = [ingest.user_events, ingest.dead_letters]
 

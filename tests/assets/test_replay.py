@@ -37,6 +37,8 @@ from writetime_dagster.assets.failures import apart
 from writetime_dagster.assets.replay import FailedRun
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 QUEUE = f"my-flights.{uuid.uuid4().hex[:8]}"
 BATCHES = [[b"1-0", b"1-1"], [], [b"3-0"], [b"4-0", b"\xff"]]

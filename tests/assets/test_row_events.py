@@ -26,6 +26,8 @@ from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import maintain_job
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 
 

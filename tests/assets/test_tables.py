@@ -48,6 +48,8 @@ from writetime_dagster.assets import backfill, changes, expectations, failures, 
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 
 

@@ -36,6 +36,8 @@ from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 _T = TypeVar("_T")
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 # One of them fails.

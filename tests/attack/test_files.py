@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.attack.files import attack, rewritten
 from tests.attack.report import Report
 from tests.attack.watched import Limits, Watch, work
@@ -12,6 +14,8 @@ from tests.support.examples import rounds
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.locations import FEATURES
 from writetime.storage.sstable import SSTable
+
+pytestmark = pytest.mark.long
 
 
 def test_no_file_harms_its_reader() -> None:

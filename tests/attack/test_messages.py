@@ -13,6 +13,8 @@ from writetime.core.errors import WritetimeError
 from writetime.landing import following, landing, tasks
 from writetime.wire.publishing import CompactedTopic
 
+pytestmark = pytest.mark.long
+
 
 def test_no_message_harms_a_reader(settings: Settings, tmp_path: Path) -> None:
     report = attack(settings, tmp_path, seed=49, rounds=4)

@@ -7,6 +7,8 @@ import pytest
 from tests.attack.statements import KILLS, attack
 from writetime.core.config import Settings
 
+pytestmark = pytest.mark.long
+
 
 def test_no_table_or_statement_harms_capture(
     server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_long: bool

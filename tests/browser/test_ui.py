@@ -41,7 +41,7 @@ queues = ["orders"]
 START_SECONDS = 240.0
 PATIENCE_MS = 120_000
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import FormatServer
 from writetime.core.config import Settings
 
+pytestmark = pytest.mark.long
+
 TABLES = [
     "CREATE TYPE {ks}.address (street text, zip int)",
     "CREATE TABLE {ks}.not_captured (k int PRIMARY KEY, v vector<float, 2>)",

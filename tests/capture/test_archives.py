@@ -37,6 +37,8 @@ from writetime.wire.topic_names import changes_topic
 from writetime_dagster.assets.segments import new_segments, published_segments
 from writetime_dagster.resources import KafkaResource, SparkResource
 
+pytestmark = pytest.mark.long
+
 
 def published(captured: Captured) -> Counter[str]:
     """Each change of table `t` that was published, without where it came from, and how often."""

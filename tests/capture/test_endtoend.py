@@ -11,6 +11,8 @@ from tests.support.generate import SEED
 from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 
+pytestmark = pytest.mark.long
+
 # Each of four threads pauses longer: they would otherwise keep the database busy all the time. The agent of the node
 # publishes snapshots, that of the replica does not.
 _SHORT = Dose(pause_seconds=0.2, kills=1, quiet_seconds=1.5, tables=2, replicas=1, snapshot="schema-only")

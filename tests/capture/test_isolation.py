@@ -35,6 +35,8 @@ from writetime.storage.segment import Segment, find_segments
 from writetime.wire.change_messages import ChangeEncoder
 from writetime.wire.topic_names import changes_topic
 
+pytestmark = pytest.mark.long
+
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
 # The faults of this value, and of this table.
 _POISON = 13

@@ -29,6 +29,8 @@ from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Landing, captured_tables
 from writetime.wire.topic_names import changes_topic
 
+pytestmark = pytest.mark.long
+
 
 def view_columns(captured: Captured, table: str) -> list[str]:
     """The columns that the lake's view has now."""

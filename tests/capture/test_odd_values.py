@@ -38,6 +38,8 @@ from writetime.schema.text import bytes_of_text
 from writetime.verify.comparison import verify
 from writetime.wire.topic_names import row_events_topic
 
+pytestmark = pytest.mark.long
+
 LAST = (1 << 63) - 1
 # Milliseconds: the limits of CQL's range, and of that of microseconds.
 MILLIS = (0, -1, LAST, -LAST - 1, LAST // 1000, -(LAST // 1000), LAST // 1000 + 1, -(LAST // 1000) - 1)

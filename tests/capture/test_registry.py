@@ -34,6 +34,8 @@ from writetime.schema.cql import parse_schemas
 from writetime.wire.change_messages import change_avro
 from writetime.wire.topic_names import changes_topic, row_events_topic
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:

@@ -30,6 +30,8 @@ from writetime.landing.landing import Landing, captured_tables
 from writetime.runtime.nodetool import nodetool
 from writetime.servers.process import free_port
 
+pytestmark = pytest.mark.long
+
 ROWS, FILES = 4_000, 2
 
 

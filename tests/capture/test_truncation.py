@@ -19,6 +19,8 @@ from writetime.landing.landing import Landing
 from writetime.row_events import stream
 from writetime.verify.comparison import verify
 
+pytestmark = pytest.mark.long
+
 FUTURE = "USING TIMESTAMP 4000000000000000"
 
 

@@ -34,6 +34,8 @@ from writetime.landing.landed_offsets import waiting
 from writetime.landing.landing import Landing
 from writetime.wire.watermarks import AgentStatus, SourceMarks, TableMark, statuses
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path) -> Captured:

@@ -23,6 +23,8 @@ from writetime.core.errors import WritetimeError
 from writetime.replay import Publisher, replay, seek
 from writetime.workqueue import Enqueuer, EnqueueUnknown, NewItem, Worker
 
+pytestmark = pytest.mark.long
+
 # Where the airports are, for positions that have expired.
 AT = {faa: (lat, lon) for faa, lat, lon in dataset.read("airports")[["faa", "lat", "lon"]].itertuples(index=False)}
 

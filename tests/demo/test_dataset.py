@@ -5,6 +5,8 @@ import pytest
 
 from demo.dataset import Name, read
 
+pytestmark = pytest.mark.long
+
 # The package's import needs `pkg_resources`, which a virtual environment has by chance only (of Python 3.11).
 WITHOUT_THE_PACKAGE = """
 import sys

@@ -20,6 +20,7 @@ from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not read_only.is_possible(), reason="needs Landlock, of Linux 6.2"),
     pytest.mark.cassandra_only("the agent reads the node's commit log"),
 ]

@@ -27,6 +27,8 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
+pytestmark = pytest.mark.long
+
 TUTORIAL = "docs/tutorial.md"
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 

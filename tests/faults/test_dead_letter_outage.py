@@ -10,6 +10,8 @@ from tests.support.topics import alter_topic
 from writetime.clients.kafka import client_config
 from writetime.ingest.topics import ensure_ingest_topics
 
+pytestmark = pytest.mark.long
+
 POISON = b"{" + b"x" * 5000
 
 

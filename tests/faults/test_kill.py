@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.stage import Stage
 
+pytestmark = pytest.mark.long
+
 KILLS = 2
 # More than the sinks write until the last kill.
 EVENTS, EVENTS_LONG = 800, 2000

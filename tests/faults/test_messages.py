@@ -16,6 +16,8 @@ from writetime.clients.database import connect
 from writetime.ingest.event import Event, accept
 from writetime.servers.process import free_port
 
+pytestmark = pytest.mark.long
+
 GOOD = {"eventId": str(uuid.uuid4()), "userId": "u", "eventType": "t", "timestamp": "2013-01-01T05:15:00Z"}
 POISON = [
     None,

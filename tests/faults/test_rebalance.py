@@ -11,6 +11,8 @@ from tests.faults.stage import MODES, Stage, until
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
 
+pytestmark = pytest.mark.long
+
 ROUNDS, ROUNDS_LONG = 2, 3
 # More than two sinks store with slow writes in these rounds.
 EVENTS, EVENTS_LONG = 1200, 3000

@@ -10,6 +10,8 @@ from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
 
+pytestmark = pytest.mark.long
+
 # More than a sink stores until the crash, if each answer is late.
 EVENTS, EVENTS_LONG = 600, 1500
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.stage import Stage
 
+pytestmark = pytest.mark.long
+
 # How often more events are sent until a reply is lost.
 _MOST_TIMES = 20
 

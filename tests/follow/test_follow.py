@@ -30,6 +30,8 @@ from writetime.landing import landing
 from writetime.schema.table import DroppedColumn
 from writetime.wire.topic_names import row_events_topic
 
+pytestmark = pytest.mark.long
+
 
 def test_from_kafka_to_events_and_view(settings: Settings) -> None:
     first, second = published(settings, "a", "b")

@@ -20,6 +20,8 @@ from writetime.core.config import Settings
 from writetime.follow.program import Follower
 from writetime.wire.topic_names import row_events_topic
 
+pytestmark = pytest.mark.long
+
 
 def with_lake(settings: Settings, **lake: Any) -> Settings:
     changed = settings.lake.model_dump() | lake

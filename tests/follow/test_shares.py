@@ -17,6 +17,8 @@ from writetime.follow.shares import Shares, shares
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
+pytestmark = pytest.mark.long
+
 TABLES = [f"k.t{i}" for i in range(60)]
 # They check at once.
 joined = partial(shares, look_seconds=0.0)

@@ -26,6 +26,8 @@ from writetime.row_events.publish import EventPublisher, Fenced, PartLimits
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def alerted(settings: Settings) -> Iterator[tuple[Settings, list[dict[str, Any]]]]:

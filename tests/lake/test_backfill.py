@@ -28,6 +28,8 @@ from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
 from writetime.storage.file_errors import CorruptFile
 
+pytestmark = pytest.mark.long
+
 
 def corrupt(folder: Path) -> tuple[Path, bytes]:
     """Damage the last chunk of the largest SSTable; return its file and its earlier bytes."""

@@ -37,6 +37,8 @@ from writetime.schema.describe import to_cql
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 
+pytestmark = pytest.mark.long
+
 NODES = ("node-1", "node-2")
 
 

@@ -1,5 +1,7 @@
 """SSTables that the database itself has compacted: their files end with an empty chunk."""
 
+import pytest
+
 from tests.support.commands import run
 from tests.support.lake_answers import cql_rows, view_rows
 from writetime.clients import node_snapshots
@@ -9,6 +11,8 @@ from writetime.lake import views
 from writetime.lake.table import open_table
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schema
+
+pytestmark = pytest.mark.long
 
 COMPRESSIONS = {"compressed": "{'class': 'LZ4Compressor'}", "plain": "{'enabled': 'false'}"}
 

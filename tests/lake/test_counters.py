@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fastavro
 import orjson
+import pytest
 from cassandra.cluster import Session
 from pyspark.sql import SparkSession
 
@@ -32,6 +33,8 @@ from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.sources.sstable import SSTableSource
 from writetime.verify.comparison import verify
+
+pytestmark = pytest.mark.long
 
 SEED = int(os.environ.get("GENERATOR_SEED", "1"))
 PARTITIONS = int(os.environ.get("COUNTER_PARTITIONS", "60"))

@@ -1,10 +1,14 @@
 """A few differential histories; see `tests.lake.histories`, which runs thousands."""
 
+import pytest
+
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan, make_plan, size
 from tests.lake.histories.run import Failure, run_plans, shrink
 from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
+
+pytestmark = pytest.mark.long
 
 _PLANS, _PLANS_LONG = 1, 4
 _HISTORIES, _HISTORIES_LONG = 2, 4

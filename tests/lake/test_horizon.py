@@ -50,6 +50,8 @@ from writetime.schema.describe import to_cql
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 
+pytestmark = pytest.mark.long
+
 HOUR = 3600 * SECOND
 
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def test_killed_at_commits(tmp_path: Path, is_long: bool) -> None:
     # An odd number, so that some kills are before a commit and some are after it.

@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
@@ -22,6 +23,8 @@ from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 from writetime.schema.names import distinct
 from writetime.schema.table import TableSchema
+
+pytestmark = pytest.mark.long
 
 ALIKE = ["name", "Name", "NAME", "Kind", "kind", "key", "column_key", "token_bucket", "Token_Bucket", "a.value", "a"]
 ALIKE += ["marker.expiry", "writetime_row", "END", "ı", "with space, and more", "`tick`"]

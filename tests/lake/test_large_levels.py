@@ -15,6 +15,8 @@ from writetime.lake.buckets import ALL
 from writetime.lake.contents import dropped_of, levels_of
 from writetime.lake.table import LakeTable, open_table
 
+pytestmark = pytest.mark.long
+
 LIMIT = 1 << 20
 
 

@@ -35,6 +35,8 @@ from writetime.row_events import stream
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 
+pytestmark = pytest.mark.long
+
 SCHEMAS = pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 # The batches of a history. Those of a short run still fill levels that are compacted, and late writes come to them.
 _BATCHES = 10 if is_long_run() else 5

@@ -28,6 +28,8 @@ from writetime.row_events.changed_rows import position_of
 from writetime.schema.cql import parse_table
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 
 def kept_rows(table: LakeTable) -> list[tuple[Any, ...]]:
     """The changes that the files hold, sorted."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import orjson
+import pytest
 from cassandra.cluster import Session
 
 from tests.support.commands import run
@@ -15,6 +16,8 @@ from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import create_table, open_table
 from writetime.schema.system import read_schema
+
+pytestmark = pytest.mark.long
 
 
 def make_orders(session: Session, keyspace: str) -> None:

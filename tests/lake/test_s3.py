@@ -37,6 +37,8 @@ from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:

@@ -19,6 +19,8 @@ from writetime.row_events.publish import PUBLISHED
 from writetime.view import refreshing
 from writetime.view.upkeep import upkeep
 
+pytestmark = pytest.mark.long
+
 _DAYS = 30 * 24 * 3600
 
 

@@ -17,6 +17,8 @@ from writetime.core.config import Settings
 from writetime.landing import missing_tables
 from writetime.landing.missing_tables import KnownTables
 
+pytestmark = pytest.mark.long
+
 COMMANDS = ("view", "maintain", "verify", "row-events", "publish", "land", "snapshot", "scylla-cdc", "follow")
 
 

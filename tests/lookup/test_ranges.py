@@ -32,6 +32,8 @@ from writetime.schema.serialise import serialiser
 from writetime.schema.types import Native
 from writetime.storage.kernel.primitives import token
 
+pytestmark = pytest.mark.long
+
 SCHEMA = parse_table("""
     CREATE TABLE shop.wide (p int, a int, b text, s int static, v int, PRIMARY KEY (p, a, b))
     WITH CLUSTERING ORDER BY (a DESC, b ASC)

@@ -2,9 +2,13 @@
 
 import random
 
+import pytest
+
 from tests.support.expected import assert_same
 from tests.support.merged import History, assert_answers, assert_times
 from writetime.merge import merge
+
+pytestmark = pytest.mark.long
 
 
 def test_sstables_give_the_rows_that_the_database_returns(histories: list[History]) -> None:

@@ -9,6 +9,8 @@ from tests.replay.faults import FAULTS, SEQUENCES, run_fault
 from tests.support.generate import SEED
 from writetime.core.config import Settings
 
+pytestmark = pytest.mark.long
+
 _LONG = pytest.mark.long_only("servers restart again and again")
 
 

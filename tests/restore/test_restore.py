@@ -16,6 +16,8 @@ from writetime.lake.table import open_table
 from writetime.landing.following import OtherCluster, Tables
 from writetime.wire.topic_names import changes_topic
 
+pytestmark = pytest.mark.long
+
 
 def by_id(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: str(row["id"]))

@@ -28,6 +28,8 @@ from writetime.row_events.stream_upkeep import keep_up
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 
+pytestmark = pytest.mark.long
+
 
 def batches(table: LakeTable, count: int, *, first: int = 1, rows: int = 3) -> list[dict[str, Any]]:
     """Make batches of row events, and return the events, each read when its batch was new."""

@@ -40,6 +40,8 @@ from writetime.schema.types import Native
 from writetime.wire.publishing import SchemaTopic, Sender
 from writetime.wire.topic_names import row_events_topic
 
+pytestmark = pytest.mark.long
+
 # For each line that it reads, it publishes in a separate process, which is killed at that call; it prints how that
 # ended.
 # Events are published in parts of so many.

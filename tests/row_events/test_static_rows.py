@@ -22,6 +22,8 @@ from writetime.row_events import changed_rows, stream
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 # The batches of `test_random_writes`, whose cost grows with the square of their number.
 _BATCHES = 30 if is_long_run() else 10
 

@@ -6,6 +6,8 @@ import pytest
 
 from bench.rows import __main__ as rows
 
+pytestmark = pytest.mark.long
+
 
 def test_the_benchmark_of_rows_finds_no_difference_and_prints_each_kind_of_batches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -51,6 +51,8 @@ from writetime.servers.process import free_port
 from writetime.verify.comparison import verify
 from writetime.wire.watermarks import WatermarkTopic, statuses
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.long_only("kills and starts an agent again and again")
 def test_logs_reach_the_lake_however_often_the_agent_is_killed(

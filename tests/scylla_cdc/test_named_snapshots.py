@@ -33,6 +33,8 @@ from writetime.landing.landing import Landing
 from writetime.scylla_cdc.source import open_source
 from writetime.wire.watermarks import TableMark
 
+pytestmark = pytest.mark.long
+
 RECORDED = str(SCYLLA / "rec101" / "Tab2.sstables")
 
 

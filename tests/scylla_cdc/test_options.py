@@ -22,6 +22,8 @@ from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import open_source
 
+pytestmark = pytest.mark.long
+
 LACKING = pytest.mark.parametrize(
     ("options", "while_so", "afterwards"),
     [

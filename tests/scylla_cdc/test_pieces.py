@@ -27,6 +27,8 @@ from writetime.scylla_cdc.pages import Pages, Reading
 from writetime.scylla_cdc.pieces import Piece, read_pieces
 from writetime.scylla_cdc.postimages import Checked, ImageCheck
 
+pytestmark = pytest.mark.long
+
 START = 1_790_000_000_000_000
 TABLE = parse_table("CREATE TABLE ks.t (k int, c int, v int, PRIMARY KEY (k, c))")
 COLUMNS = Deltas(TABLE, History(TABLE, log_table(TABLE))).columns

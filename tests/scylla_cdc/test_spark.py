@@ -22,6 +22,8 @@ from writetime.merge import merge
 from writetime.scylla_cdc.offsets import Offset
 from writetime.sources.scylla_cdc import ScyllaCdcSource
 
+pytestmark = pytest.mark.long
+
 ORIGIN = "concat_ws('/', origin.file, origin.offset) AS origin"
 
 

@@ -29,6 +29,8 @@ from writetime.scylla_cdc.source import CdcSource
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks
 
+pytestmark = pytest.mark.long
+
 ROWS = 20
 # How far a log is behind.
 BEHIND_SECONDS = 30

@@ -27,6 +27,8 @@ from writetime.scylla_cdc.offsets import (
 from writetime.scylla_cdc.source import CdcSource, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
+pytestmark = pytest.mark.long
+
 
 def read(source: CdcSource, start: Offset, end: Offset) -> Counter[str]:
     batches = source.read(pieces_between(source, start, end), ["origin"])

@@ -16,6 +16,8 @@ from writetime.clients import database
 from writetime.core.config import Cassandra
 from writetime.core.errors import WritetimeError
 
+pytestmark = pytest.mark.long
+
 ELSEWHERE = "127.0.0.2"
 
 

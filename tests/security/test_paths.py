@@ -39,6 +39,8 @@ from writetime.verify.comparison import verify
 from writetime.workqueue import Worker
 from writetime_dagster.resources import DatabaseResource, KafkaResource, ZooKeeperResource
 
+pytestmark = pytest.mark.long
+
 
 def without_login(settings: Settings) -> Settings:
     """Settings of somebody with a certificate and no password for ZooKeeper."""

@@ -24,6 +24,8 @@ from writetime.core.logs import log_clients
 from writetime.ingest.event import accept
 from writetime.replay import coordination
 
+pytestmark = pytest.mark.long
+
 # The start of all secrets of these tests.
 HUSH = "hush-of-"
 PLACES = [

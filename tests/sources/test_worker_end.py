@@ -12,6 +12,8 @@ from pyspark import daemon
 from tests.support import oracle
 from writetime.sources.worker_end import end_quietly
 
+pytestmark = pytest.mark.long
+
 # Spark's Java process and its workers have the error output of the program that starts them.
 SHOW = """
 import sys

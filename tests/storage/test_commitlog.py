@@ -34,6 +34,8 @@ from writetime.storage.commitlog import CommitLogReader, SegmentReport, count_mu
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import END, Segment, find_segments
 
+pytestmark = pytest.mark.long
+
 _CUTS = 3
 BROKEN_MUTATIONS = 1500 if is_long_run() else 200
 

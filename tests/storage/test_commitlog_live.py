@@ -22,6 +22,8 @@ from writetime.schema.table import SchemaError, SchemaHistory, TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import Segment, find_segments, trusted
 
+pytestmark = pytest.mark.long
+
 # More than one segment of them.
 ROWS = 1000 if is_long_run() else 600
 TABLES = [

@@ -27,7 +27,7 @@ from writetime.storage.sstable import SSTable
 
 # Spark reads by the readers that other tests try with each format.
 _FORMATS = ["nb", "oa", "da"] if is_long_run() else ["nb"]
-pytestmark = pytest.mark.parametrize("written", _FORMATS, indirect=True, scope="session")
+pytestmark = [pytest.mark.parametrize("written", _FORMATS, indirect=True, scope="session"), pytest.mark.long]
 
 
 def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:

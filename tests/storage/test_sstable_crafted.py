@@ -19,6 +19,8 @@ from writetime.storage.kernel import primitives
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
+pytestmark = pytest.mark.long
+
 VERSIONS = ("nb", "oa", "da")
 RECORDED = Path(__file__).parents[1] / "data" / "cassandra"
 TABLES = ("blocks", "counted", "many", "mixed", "wide")

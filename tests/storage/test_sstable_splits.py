@@ -22,6 +22,8 @@ from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
 
+pytestmark = pytest.mark.long
+
 FLIPS_AN_INDEX = 40 if is_long_run() else 5
 
 

@@ -19,6 +19,8 @@ from writetime.core.errors import WritetimeError
 from writetime.verify import clusters, suspects
 from writetime.verify.clusters import Progress, Report, verify_clusters
 
+pytestmark = pytest.mark.long
+
 _REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 _TABLE = "shop.orders"
 _STATEMENTS = [

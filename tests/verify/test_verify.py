@@ -29,6 +29,8 @@ from writetime.view.refreshing import refresh
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def session(settings: Settings) -> Iterator[Session]:

@@ -11,6 +11,8 @@ import pytest
 from writetime.clients.quality import Finding, gxe, validate_portions
 from writetime.view.expected_rows import of_each_row
 
+pytestmark = pytest.mark.long
+
 # Numbers that repeat, rise, fall, and have an outlier.
 _ROWS = pd.DataFrame(
     {

@@ -30,6 +30,8 @@ from writetime.schema.table import Column
 from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 _ROWS = 200
 
 

@@ -24,6 +24,8 @@ from writetime.lake.vectors import write_vectors
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 # A short run trims four times as often: a quarter of the commits, and of what may be left, does as well.
 _PART = 1 if is_long_run() else 4
 _COUNT = 300 // _PART

@@ -25,6 +25,8 @@ from writetime.row_events.stream_upkeep import keep_up
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 _BATCHES, _BATCHES_LONG = 14, 1000
 _SPARK_EVERY = 5 if is_long_run() else 7
 # The upkeep of the view has its own clock: seconds per batch. It trims every second batch.

@@ -35,6 +35,8 @@ from writetime.view import refreshing, view_packing
 from writetime.view.placed_rows import Refresh
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 SECOND = 1_000_000
 
 

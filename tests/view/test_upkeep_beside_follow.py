@@ -17,6 +17,8 @@ from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import maintain
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("view", ["vectors", "rewritten"])
 def test_the_other_program_is_first_in_each_step(tmp_path: Path, view: str) -> None:

@@ -26,6 +26,8 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = examples(100)
 
 

@@ -14,6 +14,8 @@ from writetime.workqueue.audit import Account, Brought, InLake, auditing
 from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import Tables
 
+pytestmark = pytest.mark.long
+
 _READS = ("letters", "buckets", "item_ids", "states")
 
 

@@ -18,6 +18,8 @@ from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import CompletedItem, Tables
 from writetime.workqueue.statements import Unknown
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def places(queue_settings: Settings, jobs: str) -> list[Place]:

@@ -19,6 +19,8 @@ from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.items import first_id, time_of
 from writetime.workqueue.queue_tables import DeadLetter, Tables
 
+pytestmark = pytest.mark.long
+
 
 class Killed(Exception):
     """The process is killed."""

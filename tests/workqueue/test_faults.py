@@ -10,6 +10,8 @@ import pytest
 from tests.workqueue.faults import run
 from writetime.core.config import Settings
 
+pytestmark = pytest.mark.long
+
 # One of each kind; `python -m tests.workqueue.faults` has all of them, many times. They wait for leases most of the
 # time, each with a queue of its own: three at once.
 QUICK = ["wrong clocks", "killed after effect", "zombie", "bucket ends", "lost answers", "database away"]

@@ -31,6 +31,8 @@ from writetime.workqueue.running import Running
 from writetime.workqueue.shards import Shares
 from writetime.workqueue.worker import Worker
 
+pytestmark = pytest.mark.long
+
 SHARDS = 2
 # So many that each shard has some.
 ITEMS = 20

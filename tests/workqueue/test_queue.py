@@ -19,6 +19,8 @@ from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidIt
 from writetime.workqueue.items import Place, bucket_of, first_id, time_of
 from writetime.workqueue.queue_tables import Tables
 
+pytestmark = pytest.mark.long
+
 
 def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, jobs: str) -> None:
     seen: list[tuple[str | None, int]] = []
