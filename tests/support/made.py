@@ -23,8 +23,14 @@ SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, PRI
 
 
 def settings_at(folder: Path, **lake: Any) -> Settings:
-    """Settings of a lake in a folder."""
-    return config.load(lake={"path": str(folder), "cache": f"{folder}.cache", "buckets": 4, **lake})
+    """Settings of a lake in a folder, and of no servers: nothing listens at port 1, but `writetime up` may have started
+    servers at the default addresses.
+    """
+    return config.load(
+        cassandra={"port": 1},
+        kafka={"bootstrap_servers": "127.0.0.1:1"},
+        lake={"path": str(folder), "cache": f"{folder}.cache", "buckets": 4, **lake},
+    )
 
 
 def new_table(folder: Path, schema: TableSchema = SCHEMA, **lake: Any) -> LakeTable:
