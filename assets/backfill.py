@@ -41,7 +41,6 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.backfill import backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
 from writetime.storage.folders import Seen
 from writetime.storage.locations import without_secrets
@@ -149,7 +148,6 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        session = spark.spark_session
         with by_kind():
             found = find_snapshots(config.paths or _last_taken(context, table), table=table.name)
             if found.schema.full_name != table.name:
@@ -162,14 +160,14 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
 
             staged = StagedFiles(
                 {"changes_are_in_place": AssetCheckSeverity.ERROR},
-                lambda files: expectations.changes(session, in_lake, files),
+                lambda files: expectations.changes(spark.spark_session, in_lake, files),
                 lambda _files: {"changes_are_in_place": expectations.of_changes()},
                 f"{table.name}: the changes of the snapshot are not as expected; they are not committed",
             )
             shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
             buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
             new = untaken(in_lake, found, buckets)
-            added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, in_spark(session), staged)))
+            added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, spark.run, staged)))
             yield MaterializeResult(
                 metadata={
                     "changes_added": sum(added.values()),

@@ -25,7 +25,6 @@ from writetime.core.counts import counted
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
-from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
 from writetime.landing.landed_offsets import not_landed
@@ -73,7 +72,7 @@ def landed(table: FollowedTable) -> AssetsDefinition:
         began = time.monotonic()
         landing = Landing(settings, table.name)
         with reported(settings, landing):
-            added = landing.drain(in_spark(spark.spark_session))
+            added = landing.drain(spark.run)
         seconds = time.monotonic() - began
         changes = open_table(lake.settings, table.name).changes.load()
         return MaterializeResult(
@@ -209,13 +208,12 @@ def merged(table: FollowedTable) -> AssetsDefinition:
         "changes, and folds levels when there are too many. The cost grows with the new changes, not with the table.",
     )
     def merge(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
-        session = spark.spark_session
         with by_kind():
-            run, in_lake = in_spark(session), open_table(lake.settings, table.name)
+            in_lake = open_table(lake.settings, table.name)
 
             staged = StagedFiles(
                 {"levels_are_a_state": AssetCheckSeverity.ERROR, "write_times_are_past": AssetCheckSeverity.WARN},
-                lambda levels: expectations.levels(session, in_lake, levels),
+                lambda levels: expectations.levels(spark.spark_session, in_lake, levels),
                 lambda _levels: {
                     "levels_are_a_state": expectations.of_levels(),
                     "write_times_are_past": expectations.of_write_times(),
@@ -224,7 +222,7 @@ def merged(table: FollowedTable) -> AssetsDefinition:
             )
             began = time.monotonic()
             folded, compacted = yield from staged.during(
-                lambda: (state.fold(in_lake, run, staged), state.compact(in_lake, run, staged))
+                lambda: (state.fold(in_lake, spark.run, staged), state.compact(in_lake, spark.run, staged))
             )
             now = in_lake.state.load()
             horizon = horizon_of(now)

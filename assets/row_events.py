@@ -21,7 +21,6 @@ from writetime.clients.kafka import end_offsets, has_topic, next_offsets
 from writetime.core.counts import counted
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
@@ -58,7 +57,6 @@ def events(table: FollowedTable) -> AssetsDefinition:
         "row before and after. One batch per run. After a failure, run it again. The cost grows with the new changes.",
     )
     def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
-        session = spark.spark_session
         counted: dict[str, int] = {}
         new: list[WrittenFile] = []
         with by_kind():
@@ -66,7 +64,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
 
             def frame(files: Sequence[WrittenFile]) -> DataFrame:
                 new.extend(files)
-                return expectations.events(session, in_lake, files)
+                return expectations.events(spark.spark_session, in_lake, files)
 
             def count(events: DataFrame) -> None:
                 counted.update({row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()})
@@ -80,7 +78,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
                 keys=["event_id"],
             )
             began = time.monotonic()
-            added = yield from staged.during(lambda: extend(in_lake, run=in_spark(session), staged=staged))
+            added = yield from staged.during(lambda: extend(in_lake, run=spark.run, staged=staged))
             seconds = time.monotonic() - began
             yield MaterializeResult(
                 metadata={

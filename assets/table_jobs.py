@@ -42,7 +42,6 @@ from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.delta import BucketedTable
 from writetime.lake.followed_tables import FollowedTable, followed_tables
-from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table, table_storage
 from writetime.lake.versions import TableVersion
@@ -189,13 +188,12 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
     def maintain_tables(
         context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
     ) -> None:
-        run = in_spark(spark.spark_session)
         done: dict[str, dict[str, int]] = {}
         faults: dict[str, Exception] = {}
         for name in config.tables:
             try:
                 table = open_table(lake.settings, name)
-                done[name] = upkeep(lake.settings, table, run)
+                done[name] = upkeep(lake.settings, table, spark.run)
                 now = table.state.load()
                 counts = {"tombstones": count_tombstones(table, now), "levels": len(now.files)}
                 context.log_event(AssetObservation(key_of(name, "state"), metadata=counts))

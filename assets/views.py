@@ -30,7 +30,6 @@ from writetime.core.counts import counted
 from writetime.core.errors import Transient
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.compacted_view import CompactedView
 from writetime.verify.comparison import Report, verify
@@ -95,7 +94,6 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
     def compacted_view(
         config: ViewConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        session = spark.spark_session
         unfit: Counter[str] = Counter()
         with by_kind():
             in_lake = open_table(lake.settings, table.name)
@@ -117,14 +115,14 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
 
             staged = StagedFiles(
                 dict.fromkeys(("rows_are_those_of_the_state", "rows_are_as_expected"), AssetCheckSeverity.ERROR),
-                lambda files: expectations.view(session, in_lake, files),
+                lambda files: expectations.view(spark.spark_session, in_lake, files),
                 suites,
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
                 keys=key_columns(in_lake.schema()),
             )
             began = time.monotonic()
             done = yield from staged.during(
-                lambda: refresh(lake.settings, in_lake, in_spark(session), check, unfit, whole=config.whole)
+                lambda: refresh(lake.settings, in_lake, spark.run, check, unfit, whole=config.whole)
             )
             yield from_unfit("timestamps_fit", unfit, done.written, whole=done.whole)
             files = in_lake.view.load().files

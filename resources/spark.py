@@ -1,5 +1,6 @@
 """Spark for assets."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dagster import InitResourceContext
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from writetime.clients.spark import spark_conf, start_session
 from writetime.core import config
+from writetime.lake.spark_tasks import in_spark
 from writetime_dagster.resources import run_reports
 
 
@@ -26,6 +28,11 @@ class SparkResource(LazyPySparkResource):
             is_first = SparkSession.getActiveSession() is None
             self._spark_session = start_session({**spark_conf(config.load()), **self.spark_config})
             self._started = is_first
+
+    def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+        """Run the lake's tasks in Spark, like `in_spark`. Without a task, no session starts."""
+        described = list(tasks)
+        return in_spark(self.spark_session)(function, described) if described else []
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Stop the session if this resource started it, and report the run, unless another resource has."""

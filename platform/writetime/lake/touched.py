@@ -89,6 +89,11 @@ def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Ca
     return joined(found)
 
 
+def anything_expires(sources: Iterable[Source], after: int, until: int, cache: Cache) -> bool:
+    """Return whether data expires in `after` < t <= `until` (seconds)."""
+    return any(cache.expiring(source.storage, file, after, until) for source in sources for file in source.files)
+
+
 def next_expiry(sources: Iterable[Source], after: int, cache: Cache) -> int | None:
     """Return the first second after this one at which data expires, or earlier; None if there is none."""
     found = [cache.next_expiry(source.storage, file, after) for source in sources for file in source.files]

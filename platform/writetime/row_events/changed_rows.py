@@ -23,7 +23,7 @@ from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, files_since, folded_version, generation_of, parts_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import expiring_places, first_places, size_at
+from writetime.lake.touched import anything_expires, expiring_places, first_places, size_at
 from writetime.lake.versions import TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
@@ -159,10 +159,19 @@ class ChangedRows:
     def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
         return merge([], schema) if self.old is None else self.old.merged(schema, places)
 
-    def _places(self, added: pa.Table) -> Places:
+    @property
+    def anything_expires(self) -> bool:
+        """Whether data expires between the last batch and this one."""
+        return self.old is not None and anything_expires(self.old.sources, *self._seconds, self.cache)
+
+    @property
+    def _seconds(self) -> tuple[int, int]:
         # Data that expires between the two times also changes if the batch goes back to the earlier one.
         first, last = sorted((self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000))
-        due = expiring_places(() if self.old is None else self.old.sources, first, last, self.cache)
+        return first, last
+
+    def _places(self, added: pa.Table) -> Places:
+        due = expiring_places(() if self.old is None else self.old.sources, *self._seconds, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
@@ -222,7 +231,8 @@ def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, bat
 def next_rows(
     table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
 ) -> list[ChangedRows]:
-    """Return the changes of a batch, by bucket, or by larger parts of the token range if it has few changes.
+    """Return the changes of a batch, by bucket, or by larger parts of the token range if it has few changes. Without
+    new changes, leave out those in which no data expires, so that a batch without work has no tasks.
 
     Raises:
         TooLate: see the class.
@@ -249,7 +259,7 @@ def next_rows(
     waiting = by_part(files_since(table, known, folded_version(state)), parts, table.buckets)
     new = by_part(added, parts, table.buckets)
     old = of_state.all_contents({part: waiting.get(part, []) for part in waiting.keys() | new.keys()})
-    return [
+    rows = [
         ChangedRows(
             bucket_of_part(part, parts, table.buckets),
             table.buckets,
@@ -264,6 +274,7 @@ def next_rows(
         )
         for part, held in old.items()
     ]
+    return rows if added or everything else [each for each in rows if each.anything_expires]
 
 
 def moved_on(table: LakeTable, last: Position) -> Position | None:

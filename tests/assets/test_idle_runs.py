@@ -1,0 +1,96 @@
+"""Whether runs start a Spark session: only if something is new."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import AssetsDefinition, DagsterInstance, materialize
+from pyspark.sql import SparkSession
+
+from tests.support.made import add, new_table, settings_at, write
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake import state, views
+from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.table import LakeTable
+from writetime.row_events import stream
+from writetime.view.refreshing import refresh
+from writetime_dagster.assets import changes, row_events
+from writetime_dagster.assets import views as view_assets
+from writetime_dagster.resources import LakeResource, SparkResource
+
+_RESOURCES = {"spark": SparkResource(), "lake": LakeResource()}
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The sessions that were to start. None does."""
+    found: list[object] = []
+
+    def refuse(conf: object) -> None:
+        found.append(conf)
+        raise WritetimeError("no session here")
+
+    monkeypatch.setattr("writetime_dagster.resources.spark.start_session", refuse)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    return found
+
+
+def expiring(id_: int) -> dict[str, Any]:
+    """A row that expires at the second 500."""
+    row = write(id_, 1, 5, v="a")
+    row["marker"] |= {"ttl": 100, "expiry": 500}
+    row["v"] |= {"ttl": 100, "deletion_time": 500}
+    return row
+
+
+def run(*assets: AssetsDefinition) -> list[bool]:
+    """The checks of a run of assets; none if it fails."""
+    used = {key: _RESOURCES[key] for each in assets for key in each.required_resource_keys if key in _RESOURCES}
+    with DagsterInstance.ephemeral() as instance:
+        result = materialize(assets, instance=instance, resources=used, raise_on_error=False)
+    return [check.passed for check in result.get_asset_check_evaluations()] if result.success else []
+
+
+def catch_up(table: LakeTable) -> bool:
+    """Run the assets of `catch_up` that follow the landing; return whether they succeed."""
+    followed = FollowedTable(table.name)
+    checks = run(changes.merged(followed), view_assets.compacted(followed), row_events.events(followed))
+    assert not checks or checks == [True] * 6
+    return bool(checks)
+
+
+def followed_by_hand(table: LakeTable, settings: Settings) -> None:
+    """Do the work of `catch_up` without Spark."""
+    state.fold(table)
+    state.compact(table)
+    refresh(settings, table)
+    stream.extend(table)
+
+
+@pytest.mark.parametrize("history", [1, 5])
+def test_a_table_without_changes_needs_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[object], history: int
+) -> None:
+    monkeypatch.setenv("WRITETIME_LAKE__PATH", str(tmp_path))
+    monkeypatch.setattr(views, "time_now", lambda: 400 * 1_000_000)
+    table, settings = new_table(tmp_path), settings_at(tmp_path)
+    for number in range(history):
+        add(table, [expiring(1), write(2 + number, 1, 5, v="a")], number)
+        followed_by_hand(table, settings)
+    assert catch_up(table)
+    # Watermarks are no changes.
+    table.changes.append([], "watermarks", 1)
+    assert catch_up(table)
+    assert not starts
+    # Expired data is new, and so is a change.
+    monkeypatch.setattr(views, "time_now", lambda: 501 * 1_000_000)
+    assert not catch_up(table)
+    assert starts
+    followed_by_hand(table, settings)
+    starts.clear()
+    assert catch_up(table)
+    add(table, [write(50, 1, 6, v="b")], history)
+    assert not starts
+    assert not catch_up(table)
+    assert starts
