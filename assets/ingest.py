@@ -30,12 +30,12 @@ from dagster import (
     multi_observable_source_asset,
     sensor,
 )
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from writetime.clients import quality
 from writetime.clients.kafka import committed_offsets
-from writetime.clients.quality import gxe
+from writetime.clients.quality import Finding, gxe
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
@@ -218,16 +218,32 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
     """Messages that could not be stored, with reason and origin, as a table of the lake.
 
     The table records the offset up to which it has the topic, so a repeated run adds no duplicates. If the topic is
-    another one, because Kafka lost its data, all of it is new.
+    another one, because Kafka lost its data, all of it is new. Without new messages, Spark does not start.
     """
     settings = kafka.settings
-    session = spark.spark_session
-    starts: dict[int, int] = {}
-    if lake.exists(session, DEAD_LETTERS_TABLE):
-        starts = dead_letter_rows.starts(settings, lake.read(session, DEAD_LETTERS_TABLE))
-    ranges = dead_letter_rows.unread(settings, starts)
-    rows = dead_letter_rows.read(session, settings, ranges).localCheckpoint(eager=True)
-    count = rows.count()
+    topic_id, table = dead_letter_rows.topic_id(settings), lake.find(DEAD_LETTERS_TABLE)
+    ranges = dead_letter_rows.unread(settings, topic_id, table.transaction_version if table else lambda _: None)
+    count, reasons, findings = _copy(spark.spark_session, lake, topic_id, ranges) if ranges else (0, [], [])
+    lines = ["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)]
+    now = lake.find(DEAD_LETTERS_TABLE)
+    return MaterializeResult(
+        metadata={
+            "rows_appended": count,
+            "dagster/row_count": now.count() if now else 0,
+            "reasons": MetadataValue.md("\n".join(lines)),
+            "path": MetadataValue.path(lake.path(DEAD_LETTERS_TABLE)),
+        },
+        check_results=[from_findings("every_dead_letter_is_explained", findings)],
+    )
+
+
+def _copy(
+    session: SparkSession, lake: LakeResource, topic_id: int, ranges: list[OffsetRange]
+) -> tuple[int, list[Row], list[Finding]]:
+    """Append dead letters to the lake, each partition with its number. Return their count, the most frequent reasons
+    with counts, and the findings.
+    """
+    rows = dead_letter_rows.read(session, lake.settings, topic_id, ranges).localCheckpoint(eager=True)
     findings = quality.validate(
         rows,
         "dead_letters",
@@ -238,20 +254,11 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
             gxe.ExpectTableRowCountToBeBetween(max_value=sum(r.end - r.start for r in ranges)),
         ],
     )
-    # Most runs find none.
-    if count or not lake.exists(session, DEAD_LETTERS_TABLE):
-        lake.append(rows, DEAD_LETTERS_TABLE)
+    for each in ranges:
+        own = rows.where(F.col("partition") == each.partition)
+        lake.append(own, DEAD_LETTERS_TABLE, dead_letter_rows.app_id(topic_id, each.partition), each.end)
     reasons = rows.groupBy("reason").count().orderBy(F.desc("count")).limit(10).collect()
-    table = "\n".join(["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)])
-    return MaterializeResult(
-        metadata={
-            "rows_appended": count,
-            "dagster/row_count": lake.read(session, DEAD_LETTERS_TABLE).count(),
-            "reasons": MetadataValue.md(table),
-            "path": MetadataValue.path(lake.path(DEAD_LETTERS_TABLE)),
-        },
-        check_results=[from_findings("every_dead_letter_is_explained", findings)],
-    )
+    return rows.count(), reasons, findings
 
 
 def _check_messages(receipts: DataFrame) -> AssetCheckResult:

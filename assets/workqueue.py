@@ -188,7 +188,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
         count = rows.count()
         lake.replace_partitions(rows, COMPLETED_TABLE, completed.PARTITION)
         read.unpersist()
-    total = lake.read(session, COMPLETED_TABLE).count() if lake.exists(session, COMPLETED_TABLE) else 0
+    table = lake.find(COMPLETED_TABLE)
     return MaterializeResult(
         metadata={
             "queues_failed": MetadataValue.json(faults),
@@ -198,7 +198,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
                 [{**place._asdict(), "reason": reason} for place, reason in [*unread.items()][:_SHOWN]]
             ),
             "rows_written": count,
-            "dagster/row_count": total,
+            "dagster/row_count": table.count() if table else 0,
             "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
         },
         check_results=[

@@ -1,9 +1,9 @@
 """The lake for assets: Delta tables below one path."""
 
 import deltalake
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
+from writetime.lake.delta import is_delta_table
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.store_clock import require_right_clock
 from writetime_dagster.resources.base import WritetimeResource
@@ -16,17 +16,19 @@ class LakeResource(WritetimeResource):
         """Return the address of a table; a relative lake path is relative to the working folder."""
         return lake_storage(self.settings).folder(table).address
 
-    def exists(self, spark: SparkSession, table: str) -> bool:
-        """Return whether the table has been written."""
-        return DeltaTable.isDeltaTable(spark, self.path(table))
+    def find(self, table: str) -> deltalake.DeltaTable | None:
+        """Return the table, by its log alone and without Spark; None if it has not been written."""
+        storage = lake_storage(self.settings).folder(table)
+        if not is_delta_table(storage):
+            return None
+        return deltalake.DeltaTable(storage.address, storage_options=dict(storage.options))
 
-    def read(self, spark: SparkSession, table: str) -> DataFrame:
-        """Return the table's rows."""
-        return spark.read.format("delta").load(self.path(table))
-
-    def append(self, frame: DataFrame, table: str) -> None:
-        """Append rows in one commit. The first append creates the table."""
-        frame.write.format("delta").mode("append").save(self.path(table))
+    def append(self, frame: DataFrame, table: str, app_id: str, number: int) -> None:
+        """Append rows in one commit, which records a number of an application. The first append creates the table.
+        Nothing happens if a commit has recorded this number of the application, or a larger one.
+        """
+        writer = frame.write.format("delta").mode("append").option("txnAppId", app_id).option("txnVersion", number)
+        writer.save(self.path(table))
 
     def replace_where(self, frame: DataFrame, table: str, condition: str) -> None:
         """Replace the rows that an SQL condition selects, in one commit. The condition must select all given rows."""
@@ -45,11 +47,9 @@ class LakeResource(WritetimeResource):
             WritetimeError: this machine's clock is far ahead; nothing is done.
         """
         storage = lake_storage(self.settings).folder(table)
-        options = dict(storage.options)
-        if not deltalake.DeltaTable.is_deltatable(storage.address, options):
+        if (opened := self.find(table)) is None:
             return {}
         require_right_clock(storage)
-        opened = deltalake.DeltaTable(storage.address, storage_options=options)
         merged = opened.optimize.compact()["numFilesRemoved"]
         hours = self.settings.lake.vacuum_hours
         # It may have been set meanwhile.

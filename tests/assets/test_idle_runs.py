@@ -3,23 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pytest
 from dagster import AssetsDefinition, DagsterInstance, materialize
+from deltalake import CommitProperties
+from deltalake.transaction import Transaction
 from pyspark.sql import SparkSession
 
 from tests.support.made import add, new_table, settings_at, write
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.ingest import dead_letter_rows
 from writetime.lake import state, views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh
-from writetime_dagster.assets import changes, row_events
+from writetime_dagster.assets import changes, ingest, row_events
 from writetime_dagster.assets import views as view_assets
-from writetime_dagster.resources import LakeResource, SparkResource
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
-_RESOURCES = {"spark": SparkResource(), "lake": LakeResource()}
+_RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 
 
 @pytest.fixture
@@ -93,4 +98,29 @@ def test_a_table_without_changes_needs_no_session(
     add(table, [write(50, 1, 6, v="b")], history)
     assert not starts
     assert not catch_up(table)
+    assert starts
+
+
+def without_rows(folder: Path, rows: pa.Table, numbers: dict[str, int]) -> None:
+    """Write a table of the lake with numbers, and delete its rows. So it has only its log."""
+    properties = CommitProperties(app_transactions=[Transaction(*each) for each in numbers.items()])
+    deltalake.write_deltalake(folder, rows, commit_properties=properties)
+    for file in folder.rglob("*.parquet"):
+        file.unlink()
+
+
+def test_no_new_dead_letter_needs_no_session_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[object]
+) -> None:
+    monkeypatch.setenv("WRITETIME_LAKE__PATH", str(tmp_path))
+    ends = {0: 7, 1: 0, 2: 5}
+    monkeypatch.setattr(dead_letter_rows, "topic_ids", lambda _, names: dict.fromkeys(names, 99))
+    monkeypatch.setattr(dead_letter_rows, "beginning_offsets", lambda *_: dict.fromkeys(ends, 0))
+    monkeypatch.setattr(dead_letter_rows, "end_offsets", lambda *_: ends)
+    numbers = {dead_letter_rows.app_id(99, 0): 7, dead_letter_rows.app_id(99, 2): 5}
+    without_rows(tmp_path / ingest.DEAD_LETTERS_TABLE, pa.table({"offset": [3, 4]}), numbers)
+    assert run(ingest.dead_letters) == [True]
+    assert not starts
+    ends[1] = 1
+    assert not run(ingest.dead_letters)
     assert starts

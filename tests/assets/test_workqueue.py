@@ -88,7 +88,7 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     lost = looked_for_losses()
     assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [COMPLETED, 1, 0]
-    rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
+    rows = spark.read.format("delta").load(RESOURCES["lake"].path(workqueue.COMPLETED_TABLE)).collect()
     assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(ITEMS) if n != 13}
     assert compared_with_the_lake() == (True, [COMPLETED, COMPLETED, 0, 0])
     assert_lakes_that_differ_are_found(settings, monkeypatch)

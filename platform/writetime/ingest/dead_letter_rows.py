@@ -1,13 +1,13 @@
 """Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task per Kafka partition.
 
-Each row has the id of its topic: a topic of the same name that was created later has other letters at its offsets.
+Each row has the id of its topic: a topic of the same name that was created later has other letters at its offsets. So
+has each number of the table, which is the offset up to which it has a partition.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
@@ -31,34 +31,42 @@ SCHEMA = pa.schema(
 _ROWS_PER_BATCH = 1_000
 
 
-def starts(settings: Settings, rows: DataFrame) -> dict[int, int]:
-    """Return the offset of each partition of the present topic from which its messages are missing in the rows."""
-    found = rows.where(F.col("topic_id") == _topic_id(settings)).groupBy("partition").agg(F.max("offset").alias("last"))
-    return {row["partition"]: row["last"] + 1 for row in found.collect()}
+def topic_id(settings: Settings) -> int:
+    """Return the id of the dead-letter topic."""
+    topic = settings.ingest.dead_letter_topic
+    return topic_ids(settings, [topic]).get(topic, 0)
 
 
-def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
-    """Return the topic's messages from these offsets on (from the start for a partition without one).
+def app_id(topic_id: int, partition: int) -> str:
+    """Return the application whose number is the offset up to which the table has a partition of a topic."""
+    return f"dead_letters/{topic_id}/{partition}"
+
+
+def unread(settings: Settings, topic_id: int, number_of: Callable[[str], int | None]) -> list[OffsetRange]:
+    """Return the topic's messages that the table lacks, by the numbers of its applications.
 
     Raises:
-        WritetimeError: the topic ends before one of them.
+        WritetimeError: the topic ends before one of these.
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
     # Only of these partitions: the topic may have been given another one meanwhile.
     ends = end_offsets(settings, topic, list(first))
-    for partition, start in starts.items():
-        if start > ends.get(partition, 0):
+    found = []
+    for partition, end in ends.items():
+        start = max(first[partition], number_of(app_id(topic_id, partition)) or 0)
+        if start > end:
             raise WritetimeError(
-                f"{topic}/{partition} ends at {ends.get(partition, 0)}, but was read up to {start} before: the "
-                "broker has lost messages; move the lake table of dead letters aside to start again"
+                f"{topic}/{partition} ends at {end}, but was read up to {start} before: the broker has lost messages; "
+                "move the lake table of dead letters aside to start again"
             )
-    return [OffsetRange(p, start, end) for p, end in ends.items() if (start := max(first[p], starts.get(p, 0))) < end]
+        if start < end:
+            found.append(OffsetRange(partition, start, end))
+    return found
 
 
-def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> DataFrame:
+def read(spark: SparkSession, settings: Settings, topic_id: int, ranges: list[OffsetRange]) -> DataFrame:
     """Return the dead letters of these ranges of the dead-letter topic, one row each."""
-    topic_id = _topic_id(settings)
     tasks = spark.createDataFrame(
         [(r.partition, r.start, r.end) for r in ranges], "partition int, start long, end long"
     )
@@ -69,11 +77,6 @@ def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> 
                 yield from read_range(settings, OffsetRange(**row), topic_id)
 
     return tasks.repartitionByRange(max(1, len(ranges)), "partition").mapInArrow(run_task, from_arrow_schema(SCHEMA))
-
-
-def _topic_id(settings: Settings) -> int:
-    topic = settings.ingest.dead_letter_topic
-    return topic_ids(settings, [topic]).get(topic, 0)
 
 
 def read_range(
