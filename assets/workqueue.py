@@ -33,14 +33,12 @@ from dagster import (
     op,
     sensor,
 )
-from deltalake import DeltaTable
 from pydantic import Field
 from pyspark.sql import functions as F
 
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
-from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import looking, worker_faults
 from writetime.workqueue.items import Place
@@ -166,14 +164,14 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     """Completed items with their results, as a table of the lake.
 
     A run rewrites the buckets that are open, or were closed since they were last written. So a repeated run adds no
-    duplicates, and the cost grows with the new items.
+    duplicates, and the cost grows with the new items. Spark starts only if there are such buckets.
     """
-    session, settings = spark.spark_session, database.settings
     written = _written(lake)
     places = []
-    with audit.auditing(settings) as opened:
-        found, faults = apart(opened.queues(), opened.buckets)
+    with audit.auditing(database.settings) as opened:
         now = opened.now()
+        # No item is completed before its bucket has begun.
+        found, faults = apart(opened.queues(), lambda name: opened.buckets(name, now))
     for name, rows_of_queue in found.items():
         for row in rows_of_queue:
             place = Place(name, row.shard, row.bucket)
@@ -182,7 +180,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     count = 0
     unread: dict[Place, str] = {}
     if places:
-        read = completed.read(session, settings, places).persist()
+        read = completed.read(spark.spark_session, database.settings, places).persist()
         unread = completed.faults(read)
         rows = completed.sound(read).withColumn("read_at", F.lit(now).cast("long"))
         count = rows.count()
@@ -333,11 +331,9 @@ def _written(lake: LakeResource) -> dict[Place, int]:
     """Return the time (milliseconds) at which each bucket in the lake was read. The table's log has the least `read_at`
     of each file, so no rows are read.
     """
-    storage = lake_storage(lake.settings).folder(COMPLETED_TABLE)
-    options = dict(storage.options)
-    if not DeltaTable.is_deltatable(storage.address, options):
+    if (table := lake.find(COMPLETED_TABLE)) is None:
         return {}
-    files = pa.table(DeltaTable(storage.address, storage_options=options).get_add_actions(flatten=True))
+    files = pa.table(table.get_add_actions(flatten=True))
     found: dict[Place, int] = {}
     for file in files.to_pylist():
         place = Place(*(file[f"partition.{name}"] for name in Place._fields))

@@ -1,5 +1,7 @@
 """Whether runs start a Spark session: only if something is new."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,18 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh
-from writetime_dagster.assets import changes, ingest, row_events
+from writetime.workqueue import audit
+from writetime.workqueue.queue_tables import BucketRow
+from writetime_dagster.assets import changes, ingest, row_events, workqueue
 from writetime_dagster.assets import views as view_assets
-from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
-_RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
+_RESOURCES = {
+    "spark": SparkResource(),
+    "lake": LakeResource(),
+    "kafka": KafkaResource(),
+    "database": DatabaseResource(),
+}
 
 
 @pytest.fixture
@@ -101,10 +110,10 @@ def test_a_table_without_changes_needs_no_session(
     assert starts
 
 
-def without_rows(folder: Path, rows: pa.Table, numbers: dict[str, int]) -> None:
+def without_rows(folder: Path, rows: pa.Table, numbers: dict[str, int], by: Sequence[str] = ()) -> None:
     """Write a table of the lake with numbers, and delete its rows. So it has only its log."""
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in numbers.items()])
-    deltalake.write_deltalake(folder, rows, commit_properties=properties)
+    deltalake.write_deltalake(folder, rows, partition_by=list(by) or None, commit_properties=properties)
     for file in folder.rglob("*.parquet"):
         file.unlink()
 
@@ -124,3 +133,45 @@ def test_no_new_dead_letter_needs_no_session_and_no_row(
     ends[1] = 1
     assert not run(ingest.dead_letters)
     assert starts
+
+
+class Queues:
+    """The buckets of a queue in the database, whose time is 1,000."""
+
+    def __init__(self, *rows: BucketRow) -> None:
+        self.rows = rows
+
+    @contextmanager
+    def auditing(self, _settings: Settings) -> Iterator["Queues"]:
+        yield self
+
+    def queues(self) -> list[str]:
+        return ["mails"]
+
+    def now(self) -> int:
+        return 1_000
+
+    def buckets(self, queue: str, until: int) -> list[BucketRow]:
+        return [row for row in self.rows if row.bucket <= until]
+
+
+@pytest.mark.parametrize(
+    ("row", "works"),
+    [
+        (BucketRow(bucket=0, shard=1, closed=500), False),
+        (BucketRow(bucket=0, shard=1, closed=700), True),
+        (BucketRow(bucket=0, shard=1, closed=None), True),
+        (BucketRow(bucket=0, shard=2, closed=500), True),
+        (BucketRow(bucket=1_001, shard=1, closed=None), False),
+    ],
+    ids=["in the lake", "closed since", "open", "not in the lake", "not begun"],
+)
+def test_only_buckets_that_may_have_new_items_need_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[object], row: BucketRow, works: bool
+) -> None:
+    monkeypatch.setenv("WRITETIME_LAKE__PATH", str(tmp_path))
+    monkeypatch.setattr(audit, "auditing", Queues(row).auditing)
+    rows = pa.table({"queue": ["mails"], "bucket": [0], "shard": pa.array([1], pa.int32()), "read_at": [600]})
+    without_rows(tmp_path / workqueue.COMPLETED_TABLE, rows, {}, ["queue", "bucket", "shard"])
+    assert run(workqueue.completed_events) == ([] if works else [True])
+    assert bool(starts) == works

@@ -16,7 +16,7 @@ from writetime.lake.delta import is_delta_table
 from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import BucketRow, Tables
+from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, Tables
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Audit:
         """Compare all items of a queue with all states."""
         return asyncio.run(_account(self._tables, queue))
 
-    def buckets(self, queue: str) -> list[BucketRow]:
-        """Return the buckets of a queue that are not dropped."""
-        return asyncio.run(self._tables.buckets(queue))
+    def buckets(self, queue: str, until: int = END_OF_TIME) -> list[BucketRow]:
+        """Return the buckets of a queue that are not dropped, and begin up to a time (milliseconds since 1970)."""
+        return asyncio.run(self._tables.buckets(queue, until=until))
 
     def compare(self, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
         """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
