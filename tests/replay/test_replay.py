@@ -3,13 +3,14 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from cassandra.query import PreparedStatement
 from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 
@@ -151,6 +152,33 @@ def test_a_handler_that_fails_leaves_the_cursor(replay_settings: Settings, queue
     assert 0 < found.seconds < 60
     assert [b.n for b in done(replay_settings, queue, "p")] == [2, 3]
     assert [(x.batches, x.seconds) for x in lag(replay_settings, queue)] == [(0, 0.0)]
+
+
+def test_the_lag_does_not_read_more_of_a_longer_queue(
+    replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writetime.replay.batches.ERA", 2)
+    statements: list[object] = []
+    answer = Batches._run
+
+    def run(self: Batches, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
+        statements.append(statement)
+        return answer(self, statement, values)
+
+    costs = []
+    with Publisher(replay_settings, queue) as publisher:
+        for count in (3, 12):
+            for i in range(count):
+                publisher.publish([b"%d" % i])
+            seek(replay_settings, queue, "p", 2)
+            with monkeypatch.context() as patch:
+                patch.setattr(Batches, "_run", run)
+                (found,) = lag(replay_settings, queue)
+            costs.append((found.batches, len(statements)))
+            statements.clear()
+    (first, cost), (second, cost_later) = costs
+    assert (first, second) == (2, 14)
+    assert cost == cost_later
 
 
 def test_seek(replay_settings: Settings, queue: str) -> None:

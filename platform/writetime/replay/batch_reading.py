@@ -86,13 +86,12 @@ def extent(settings: Settings, queue: str) -> tuple[int, int]:
         return batches.floor(queue).gone + 1, head.n if head else 0
 
 
-def find_time(batches: Batches, queue: str, at: datetime) -> int:
-    """Return the number of the first batch published at a time or later; that of the next one if there is none yet.
+def find_time(batches: Batches, queue: str, newest: int, at: datetime) -> int:
+    """Return the number of the first batch published at a time or later; that after the newest one if there is none.
 
     Times do not fall along the numbers, so a binary search finds it.
     """
-    head = batches.head(queue)
-    low, high = 1, (head.n if head else 0) + 1
+    low, high = 1, newest + 1
     while low < high:
         middle = (low + high) // 2
         seal = batches.get(queue, middle)

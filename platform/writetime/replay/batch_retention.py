@@ -38,6 +38,7 @@ def trim(settings: Settings, queue: str) -> Trimmed:
     Raises:
         WritetimeError: all batches of this queue are kept.
         NoZooKeeper: the cursors of the processors cannot be read.
+        NoBatch: ZooKeeper has a batch that the database does not have.
     """
     days = settings.replay.keep_days.get(queue)
     if days is None:
@@ -47,7 +48,9 @@ def trim(settings: Settings, queue: str) -> Trimmed:
         )
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         batches = Batches(session, settings)
-        due = find_time(batches, queue, batches.now() - timedelta(days=days)) - 1
+        # A search from the first batch on reads a row per `ERA` batches.
+        head = batches.head(queue, zookeeper.head())
+        due = find_time(batches, queue, head.n if head else 0, batches.now() - timedelta(days=days)) - 1
         floor = batches.floor(queue)
         gone = max(floor.gone, min(due, _slowest(batches, zookeeper, queue, due)[0]))
         if gone > floor.gone:

@@ -23,10 +23,15 @@ class Lag:
 
 
 def lag(settings: Settings, queue: str) -> list[Lag]:
-    """Return the lag of each processor of a queue."""
+    """Return the lag of each processor of a queue.
+
+    Raises:
+        NoBatch: ZooKeeper has a batch that the database does not have.
+    """
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         batches = Batches(session, settings)
-        head = batches.head(queue)
+        # A search from the first batch on reads a row per `ERA` batches.
+        head = batches.head(queue, zookeeper.head())
         found = []
         for name, cursor in zookeeper.cursors().items():
             behind = (head.n if head else 0) - cursor.n
@@ -50,7 +55,7 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
         batches = Batches(session, settings)
         head = batches.head(queue)
         newest = head.n if head else 0
-        n = find_time(batches, queue, to) if isinstance(to, datetime) else to
+        n = find_time(batches, queue, newest, to) if isinstance(to, datetime) else to
         if not 1 <= n <= newest + 1:
             raise NoBatch(f"queue {queue} has the batches 1 to {newest}; the next may be 1 to {newest + 1}, not {n}")
         if n <= (gone := batches.floor(queue).gone):
