@@ -364,11 +364,11 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
     own = database.settings.workqueue
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
     with looking(database.settings) as look:
+        ages, faults = apart(look.queues(), look.oldest_seconds)
         # Items that become due much later are never stuck, but they count for the depth.
-        found, faults = apart(look.queues(), lambda name: look.unfinished(name, ahead=name in bounds))
-    states = found.values()
+        depths, more = apart([name for name in ages if name in bounds], lambda name: look.unfinished(name).depth)
     return (
-        {s.queue: round(s.oldest_seconds, 1) for s in states if s.oldest_seconds > own.stuck_seconds},
-        {s.queue: s.depth for s in states if s.queue in bounds and s.depth > bounds[s.queue]},
-        faults,
+        {name: round(age, 1) for name, age in ages.items() if age > own.stuck_seconds},
+        {name: depth for name, depth in depths.items() if depth > bounds[name]},
+        faults | more,
     )

@@ -29,7 +29,6 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, Worker, audit, completed
 from writetime.workqueue.audit import Audit, InLake
-from writetime.workqueue.inspect import Look
 from writetime.workqueue.items import Place
 from writetime.workqueue.queue_tables import Tables
 from writetime_dagster.assets import workqueue
@@ -201,10 +200,10 @@ def enqueue_to(*queues: str) -> None:
 def failing_for_broken(function: Callable[..., _T]) -> Callable[..., _T]:
     """The function, but for the queue `broken`."""
 
-    def call(own: Any, queue: str, *rest: Any) -> _T:
+    def call(own: Any, queue: str, *rest: Any, **named: Any) -> _T:
         if queue == "broken":
             raise LookupError("injected")
-        return function(own, queue, *rest)
+        return function(own, queue, *rest, **named)
 
     return call
 
@@ -214,7 +213,7 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setattr(Look, "_count", failing_for_broken(Look._count))
+    monkeypatch.setattr(Tables, "buckets", failing_for_broken(Tables.buckets))
     enqueue_to("broken", "sound")
     with DagsterInstance.ephemeral() as instance:
         observed, [check] = health(instance)
@@ -264,17 +263,17 @@ def test_a_look_at_many_queues_with_delayed_items_is_cheap(
     connections = counted_connections(monkeypatch)
     places: list[Place] = []
 
-    async def item_ids(self: Tables, place: Place, *bounds: UUID) -> list[UUID]:
+    async def item_ids(self: Tables, place: Place, *bounds: Any) -> list[UUID]:
         places.append(place)
         return await read_ids(self, place, *bounds)
 
     read_ids = Tables.item_ids
     monkeypatch.setattr(Tables, "item_ids", item_ids)
     old, deep, faults = workqueue._stuck(RESOURCES["database"])
-    # Only the depth of a queue that has a limit needs the items that are not due for long.
+    # Only the depth of a queue that has a limit needs more than the first item, and those that are not due for long.
     assert (old, deep, faults) == ({}, {"deep": 30}, {})
     assert len(connections) == 1
-    assert sorted(Counter(place.queue for place in places).items()) == [("deep", 30), ("one", 1), ("two", 1)]
+    assert sorted(Counter(place.queue for place in places).items()) == [("deep", 31), ("one", 1), ("two", 1)]
 
 
 @pytest.mark.usefixtures("queue_tables")

@@ -133,8 +133,8 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID) -> list[UUID]:
-        return await self._ask(lambda: [i for i, _ in self._between(place, after, before)])
+    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
+        return await self._ask(lambda: [i for i, _ in self._between(place, after, before)][:most])
 
     async def item(self, place: Place, item_id: UUID) -> Entry:
         return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
@@ -221,6 +221,13 @@ class MemoryTables(Tables):
         def act() -> list[StateRow]:
             rows = sorted(self._db.rows.get(place, {}).items())
             return [StateRow(i, c.status, c.attempts or 0, c.due) for i, c in rows if i > after]
+
+        return await self._ask(act)
+
+    async def statuses(self, place: Place, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
+        def act() -> dict[UUID, Status]:
+            rows = self._db.rows.get(place, {})
+            return {i: rows[i].status for i in item_ids if i in rows}
 
         return await self._ask(act)
 

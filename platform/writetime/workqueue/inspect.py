@@ -16,10 +16,12 @@ from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.dead_items import count_letters
 from writetime.workqueue.items import Place, Status, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, Tables
+from writetime.workqueue.queue_tables import BucketRow, Tables
 
 # Buckets that are read at once. The ids of their items are in memory together.
 _BUCKETS_AT_ONCE = 8
+# Ids that are read at once in the search for the first unfinished item.
+_IDS_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,39 @@ class Look:
         """
         return asyncio.run(self._state(queue))
 
-    def unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
-        """Return the unfinished items of a queue; without `ahead`, only those in buckets that have begun.
+    def unfinished(self, queue: str) -> Unfinished:
+        """Return the unfinished items of a queue."""
+        return asyncio.run(self._unfinished(queue))
 
-        Items that are delayed for long are in buckets that have not begun: these may be thousands.
+    def oldest_seconds(self, queue: str) -> float:
+        """Return the age of the oldest unfinished item of a queue; 0 if none is due. In each bucket that has begun, it
+        reads the ids up to the first unfinished item. Items that are delayed for long are in other buckets.
         """
-        return asyncio.run(self._unfinished(queue, ahead=ahead))
+        return asyncio.run(self._oldest_seconds(queue))
 
-    async def _unfinished(self, queue: str, *, ahead: bool) -> Unfinished:
+    async def _unfinished(self, queue: str) -> Unfinished:
         begun = await self._begun()
-        return await self._count(queue, await self._tables.buckets(queue, 0, END_OF_TIME if ahead else begun), begun)
+        return await self._count(queue, await self._tables.buckets(queue), begun)
+
+    async def _oldest_seconds(self, queue: str) -> float:
+        rows = await self._tables.buckets(queue, until=await self._begun())
+        now = self._clock.now()
+        turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
+
+        async def first(place: Place) -> int:
+            """Return the time of the first unfinished item of a bucket; now if there is none."""
+            async with turn:
+                after = (await self._tables.statics(place)).floor or NO_ID
+                while ids := await self._tables.item_ids(place, after, LAST_ID, _IDS_AT_ONCE):
+                    statuses = await self._tables.statuses(place, ids)
+                    for item_id in ids:
+                        if (status := statuses.get(item_id)) is None or not status.final:
+                            return time_of(item_id)
+                    after = ids[-1]
+            return now
+
+        found = await asyncio.gather(*(first(Place(queue, r.shard, r.bucket)) for r in rows if r.closed is None))
+        return max(0, now - min(found, default=now)) / 1000
 
     async def _state(self, queue: str) -> QueueState:
         tables = self._tables

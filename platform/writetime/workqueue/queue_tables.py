@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 1000
 # A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
 _WHOLE_ROWS = 100
+# The largest `LIMIT`.
+_ALL_ROWS = 2**31 - 1
 # ScyllaDB allows no more in one statement (max_clustering_key_restrictions_per_query).
 _ITEMS_AT_ONCE = 100
 # How long `writetime status` shows a fault.
@@ -162,7 +164,7 @@ class Tables:
             f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
         )
         self._item_ids = self._prepare(
-            f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
+            f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
         )
         self._item = self._prepare(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id = ?")
         self._existing = self._prepare(f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id IN ?")
@@ -309,9 +311,9 @@ class Tables:
         """Return the first items between two ids."""
         return [_entry(place, row) for row in await self._run(self._items, (*place, after, before, most))]
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID) -> list[UUID]:
-        """Return the ids of all items between two ids."""
-        return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before))]
+    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = _ALL_ROWS) -> list[UUID]:
+        """Return the ids of the first items between two ids, by default of all."""
+        return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before, most))]
 
     async def item(self, place: Place, item_id: UUID) -> Entry:
         """Return one item that is known to exist."""
