@@ -10,6 +10,7 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -36,7 +37,9 @@ from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 
 
-def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, tmp_path: Path) -> None:
+def test_published_segments_are_archived_or_deleted_or_kept(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = tmp_path / "archive"
     captured.fill(3)
     before = complete(captured)
@@ -44,6 +47,7 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     with captured.agent(finished="keep", state_dir=tmp_path / "first"):
         captured.settle()
         wait_for(lambda: json.loads((tmp_path / "first/progress.json").read_text())["segments"])
+        assert_rounds_read_no_index_of({path.name for path in before}, monkeypatch)
     assert all(path.exists() for path in before)
     contents = {path.name: path.read_bytes() for path in before}
     with captured.agent(finished="archive", archive=f"file://{archive}"):
@@ -61,6 +65,25 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     assert totals["segments_set_aside"] == totals["segments_vanished"] == totals["mutations_set_aside"] == 0
     assert 0 < totals["changes"] <= totals["mutations"]
     captured.assert_same("marks")
+
+
+def assert_rounds_read_no_index_of(kept: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are done. Rounds read the indexes of other segments."""
+    names: set[str] = set()
+    read = Segment.cdc_index
+
+    def noted(segment: Segment) -> Any:
+        names.add(segment.name)
+        return read(segment)
+
+    def is_idle() -> bool:
+        names.clear()
+        time.sleep(0.5)
+        return bool(names) and not names & kept
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "cdc_index", noted)
+        wait_for(is_idle)
 
 
 def test_an_archive_that_does_not_answer_is_called_once_per_pause(

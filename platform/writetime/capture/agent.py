@@ -206,7 +206,9 @@ class Agent:
         # The time is read before the segments are listed, so that they have all writes until then.
         synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
         listed, self._refused = list_segments(str(self._folder.path))
-        found, self._unreadable = readable(listed)
+        # With `finished = "keep"`, segments that are done stay, and their indexes do not change any more.
+        done = {i for i, progress in self._progress.segments.items() if progress.kept}
+        found, self._unreadable = readable(segment for segment in listed if segment.id not in done)
         faults = [*map(str, self._refused.values()), *(fault for _, fault in self._unreadable)]
         for segment, _ in found:
             # Otherwise a segment could vanish unnoticed.
