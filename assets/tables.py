@@ -4,7 +4,6 @@ This module lists the assets and checks of a followed table, and defines the ass
 each stage are in the stage's module. `writetime_dagster.assets.table_jobs` starts them.
 """
 
-import difflib
 import json
 import logging
 import os
@@ -38,6 +37,7 @@ from writetime.lake.followed_tables import (
     is_captured,
 )
 from writetime.schema.describe import to_cql
+from writetime.schema.similar_tables import most_similar
 from writetime.view.expected_rows import of_entry
 from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
 from writetime_dagster.assets.failures import ToCorrect, by_kind
@@ -210,8 +210,8 @@ def _chosen(
     known = {entry.name for entry in (*found, *refused)}
     unknown: list[Refused] = []
     for name in sorted(set(only) - known):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; is it {close[0]}?" if close else ""
+        similar = most_similar(name, known)
+        hint = f"; is it {similar}?" if similar else ""
         unknown.append(Refused(name, f"the settings have no entry [tables.{name}]{hint}"))
     return (
         [table for table in found if table.name in only],

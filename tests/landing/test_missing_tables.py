@@ -3,6 +3,7 @@
 import logging
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import NoTopic, end_offsets
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.lake.followed_tables import Refused, followed_tables
 from writetime.landing import missing_tables
 from writetime.landing.missing_tables import KnownTables
 
@@ -55,6 +57,23 @@ def test_a_misspelt_table(keyspace: str, settings: Settings, tmp_path: Path) -> 
         assert f"did you mean {keyspace}.orders?" in command("view", name).stderr
     assert command("view", "nothing.alike").stderr.strip() == "Error: no table nothing.alike in the database"
     assert KnownTables(settings).misspelt(f"{keyspace}.orders") is None
+
+
+@pytest.mark.parametrize("spelt", [str, str.upper, str.title])
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("ORDERS", "orders"), ("Orders", "orders"), ("order", "orders"), ("plain", "Plain")]
+)
+def test_an_entry_of_a_misspelt_table(
+    wrong: str, meant: str, spelt: Callable[[str], str], keyspace: str, settings: Settings
+) -> None:
+    name = f"{spelt(keyspace)}.{wrong}"
+    entries = {spelt(keyspace): {wrong: {}}}
+    found, refused = followed_tables(settings.model_copy(update={"tables": entries}))
+    reason = (
+        f"the database has no table {name}; is it {keyspace}.{meant}? Create the table, or correct the entry "
+        f"[tables.{name}]"
+    )
+    assert (found, refused) == ([], [Refused(name, reason)])
 
 
 @pytest.mark.cassandra_only("cdc = true is Cassandra's option")

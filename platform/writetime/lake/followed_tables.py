@@ -4,7 +4,7 @@ Each entry is read separately. An invalid one is refused with its reason, and do
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,14 @@ from writetime.core.errors import WritetimeError
 from writetime.core.settings_errors import faults
 from writetime.lake.labels import newly_labelled
 from writetime.lake.table import open_table
+from writetime.schema.similar_tables import most_similar
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_table
 from writetime.scylla_cdc.log import SUFFIX
 
+# How the names of the database's own keyspaces begin.
+_SYSTEM = "system"
 # Characters that the database allows in names of keyspaces and tables, quoted or not.
 _NAME = re.compile(r"\w+", re.ASCII)
 
@@ -51,7 +54,7 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
     """
     tables: list[FollowedTable] = []
     read, refused = read_entries(settings)
-    known = _schemas(settings) if settings.tables else None
+    known = _schemas(settings, [table.name for table in read]) if settings.tables else None
     for table in read:
         try:
             tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
@@ -101,23 +104,31 @@ def _schema_of(
 ) -> TableSchema | None:
     if known is None:
         return _schema_of_lake(settings, name)
-    schema = known.get(name)
-    if schema is None:
-        raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
+    schema = known[name]
     if isinstance(schema, WritetimeError):
         raise schema
     return newly_labelled(schema)
 
 
-def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:
-    """Return the schemas of all tables of these keyspaces, or why one cannot be read; None if no database answers."""
+def _schemas(settings: Settings, names: Sequence[str]) -> dict[str, TableSchema | WritetimeError] | None:
+    """Return the schemas of tables, or why one cannot be read; None if no database answers."""
     if not answers(settings):
         return None
     try:
         with connect(settings) as session:
-            return read_schemas(session, [name for name in settings.tables if _NAME.fullmatch(name)])
+            found = read_schemas(session, [name for name in settings.tables if _NAME.fullmatch(name)])
+            missing = [name for name in names if name not in found]
+            # The names of all other tables are only needed for a suggestion.
+            known = are_captured(session, settings) if missing else {}
     except (WritetimeError, *DRIVER_FAULTS):
         return None
+    return {**found, **{name: _missing(name, known) for name in missing}}
+
+
+def _missing(name: str, known: Iterable[str]) -> WritetimeError:
+    similar = most_similar(name, known)
+    meant = f"; is it {similar}? Create the table" if similar else ": create it"
+    return WritetimeError(f"the database has no table {name}{meant}, or correct the entry [tables.{name}]")
 
 
 def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
@@ -147,10 +158,14 @@ def is_captured(session: Session, settings: Settings, name: str) -> bool:
 
 
 def are_captured(session: Session, settings: Settings) -> dict[str, bool]:
-    """Return the result of `is_captured` for all tables, by name. CDC logs are left out, but count for any source: only
-    the settings of the agent need to name it.
+    """Return the result of `is_captured` for all tables except the database's own, by name. CDC logs are left out, but
+    count for any source: only the settings of the agent need to name it.
     """
-    rows = session.execute("SELECT * FROM system_schema.tables")
+    rows = [
+        row
+        for row in session.execute("SELECT * FROM system_schema.tables")
+        if not row.keyspace_name.startswith(_SYSTEM)
+    ]
     cdc = {f"{row.keyspace_name}.{row.table_name}": bool(getattr(row, "cdc", False)) for row in rows}
     tables = [name for name in cdc if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) not in cdc]
     is_log = settings.capture.source == "scylla-cdc"

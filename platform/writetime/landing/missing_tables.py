@@ -2,8 +2,7 @@
 changes, or they are still on their way.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pyarrow.fs import FileSelector, FileType
 
@@ -15,11 +14,7 @@ from writetime.lake.followed_tables import are_captured, cdc_statement, read_ent
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import names_table
 from writetime.landing.landing import captured_tables
-
-# How the names of the database's own keyspaces begin.
-_SYSTEM = "system"
-# The least similarity of names with other keyspaces; the default is 0.6.
-_WHOLE_NAMES = 0.8
+from writetime.schema.similar_tables import most_similar
 
 
 class KnownTables:
@@ -42,7 +37,7 @@ class KnownTables:
         known = self._kept | (self._database or {}).keys()
         if name in known:
             return None
-        if similar := _most_similar(name, known):
+        if similar := most_similar(name, known):
             return f"no table {name}; did you mean {similar}?"
         return f"no table {name} in the database" if self.is_unknown(name) else None
 
@@ -85,21 +80,6 @@ def message_of(settings: Settings, error: MissingTable) -> str:
     return known.misspelt(table) or known.not_captured(table) or not_landed or str(error)
 
 
-def _most_similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the known table with the most similar name: one that differs in case only, as CQL ignores the case of a
-    name without quotes; then among those of the same keyspace, or of all keyspaces if none is named. Whole names are
-    similar because of their keyspaces, so those must be closer.
-    """
-    same = {k.casefold(): k for k in sorted(known)}
-    if found := same.get(name.replace('"', "").casefold()):
-        return found
-    keyspace, _, table = name.rpartition(".")
-    here = {k.rpartition(".")[2]: k for k in sorted(known) if not keyspace or k.startswith(f"{keyspace}.")}
-    if found := difflib.get_close_matches(table, here, n=1):
-        return here[found[0]]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_WHOLE_NAMES)), None)
-
-
 def _tables_of_lake(settings: Settings) -> set[str]:
     try:
         found = lake_storage(settings).filesystem().get_file_info(FileSelector("", allow_not_found=True))
@@ -123,7 +103,6 @@ def _tables_of_database(settings: Settings) -> Mapping[str, bool] | None:
         return None
     try:
         with connect(settings) as session:
-            captured = are_captured(session, settings)
+            return are_captured(session, settings)
     except (WritetimeError, *DRIVER_FAULTS):
         return None
-    return {name: logged for name, logged in captured.items() if not name.startswith(_SYSTEM)}
