@@ -142,7 +142,7 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     alerted_at, is_known = _alerted_before(instance, run, wrong), True
     if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
         title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
-        is_known = alerts.send(settings, title, [*found, *fault])
+        is_known = alerts.send(settings, title, [*found, *fault], run.run_id)
     tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
     if ALERT_AGAIN in run.tags and is_known:
         tags |= {_WRONG: wrong, _ALERTED_AT: str(alerted_at or time.time())}

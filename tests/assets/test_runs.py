@@ -137,10 +137,22 @@ def test_report_and_alert(instance: DagsterInstance, posted: list[dict[str, Any]
         "shop/orders/orders_view: fresh warns: a day old",
     ]
     assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
+    assert alert.keys() == {"text", "title", "lines"}
 
     run = run_of(instance, broken)
     assert report_of(instance, run).startswith(f"# {run.job_name}: failure")
     assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: repair it"]
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:3000", "https://data.example.org/dagster/"])
+def test_an_alert_links_to_its_run(
+    base: str, instance: DagsterInstance, posted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRITETIME_ALERTS__DAGSTER_URL", base)
+    run = run_of(instance, broken)
+    [alert] = posted
+    assert alert["url"] == f"{base.rstrip('/')}/runs/{run.run_id}"
+    assert alert["text"].splitlines() == [alert["title"], f"- {alert['lines'][0]}", alert["url"]]
 
 
 @pytest.mark.parametrize("path", ["wrong", "hooks/secret"])

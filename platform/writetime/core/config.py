@@ -189,11 +189,12 @@ class Alerts(_Section):
     """The receivers of alerts about failed runs and checks, in addition to the log."""
 
     owners: list[Owner] = Field(
-        default=[],
-        description="Owners of assets that belong to no table, or whose table names none: mail addresses, or "
-        'names such as "team:data".',
+        default=[], description="Owners of assets that belong to no table, or whose table's entry names none."
     )
     webhook: SecretStr | None = Field(default=None, description="A URL that accepts JSON with `text`, as chats do.")
+    dagster_url: str | None = Field(
+        default=None, pattern=r"^https?://[^@\s]+$", description="Dagster's web UI; alerts then link to their runs."
+    )
     reports: Path = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
 
 
@@ -527,9 +528,7 @@ class Settings(BaseSettings):
     spark: Spark = Spark()
     lake: Lake = Lake()
     tables: dict[str, Any] = Field(
-        default={},
-        description="By keyspace and name; read by `writetime.lake.followed_tables`, so that a fault affects one "
-        "table.",
+        default={}, description="By keyspace and name. `writetime.lake.followed_tables` reads each entry separately."
     )
     alerts: Alerts = Alerts()
     row_events: RowEvents = RowEvents()
