@@ -55,7 +55,8 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         if is_outage(e) or is_without_answer(e):
             hide_passwords(e)
             raise RetryRequested(RETRIES, _WAIT_SECONDS) from e
-        if isinstance(e, WritetimeError):
+        # Another program may have replaced a file of the lake, so its absence may pass.
+        if isinstance(e, WritetimeError) and not isinstance(e, FileNotFoundError):
             raise ToCorrect(reason_of(e)) from None
         hide_passwords(e)
         raise RetryRequested(RETRIES, soon_seconds) from e

@@ -23,6 +23,7 @@ from writetime.core.config import Settings
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 from writetime.lake.expiries import expiry_bounds
 from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import open_file
 from writetime.lake.places import Places
 from writetime.lake.versions import DataFile
 
@@ -181,7 +182,7 @@ class Cache:
 
     @staticmethod
     def _bounds_of(storage: Storage, file: DataFile) -> tuple[int, int] | None:
-        with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as source:
+        with open_file(storage, file.path) as source:
             return expiry_bounds(source)
 
     def _keeps(self, file: DataFile) -> bool:
@@ -210,7 +211,7 @@ class Cache:
         keep = self._keeps(file)
         if keep and (found := _kept(path, file.size)) is not None:
             return found
-        with pq.ParquetFile(file.path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as source:
+        with open_file(storage, file.path, pre_buffer=not storage.is_local) as source:
             if keep:
                 try:
                     return self._made(path, source, file)

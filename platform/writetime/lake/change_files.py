@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.arrow import pc
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import conform
+from writetime.lake.parquet import conform, reading
 from writetime.merge.conform import REPEATING
 
 _FLAG, _PRESENCE = "tombstone", "write_time"
@@ -38,7 +38,7 @@ def read_changes(files: Iterable[tuple[Storage, str, tuple[int, int] | None]], s
 @contextmanager
 def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
     """Open a file so that its repeating texts and bytes are read as dictionaries."""
-    with storage.filesystem().open_input_file(path) as opened:
+    with reading(storage, path), storage.filesystem().open_input_file(path) as opened:
         file = pq.ParquetFile(opened)
         # A remote file is read with as few requests as its row groups allow.
         remote = not storage.is_local

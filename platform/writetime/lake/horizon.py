@@ -21,6 +21,7 @@ from writetime.core.arrow import mask_of, one_chunk
 from writetime.core.errors import WritetimeError
 from writetime.lake.history import instant_text, pc, select
 from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import open_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
@@ -187,7 +188,7 @@ def written_until(changes: pa.Table, schema: TableSchema, horizon: int) -> np.nd
 
 def may_drop(storage: Storage, file: DataFile, horizon: int) -> bool:
     """Return whether a level may have something to drop at a horizon (microseconds), by its statistics."""
-    with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as opened:
+    with open_file(storage, file.path) as opened:
         paths = {c: opened.schema.column(c).path for c in range(len(opened.schema))}
         columns = [c for c, path in paths.items() if path.rpartition(".")[2] in DELETED]
         groups = [opened.metadata.row_group(g) for g in range(opened.num_row_groups)]

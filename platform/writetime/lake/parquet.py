@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.arrow import one_chunk, pc
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, plain_text
+from writetime.core.outages import is_outage
 from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.lake_storage import Storage
 
@@ -39,6 +40,14 @@ _GROUP_SIZES = "writetime.group_sizes"
 _DICTIONARIES = {pa.dictionary(pa.int32(), values) for values in (pa.string(), pa.binary())}
 # The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
+
+
+class Unreadable(WritetimeError):
+    """A file of the lake that is damaged."""
+
+
+class Missing(Unreadable, FileNotFoundError):
+    """A file of the lake that does not exist. Another program may have replaced it."""
 
 
 @dataclass(frozen=True)
@@ -236,15 +245,50 @@ def read_files(storage: Storage, paths: Sequence[str], schema: pa.Schema) -> lis
     return [conform(table, fields, f"{storage.address}/{path}") for table, path in zip(found, paths, strict=True)]
 
 
+@contextmanager
+def open_file(storage: Storage, path: str, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Open a file of the lake to read it, with options of `pq.ParquetFile`. Its faults are those of `reading`."""
+    with reading(storage, path), pq.ParquetFile(path, filesystem=storage.filesystem(), **options) as file:
+        yield file
+
+
+@contextmanager
+def reading(storage: Storage, path: str) -> Iterator[None]:
+    """While a file of the lake is opened and read, let its faults name the file and the remedy.
+
+    Raises:
+        Unreadable: it is damaged.
+        Missing: it does not exist.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise Missing(_fault(storage, path, "does not exist")) from None
+    except (pa.ArrowInvalid, OSError) as e:
+        # The error of a damaged page has no number. Those of disks and networks have one, or name it.
+        if isinstance(e, OSError) and (e.errno is not None or is_outage(e)):
+            raise
+        raise Unreadable(_fault(storage, path, f"cannot be read: {' '.join(plain_text(e).split())}")) from e
+
+
+def _fault(storage: Storage, path: str, fault: str) -> str:
+    *_, table, part = storage.address.split("/")
+    remedy = {
+        "changes": "restore it, or load the table again, as docs/backup.md describes",
+        **dict.fromkeys(("state", "view", "row_events"), f"rebuild it with `writetime rebuild {table} {part}`"),
+    }.get(part)
+    return f"{storage.address}/{path} {fault}" + (f"; if it is lost or damaged, {remedy}" if remedy else "")
+
+
 def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
     """Read those of these columns that a file has."""
-    with pq.ParquetFile(path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as file:
+    with open_file(storage, path, pre_buffer=not storage.is_local) as file:
         return file.read([name for name in names if name in file.schema_arrow.names])
 
 
 def count_values(storage: Storage, path: str, column: str) -> int:
     """Return the number of non-null values of a Parquet column, by its path; 0 if the file does not have it."""
-    with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
+    with open_file(storage, path) as file:
         names = [file.schema.column(i).path for i in range(len(file.schema))]
         if column not in names:
             return 0
@@ -258,7 +302,7 @@ def uncompressed_size(storage: Storage, path: str) -> int:
     """
     if recorded := _IN_MEMORY.search(path):
         return int(recorded[1])
-    with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
+    with open_file(storage, path) as file:
         return sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
 
 

@@ -41,7 +41,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.delta import Conflict
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import conform, read_file
+from writetime.lake.parquet import conform, open_file, read_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.row_events.events import event_schema
@@ -442,7 +442,6 @@ def _parts(
     """Yield the events of the stream from a position on, each part with the position after it. The base counts as the
     batch 0: its events are not in the order of their batches.
     """
-    filesystem = storage.filesystem()
     wanted = event_schema(schema)
     base = merged_to(stream)
     sequence = done = 0
@@ -450,7 +449,7 @@ def _parts(
         number = 0 if last <= base else last
         if number < start.sequence:
             continue
-        with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
+        with open_file(storage, file.path) as opened:
             for own, part in _parts_of(opened, limits, own_batches=bool(number)):
                 before = done if own == sequence else 0
                 sequence, done = own, before + part.num_rows

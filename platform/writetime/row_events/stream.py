@@ -14,7 +14,7 @@ from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN
-from writetime.lake.parquet import WrittenFile, write_rows
+from writetime.lake.parquet import Unreadable, WrittenFile, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
@@ -141,10 +141,12 @@ def extend(
             rows = first_rows(table, state, changes, batch)
         tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
         written = [file for files in run(_Write.run, tasks) for file in files]
-    except (FileNotFoundError, TooLate) as e:
+    except (Unreadable, FileNotFoundError, TooLate) as e:
+        gone = f"are gone ({e}), because they are older than lake.vacuum_hours"
+        fault = gone if isinstance(e, FileNotFoundError | TooLate) else f"are damaged ({e})"
         raise TooLate(
-            f"{table.name}: the rows as of the last batch of row events are gone ({e}), because they are older than "
-            f"lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
+            f"{table.name}: the rows as of the last batch of row events {fault}: rebuild the events with `writetime "
+            f"rebuild {table.name} row_events`"
         ) from None
     if last and follows and not written and last.changes == changes.version and batch.as_of >= last.batch.as_of:
         return 0

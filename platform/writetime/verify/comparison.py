@@ -27,6 +27,7 @@ from writetime.lake.buckets import buckets_of, token_range
 from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
 from writetime.lake.horizon import WRITTEN
+from writetime.lake.parquet import open_file
 from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
@@ -229,7 +230,7 @@ def _write_times(kind: pa.DataType, path: str) -> Iterator[str]:
 def _newest_in(part: BucketedTable, wanted: set[str], now: int) -> int:
     newest = 0
     for file in part.load().files:
-        with pq.ParquetFile(file.path, filesystem=part.storage.filesystem()) as opened:
+        with open_file(part.storage, file.path) as opened:
             paths = {c: path for c in range(len(opened.schema)) if (path := opened.schema.column(c).path) in wanted}
             for group, (column, path) in product(range(opened.num_row_groups), paths.items()):
                 statistics = opened.metadata.row_group(group).column(column).statistics

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from writetime.clients import quality
 from writetime.clients.quality import gxe
@@ -22,7 +21,7 @@ from writetime.core.extras import WhenUsed, require
 from writetime.lake import merging
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import portions
-from writetime.lake.parquet import PARTITION, WrittenFile, conform, uncompressed_size
+from writetime.lake.parquet import PARTITION, WrittenFile, conform, open_file, uncompressed_size
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
 
@@ -88,7 +87,7 @@ class ExpectedRows:
         storage = self._table.view.storage
         for file in files:
             most = file.rows * merging.PORTION_BYTES // max(1, uncompressed_size(storage, file.path))
-            with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as source:
+            with open_file(storage, file.path) as source:
                 names = [name for name in schema.names if name in source.schema_arrow.names]
                 for group in range(source.num_row_groups):
                     for batch in source.iter_batches(max(1, most), row_groups=[group], columns=names):

@@ -23,7 +23,7 @@ from writetime.lake.buckets import ALL
 from writetime.lake.contents import StateFiles
 from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile, deleted_if_refused
+from writetime.lake.parquet import Unreadable, WrittenFile, deleted_if_refused
 from writetime.lake.state import files_since, folded_version, generation_of
 from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable, created_of, view_schema
@@ -128,7 +128,7 @@ def refresh(
         follows = None if whole else last
         found, batch = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)
         whole = False
-    except (_Whole, TooLate, FileNotFoundError) as e:
+    except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
         if before.files and not whole:
             _log.info("%s: the view is written whole: %s", table.name, e)
         whole = True
@@ -224,7 +224,7 @@ def _next(
 
     Raises:
         _Whole: all rows must be written.
-        TooLate, FileNotFoundError: the rows as of the last refresh no longer exist.
+        TooLate, Unreadable, FileNotFoundError: the rows as of the last refresh no longer exist, or are damaged.
     """
     if last is None:
         raise _Whole("it was not written with deletion vectors")

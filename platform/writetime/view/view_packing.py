@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from writetime.core.arrow import one_chunk, pc
 from writetime.lake.buckets import ALL, buckets_of
@@ -19,7 +18,7 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner, portions
 from writetime.lake.packing import SORTED_AT_ONCE, to_pack
-from writetime.lake.parquet import PLACE, WrittenFile, conform
+from writetime.lake.parquet import PLACE, WrittenFile, conform, open_file
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lake.vectors import read_vector
 from writetime.lake.views import AS_OF
@@ -69,7 +68,7 @@ class _Pack:
         return [file for bucket, parts in found.items() for file in write_placed(self.storage, _sorted(parts), bucket)]
 
     def _rows(self, each: LiveFile) -> pa.Table:
-        with pq.ParquetFile(each.file.path, filesystem=self.storage.filesystem()) as file:
+        with open_file(self.storage, each.file.path) as file:
             place = file.schema_arrow.field(PLACE)
             rows = file.read([name for name in file.schema_arrow.names if name in {*self.schema.names, PLACE}])
         counts = np.ones(len(rows), bool)
