@@ -29,6 +29,7 @@ from dagster import (
 )
 
 from writetime.core import alerts, config
+from writetime.core.counts import counted
 from writetime.core.errors import reason_of
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,10 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     wrong = _digest(run.status, found)
     alerted_at, is_known = _alerted_before(instance, run, wrong), True
     if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
-        title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
+        # A run whose checks do not pass succeeds, unless they are blocking.
+        unmet = f"{counted(len(found), 'check')} did not pass"
+        outcome = unmet if run.status is DagsterRunStatus.SUCCESS else run.status.value.lower()
+        title = f"run {run.run_id} of job {run.job_name}: {outcome}"
         is_known = alerts.send(settings, title, [*found, *fault], run.run_id)
     tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
     if ALERT_AGAIN in run.tags and is_known:

@@ -131,7 +131,7 @@ def test_report_and_alert(instance: DagsterInstance, posted: list[dict[str, Any]
     assert "## Checks: 0 of 2 passed" in report
     assert "| shop/orders/orders_view | rows_are_right | **failed**: `v` in set ['a\\|b'] |" in report
     [alert] = posted
-    assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
+    assert alert["title"] == f"run {run.run_id} of job {run.job_name}: 2 checks did not pass"
     assert alert["lines"] == [
         "shop/orders/orders_view: rows_are_right **failed**: `v` in set ['a|b']",
         "shop/orders/orders_view: fresh warns: a day old",
