@@ -34,6 +34,7 @@ class StagedFiles:
         *,
         count: Callable[[DataFrame], None] | None = None,
         keys: Sequence[str] = (),
+        remedies: Mapping[str, str] | None = None,
     ) -> None:
         """Store the checks, and the functions that validate files.
 
@@ -44,6 +45,7 @@ class StagedFiles:
             failure: the text of the failure.
             count: is called with each frame while Spark keeps it in memory.
             keys: the columns that identify a row in a failure.
+            remedies: the remedies of checks that are not about Writetime itself.
         """
         self._checks = checks
         self._frame = frame
@@ -51,6 +53,7 @@ class StagedFiles:
         self._failure = failure
         self._count = count
         self._keys = keys
+        self._remedies = remedies or {}
         self._findings: dict[str, list[Finding]] = {}
 
     def __call__(self, files: Sequence[WrittenFile]) -> None:
@@ -71,8 +74,10 @@ class StagedFiles:
         finally:
             frame.unpersist()
         blocking = [check for check, severity in self._checks.items() if severity is AssetCheckSeverity.ERROR]
-        if failed := quality.failed(finding for check in blocking for finding in self._findings.get(check, [])):
-            raise ToCorrect(f"{self._failure}: {failed}")
+        failed = {check: quality.failed(self._findings.get(check, [])) for check in blocking}
+        if faults := [fault for fault in failed.values() if fault]:
+            remedies = [remedy for check, remedy in self._remedies.items() if failed.get(check)]
+            raise ToCorrect(f"{self._failure}: {'; '.join([*faults, *remedies])}")
 
     def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
         """Do the work that stages files, yield the checks, and return the result of the work. If the work fails, yield

@@ -33,7 +33,7 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.compacted_view import CompactedView
 from writetime.verify.comparison import Report, verify
-from writetime.view.expected_rows import key_columns, of_each_row, of_entry
+from writetime.view.expected_rows import key_columns, of_each_row, of_entry, remedy_of
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_proven
@@ -119,6 +119,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 suites,
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
                 keys=key_columns(in_lake.schema()),
+                remedies={"rows_are_as_expected": remedy_of(table.name)},
             )
             began = time.monotonic()
             done = yield from staged.during(

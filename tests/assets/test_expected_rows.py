@@ -127,7 +127,8 @@ def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]])
     case = {"type": BETWEEN, "column": "`a.b`", "max_value": 2}
     assert checked(*written, case) == (
         "the view stays empty, because rows are not as expected: `a.b` at most 2: 1 of 4 rows fail, "
-        "e.g. 3 (id 1152921504606846979)"
+        "e.g. 3 (id 1152921504606846979); correct these rows in the database, or `expect` in "
+        f"[tables.{SCHEMA.full_name}]"
     )
 
 
@@ -146,7 +147,8 @@ def test_rows_are_checked_in_portions(
     monkeypatch.setattr(expected_rows, "_frame", counted)
     assert checked(*written, {"type": BETWEEN, "column": "d", "max_value": 0.1}, whole=True) == (
         "the view stays empty, because rows are not as expected: `d` at most 0.1: 3 of 4 rows fail, "
-        "e.g. 0.25 (id 1152921504606846977), 0.5 (id 1152921504606846978), 0.75 (id 1152921504606846979)"
+        "e.g. 0.25 (id 1152921504606846977), 0.5 (id 1152921504606846978), 0.75 (id 1152921504606846979); "
+        f"correct these rows in the database, or `expect` in [tables.{SCHEMA.full_name}]"
     )
     # Twice, because the details are computed only if an expectation is not met.
     assert set(made) == {1}

@@ -270,7 +270,10 @@ def assert_says_what_failed(result: ExecuteInProcessResult) -> None:
     [event] = [event for event in result.all_events if event.is_step_failure]
     error = event.step_failure_data.error
     assert error is not None
-    assert error.message == f"{SCHEMA.full_name}: the new rows are not as expected; the view stays as it was: {fault}\n"
+    assert error.message == (
+        f"{SCHEMA.full_name}: the new rows are not as expected; the view stays as it was: {fault}; correct these rows "
+        f"in the database, or `expect` in [tables.{SCHEMA.full_name}]\n"
+    )
     assert (error.stack, error.cause, error.context) == ([], None, None)
     assert [check.description for check in result.get_asset_check_evaluations() if not check.passed] == [fault]
 

@@ -45,6 +45,11 @@ class Unexpected(WritetimeError):
     """Rows do not meet the expectations of the table's entry."""
 
 
+def remedy_of(table: str) -> str:
+    """Return the remedy for rows of a table that are not as expected."""
+    return f"correct these rows in the database, or `expect` in [tables.{table}]"
+
+
 class ExpectedRows:
     """Checks the new rows of a table's view, as `staged` of `view.refreshing.refresh`."""
 
@@ -78,7 +83,8 @@ class ExpectedRows:
         if failed := quality.failed(found):
             # A lost view stays empty, too.
             stays = "stays as it was" if self._table.view.load().files else "stays empty"
-            raise Unexpected(f"the view {stays}, because rows are not as expected: {failed}")
+            remedy = remedy_of(self._table.name)
+            raise Unexpected(f"the view {stays}, because rows are not as expected: {failed}; {remedy}")
 
     def _parts(self, files: Sequence[WrittenFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows of files in parts of a portion at most, by their size on average. Row groups with many nulls
