@@ -15,6 +15,7 @@ import pytest
 from cassandra.util import Date, Duration, OrderedMap, SortedSet, Time
 
 from tests.support.made import add, batch, cell, new_table, write
+from tests.support.published import command
 from writetime.cli.cql_values import json_of
 from writetime.cli.storage import statistics
 from writetime.schema.cql import parse_table
@@ -94,3 +95,19 @@ def test_statistics_count_the_cells_of_columns_that_are_not_frozen() -> None:
         "p": {"cells": 2, "tombstones": 2},
     }
     assert (found["first_write_time"], found["last_write_time"]) == (1, 6)
+
+
+def test_a_table_shows_values_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a view look like those of the row events that made it."""
+    monkeypatch.setenv("WRITETIME_LAKE__PATH", str(tmp_path))
+    table = new_table(
+        tmp_path,
+        schema := parse_table(
+            "CREATE TABLE shop.items (id int, n int, ok boolean, tags frozen<set<text>>, v text, PRIMARY KEY (id, n))"
+        ),
+    )
+    add(table, [write(1, 1, 1, ok=True, tags=["a", "é"], v="it's")], 0, schema)
+    assert command("view", "shop.items").stdout.splitlines() == [
+        "id  n  ok    tags        v",
+        "1   1  true  [\"a\", \"é\"]  it's",
+    ]

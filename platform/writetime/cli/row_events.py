@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 import pyarrow as pa
 
-from writetime.cli.text_tables import print_table
+from writetime.cli.text_tables import print_table, shown
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.counts import counted
@@ -110,8 +110,7 @@ def _print_table(parts: Iterator[pa.Table]) -> None:
     def rows() -> Iterator[list[str]]:
         for part in parts:
             for i in range(part.num_rows):
-                before, after = (json_value(part[name][i]) for name in ("before", "after"))
-                images = ("" if image is None else json.dumps(image, ensure_ascii=False) for image in (before, after))
+                images = (shown(json_value(part[name][i])) for name in ("before", "after"))
                 yield [str(part["sequence"][i]), str(part["kind"][i]), *images]
 
     print_table(["sequence", "kind", "before", "after"], rows())

@@ -1,6 +1,8 @@
 """Prints rows as text."""
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 import click
@@ -15,6 +17,13 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for line in lines:
         padded = (value + " " * (width - _width(value)) for value, width in zip(line, widths, strict=True))
         click.echo("  ".join(padded).rstrip())
+
+
+def shown(value: Any) -> str:
+    """Return a value of `json_value` as the text of a table: nothing for null, text as it is, else JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _width(text: str) -> int:

@@ -10,7 +10,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.cli.text_tables import print_table
+from writetime.cli.text_tables import print_table, shown
 from writetime.core import config
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.instants import parse_instant
@@ -148,9 +148,8 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
 def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
     def rows() -> Iterator[list[str]]:
         for part in parts:
-            columns = [[json_value(value) for value in column] for column in part.columns]
-            for row in zip(*columns, strict=True):
-                yield ["" if value is None else str(value) for value in row]
+            columns = [[shown(json_value(value)) for value in column] for column in part.columns]
+            yield from map(list, zip(*columns, strict=True))
 
     print_table(schema.names, rows())
 
