@@ -34,7 +34,9 @@ from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic, ensure_watermarks_topic
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), RecursionError("too deep"), KeyError("x"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError(f"{'a bug ' * 99}to report"), RecursionError("too deep"), KeyError("x"), MemoryError()]
+)
 def test_an_unknown_error_sets_its_table_aside(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -60,7 +62,9 @@ def test_an_unknown_error_sets_its_table_aside(
     assert failures == {first: 0, second: 7, third: 0}
     assert broken.tried == 7
     # All lines, as one screen may not have those of all tables that other tests have left.
-    assert f"{second}: set aside since" in "\n".join(status_lines(settings, everything=True))
+    status = "\n".join(status_lines(settings, everything=True))
+    assert f"{second}: set aside since" in status
+    assert str(reports(settings)[second].fault) in status
     # Nothing of it counted as landed.
     broken.error = None
     look(tables)

@@ -113,13 +113,12 @@ def _report_lines(table: str, report: LandingReport, *, everything: bool) -> lis
         lines = [f"  {table}: {counted(report.changes, 'change', ',')}, {_ago(report.at)}"]
     else:
         since = instant_text(round(report.since * 1e6))
-        lines = [
-            f"  {table}: {report.status} since {since}, {counted(report.attempts, 'attempt')}: {report.fault[:300]}"
-        ]
+        # Whole, because the remedy is at its end.
+        lines = [f"  {table}: {report.status} since {since}, {counted(report.attempts, 'attempt')}: {report.fault}"]
     for name, step in report.steps.items():
         behind = f", behind since {instant_text(round(step.behind_since * 1e6))}" if step.behind_since else ""
         if step.fault is not None:
-            lines.append(f"    {name} fails{behind}: {step.fault[:300]}")
+            lines.append(f"    {name} fails{behind}: {step.fault}")
         elif everything:
             last = f", the last {step.batch:,} in {step.delay * 1000:,.0f} ms" if step.batch else ""
             lines.append(f"    {name}: {counted(step.rows, 'row', ',')}{last}{behind}")
