@@ -1,6 +1,7 @@
 """Snapshots that fail: the node keeps no part of them. nodetool is a stub that creates and deletes folders."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -68,8 +69,18 @@ def test_a_snapshot_that_is_not_found_is_deleted(node: Node, tmp_path: Path) -> 
 
 def test_no_snapshot_is_taken_without_the_data_folders(node: Node, tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match=r"as a user who may read its data folders"):
-        take([str(tmp_path / "elsewhere")], 7199, IDS, "night")
+        take([str(tmp_path / "elsewhere")], 7199, IDS, "night", patience=0)
     assert node.calls == []
+
+
+def test_the_folder_of_a_new_table_is_waited_for(node: Node, tmp_path: Path) -> None:
+    """The node shows the schema of a table before it creates the folder."""
+    folder = node.tables["shop.items"]
+    folder.rmdir()
+    later = threading.Timer(0.2, folder.mkdir)
+    later.start()
+    assert take([str(tmp_path)], 7199, IDS, "night").keys() == IDS.keys()
+    later.join()
 
 
 def test_an_earlier_snapshot_of_the_same_name_stays(node: Node, tmp_path: Path) -> None:

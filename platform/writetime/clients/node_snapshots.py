@@ -20,10 +20,12 @@ from cassandra.cluster import Session
 from writetime.clients.database import connect, node_of
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.runtime.nodetool import nodetool
 
 # Cassandra uses the tag as the name of a folder: `..` would be the table's own folder.
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_PAUSE_SECONDS = 0.05
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
 
 
@@ -50,15 +52,19 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
     return take(listed(properties["data_file_directories"]), port, {table: found.id}, tag)[table]
 
 
-def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str) -> dict[str, list[Path]]:
+def take(
+    data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str, patience: float = 2.0
+) -> dict[str, list[Path]]:
     """Do the same as `take_snapshot`, for some tables at once, on a node with known data folders and JMX port. If this
-    fails, the node keeps no part of the snapshot.
+    fails, the node keeps no part of the snapshot. It waits for `patience` seconds for the folders of new tables.
 
     Raises:
         WritetimeError: nodetool fails, or a snapshot is not at the expected place.
     """
     keyspaces = {table.partition(".")[0] for table in tables}
     folders = {table: _folders(data_folders, table, table_id) for table, table_id in tables.items()}
+    # The schema of a new table is in the database a moment before its folder is on the disk.
+    wait_until(lambda: all(any(map(os.path.exists, f)) for f in folders.values()), patience, _PAUSE_SECONDS)
     for table, of_table in folders.items():
         _present(of_table, table, tag)
     used = any(any(Path(d, k).glob(f"*/snapshots/{tag}")) for d in data_folders for k in keyspaces)
