@@ -109,5 +109,5 @@ def test_a_table_shows_values_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     add(table, [write(1, 1, 1, ok=True, tags=["a", "é"], v="it's")], 0, schema)
     assert command("view", "shop.items").stdout.splitlines() == [
         "id  n  ok    tags        v",
-        "1   1  true  [\"a\", \"é\"]  it's",
+        '1   1  true  ["a", "é"]  it\'s',
     ]
