@@ -17,6 +17,7 @@ from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
 from writetime.workqueue.items import Place, bucket_of, first_id, time_of
+from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.queue_tables import Tables
 
 pytestmark = pytest.mark.long
@@ -342,3 +343,21 @@ def test_weak_reads_are_refused(queue_settings: Settings, jobs: str) -> None:
     weak = queue_settings.cassandra.model_copy(update={"consistency": "LOCAL_ONE"})
     with database.connect(queue_settings) as session, pytest.raises(WritetimeError, match="LOCAL_QUORUM or more"):
         Tables(session, queue_settings.model_copy(update={"cassandra": weak}))
+
+
+def test_items_of_several_pages_are_read_at_once(queue_settings: Settings, jobs: str) -> None:
+    """The database ends pages where it likes."""
+    settings = with_queue(queue_settings, jobs, {"shards": 1})
+    with Enqueuer(settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
+
+    async def read(tables: Tables) -> list[UUID]:
+        buckets = await tables.buckets(jobs)
+        items = [await tables.items(Place(jobs, row.shard, row.bucket), NO_ID, LAST_ID) for row in buckets]
+        return [item.item_id for of_bucket in items for item in of_bucket]
+
+    with database.connect(settings) as session:
+        session.default_fetch_size = 7
+        tables = Tables(session, settings)
+        assert asyncio.run(read(tables)) == ids
+        assert jobs in asyncio.run(tables.queues())

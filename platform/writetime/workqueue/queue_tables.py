@@ -278,7 +278,7 @@ class Tables:
 
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used."""
-        return sorted(row.queue for row in await self._run(self._all_queues, ()))
+        return sorted([row.queue async for row in self._pages(self._all_queues, ())])
 
     async def now(self) -> int:
         """Return the coordinator's clock in milliseconds since 1970."""
@@ -309,7 +309,7 @@ class Tables:
 
     async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
         """Return the first items between two ids."""
-        return [_entry(place, row) for row in await self._run(self._items, (*place, after, before, most))]
+        return [_entry(place, row) async for row in self._pages(self._items, (*place, after, before, most))]
 
     async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = _ALL_ROWS) -> list[UUID]:
         """Return the ids of the first items between two ids, by default of all."""
@@ -426,8 +426,8 @@ class Tables:
 
     async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
         """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
-        rows = await self._run(self._shards_serial if serial else self._shards, (queue,))
-        return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) for row in rows}
+        rows = self._pages(self._shards_serial if serial else self._shards, (queue,))
+        return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) async for row in rows}
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         """Make `owner` the owner of a shard, with the next epoch, if it is unchanged since it was read."""
@@ -454,7 +454,7 @@ class Tables:
 
     async def workers(self, queue: str) -> list[str]:
         """Return the live workers, in the order of their names."""
-        return sorted(row.worker for row in await self._run(self._workers, (queue,)))
+        return sorted([row.worker async for row in self._pages(self._workers, (queue,))])
 
     # -- faults
 
@@ -520,13 +520,13 @@ class Tables:
         return statement
 
     async def _run(self, statement: Any, values: Sequence[Any] | None = None) -> list[Any]:
-        """Run a statement and return its rows, those of its first page."""
+        """Run a statement that changes data or returns one row at most; return its rows."""
         if values is not None:
             statement = statement.bind(values)
         return list(await answer_of(self._session.execute_async(statement)) or ())
 
     async def _pages(self, statement: PreparedStatement, values: Sequence[Any]) -> AsyncIterator[Any]:
-        """Run a statement and yield the rows of all pages."""
+        """Run a statement and yield the rows of all pages. ScyllaDB ends a page after 1 MiB or 10,000 deleted rows."""
         future = self._session.execute_async(statement.bind(values))
         for row in await answer_of(future) or ():
             yield row
