@@ -4,12 +4,14 @@ The driver's own types cannot hold all CQL values (dates beyond the year 9999, e
 and decoded like those of files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from cassandra import InvalidRequest
-from cassandra.cluster import Session
+from cassandra.cluster import ResultSet, Session
 
 from writetime.changes.position import AT, STATIC_POSITION, position_encoder
 from writetime.clients.database import DRIVER_FAULTS, nodes_agree
@@ -27,7 +29,12 @@ from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
 
-_PAGE_ROWS = 2000
+# A prime number, so that pages rarely end with a partition if all have the same number of rows.
+_PAGE_ROWS = 1999
+
+# The values of a row, in the order of the query.
+_Row = Sequence[bytes | None]
+_T = TypeVar("_T")
 
 
 class DatabaseTable:
@@ -64,10 +71,14 @@ class DatabaseTable:
         """Return the first rows of a range of tokens, and the token up to which these are all: at most `limit` rows, or
         one partition, which is never cut.
         """
-        found = self._select([], first, last, limit)
-        if len(found) < limit:
-            return self._rows(found), last
-        rows = self._rows(found)
+        found: list[_Row] = []
+        for page in self._pages([], first, last):
+            found += page
+            if len(found) >= limit:
+                break
+        else:
+            return self._rows(self._real(found)), last
+        rows = self._rows(self._real(found[:limit]))
         # The last partition may have more rows.
         end = rows.tokens[-1].as_py() - 1
         return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
@@ -86,30 +97,85 @@ class DatabaseTable:
             line[timed] = [int.from_bytes(time, "big", signed=True) if time else NO_TIME for time in row[skip:]]
         return self._rows(found), times
 
-    def _select(
-        self, more: Sequence[str], first: int, last: int, limit: int | None = None
-    ) -> list[Sequence[bytes | None]]:
+    def _select(self, more: Sequence[str], first: int, last: int) -> list[_Row]:
+        return self._real(list(chain.from_iterable(self._pages(more, first, last))))
+
+    def _pages(self, more: Sequence[str], first: int, last: int) -> Iterator[list[_Row]]:
+        start: int | None = first
+        while start is not None and start <= last:
+            start = yield from self._pages_of_query(self._query(more, start, last))
+
+    def _pages_of_query(self, query: str) -> Generator[list[_Row], None, int | None]:
+        """Yield the pages of a query, and return the token at which another query has to begin; None if there is none.
+
+        If a table has static columns, a page is used only if it begins with the partition with which the page before
+        ended. Otherwise, rows of later partitions may be missing in it and after it: if only deleted rows follow in
+        that partition, ScyllaDB 2026.1 counts its static columns as a row of the page, and does not return them.
+        """
+        found: ResultSet = self._fetched(lambda: self._session.execute(query))
+        end: int | None = None
+        while True:
+            page: list[Any] = found.current_rows
+            if page and end not in (None, self._token(page[0])):
+                return end + 1
+            if page and self._schema.static and found.has_more_pages:
+                end = self._token(page[-1])
+                if last := self._few_last(page, end):
+                    yield page[:-last]
+                    return end
+            yield page
+            if not found.has_more_pages:
+                return None
+            self._fetched(found.fetch_next_page)
+
+    def _few_last(self, page: Sequence[_Row], end: int) -> int:
+        """Return the number of rows of a page's last partition, or 0 if they are many.
+
+        To read few rows again is cheaper than a next page that may have to be discarded. With many rows it is unlikely
+        that a page ends with its partition.
+        """
+        count = 1
+        while count * count < len(page):
+            if self._token(page[-count - 1]) != end:
+                return count
+            count += 1
+        return 0
+
+    def _token(self, row: _Row) -> int:
+        return token(partition_key(row[: len(self._schema.partition_key)]))
+
+    def _real(self, found: list[_Row]) -> list[_Row]:
+        """Leave out static columns alone if other rows of the partition follow. ScyllaDB returns them if a page ends
+        within deleted rows.
+        """
+        if not self._schema.static:
+            return found
+        key = slice(len(self._schema.partition_key))
+        pairs = zip_longest(found, found[1:], fillvalue=())
+        return [row for row, after in pairs if row[key] != after[key] or not self._is_alone(row)]
+
+    def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
         names = ", ".join([*(quote_name(c.name) for c in schema.columns), *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
-        query = f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
-        if limit is not None:
-            query += f" LIMIT {limit}"
+        return f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
+
+    def _fetched(self, fetch: Callable[[], _T]) -> _T:
         try:
-            return list(self._session.execute(query))
+            return fetch()
         except DRIVER_FAULTS as e:
             # A node that was down may not know a new column yet.
             refused = isinstance(e, InvalidRequest) and nodes_agree(self._session)
             kind = WritetimeError if refused else Transient
-            raise kind(f"{schema.full_name} cannot be read from the database as the lake has it: {e}") from None
+            name = self._schema.full_name
+            raise kind(f"{name} cannot be read from the database as the lake has it: {e}") from None
 
     def _rows(self, found: Sequence[Sequence[bytes | None]]) -> Rows:
         schema = self._schema
         arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
-        partition, clustering = len(schema.partition_key), len(schema.clustering)
-        keys = [partition_key(row[:partition]) for row in found]
-        positions = [self._place(row[partition : partition + clustering]) for row in found]
+        keys = [partition_key(row[: len(schema.partition_key)]) for row in found]
+        positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
         return Rows(
             pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
             pa.array([token(key) for key in keys], pa.int64()),
@@ -117,10 +183,14 @@ class DatabaseTable:
             pa.array(positions, pa.binary()),
         )
 
-    def _place(self, clustering: Sequence[bytes | None]) -> bytes:
-        if clustering and all(value is None for value in clustering) and self._schema.static:
-            return STATIC_POSITION
-        return self._position(clustering, AT)
+    def _is_alone(self, row: _Row) -> bool:
+        """Return whether a row is static columns alone."""
+        clustering = self._clustering(row)
+        return bool(clustering and self._schema.static) and all(value is None for value in clustering)
+
+    def _clustering(self, row: _Row) -> _Row:
+        first = len(self._schema.partition_key)
+        return row[first : first + len(self._schema.clustering)]
 
 
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
