@@ -8,7 +8,8 @@ import pytest
 from cassandra.cluster import Session
 
 from tests.scylla.node import Node
-from tests.support import scylla_server
+from tests.scylla.workload import TYPES
+from tests.support import answers, scylla_server
 from tests.support.generate import SEED
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -44,6 +45,20 @@ def session(live: Settings) -> Iterator[Session]:
     with connect(live) as opened:
         print(f"ScyllaDB {scylla_server.version(opened)}, SEED {SEED}")
         yield opened
+
+
+@pytest.fixture(scope="module")
+def types(live: Settings, session: Session) -> None:
+    """Create the types that tables use."""
+    for statement in TYPES:
+        session.execute(statement.replace("{ks}", live.cassandra.keyspace), timeout=120)
+
+
+@pytest.fixture(scope="module")
+def raw(live: Settings) -> Iterator[Session]:
+    """A session whose rows hold bytes: the driver cannot decode every row that a condition or SELECT answers."""
+    with answers.raw_session(live.cassandra.port, live.cassandra.contact_points[0]) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,15 @@
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from cassandra import InvalidRequest
 from cassandra.cluster import Session
-from cassandra.query import SimpleStatement
 
 from tests.scylla.node import Node
-from tests.scylla.statements import LiveGenerator, may_be_refused, table_options, with_options
-from tests.scylla.workload import TYPES
+from tests.scylla.statements import LiveGenerator, table_options, with_options
+from tests.scylla.workload import write_to
 from tests.support import answers
 from tests.support.generate import SEED
 from tests.support.lake_views import assert_views
@@ -41,21 +38,7 @@ COMPRESSIONS = [
     "",
 ]
 SEEDS = range(4)
-WRITES = 80
-
-
-@pytest.fixture(scope="module", autouse=True)
-def types(live: Settings, session: Session) -> None:
-    """Create the types that tables use."""
-    for statement in TYPES:
-        session.execute(statement.replace("{ks}", live.cassandra.keyspace), timeout=120)
-
-
-@pytest.fixture(scope="module")
-def raw(live: Settings) -> Iterator[Session]:
-    """A session whose rows hold bytes: the driver cannot decode every row that a condition or SELECT answers."""
-    with answers.raw_session(live.cassandra.port, live.cassandra.contact_points[0]) as session:
-        yield session
+pytestmark = pytest.mark.usefixtures("types")
 
 
 class StoredGenerator(LiveGenerator):
@@ -71,18 +54,6 @@ class StoredGenerator(LiveGenerator):
     def _ttl(self, match: re.Match[str]) -> str:
         del match
         return self._new_ttl()
-
-
-def write(raw: Session, generator: StoredGenerator, schema: TableSchema) -> None:
-    """Write to some places of a table."""
-    keys, rows = generator.places(schema)
-    for _ in range(WRITES):
-        statement = generator.statement(schema, keys, rows)
-        try:
-            raw.execute(SimpleStatement(statement))
-        except InvalidRequest as e:
-            if not may_be_refused(statement, e) and "prepend custom timestamp" not in str(e):
-                raise AssertionError(f"{e}: {statement}") from None
 
 
 def alter(session: Session, generator: StoredGenerator, schema: TableSchema) -> TableSchema:
@@ -130,16 +101,16 @@ def test_a_snapshot_matches_the_database(
     if compression is not None:
         options.append(f"compression = {{'sstable_compression': '{compression}'}}")
     session.execute(with_options(generator.renamed(made).create_statement(), options), timeout=120)
-    write(raw, generator, read_schema(session, made.full_name))
+    write_to(raw, generator, read_schema(session, made.full_name))
     for node in nodes:
         node.run("flush", made.keyspace, made.name)
     schema = alter(session, generator, read_schema(session, made.full_name))
-    write(raw, generator, schema)
+    write_to(raw, generator, schema)
     # The deletions are in another file than the writes.
     for node in nodes:
         node.run("flush", made.keyspace, made.name)
         rewrite(node, generator, schema)
-    write(raw, generator, schema)
+    write_to(raw, generator, schema)
     folders = [str(node.snapshot(schema, "live")) for node in nodes]
     settings = live.model_copy(
         update={"lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 4})}

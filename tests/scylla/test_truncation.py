@@ -8,12 +8,13 @@ from typing import Any
 
 from cassandra.cluster import Session
 
+from tests.scylla.following import settings_for
 from tests.scylla.node import Node
 from tests.support.lake_answers import view_rows
 from tests.support.programs import agent
 from tests.support.scylla_server import new_name
 from tests.support.waiting import wait_for
-from writetime.core.config import Capture, Settings
+from writetime.core.config import Settings
 from writetime.core.errors import NotInLake
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
@@ -24,16 +25,6 @@ from writetime.schema.system import read_schema
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.verify.comparison import verify
 from writetime.wire.watermarks import TableMark, WatermarkTopic
-
-
-def settings_for(live: Settings, name: str, folder: Path) -> Settings:
-    """Settings of an agent that soon catches up, with a separate lake."""
-    capture = Capture(
-        source="scylla-cdc", tables=[name], state_dir=folder / "state", partitions=2, snapshot="schema-only"
-    )
-    reading = live.scylla_cdc.model_copy(update={"window_seconds": 1.0, "confidence_seconds": 3.0})
-    lake = live.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 2})
-    return live.model_copy(update={"capture": capture, "scylla_cdc": reading, "lake": lake})
 
 
 def lands(settings: Settings, name: str, wanted: list[dict[str, Any]]) -> Callable[[], bool]:

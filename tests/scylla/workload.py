@@ -42,6 +42,18 @@ _PATIENCE_SECONDS = 300
 _MOST_COLUMNS = 12
 
 
+def write_to(raw: Session, generator: LiveGenerator, schema: TableSchema, writes: int = 80) -> None:
+    """Write to some places of a table."""
+    keys, rows = generator.places(schema)
+    for _ in range(writes):
+        statement = generator.statement(schema, keys, rows)
+        try:
+            raw.execute(SimpleStatement(statement))
+        except InvalidRequest as e:
+            if not may_be_refused(statement, e) and "prepend custom timestamp" not in str(e):
+                raise AssertionError(f"{e}: {statement}") from None
+
+
 class LiveWriter(threading.Thread):
     """Writes to one table until `stop` is set, and alters it."""
 
