@@ -13,7 +13,6 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.row_events.compare import Rows
 from writetime.schema.system import read_schema
-from writetime.verify import database_table
 from writetime.verify.database_table import DatabaseTable
 
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
@@ -43,7 +42,7 @@ def values(rows: Rows) -> list[tuple[int | None, ...]]:
 
 
 @pytest.mark.parametrize("page_rows", [2, 3, 7, 10, 100])
-def test_no_row_is_skipped(live: Settings, session: Session, monkeypatch: pytest.MonkeyPatch, page_rows: int) -> None:
+def test_no_row_is_skipped(live: Settings, session: Session, page_rows: int) -> None:
     """Even if a page ends with a partition's last row that lives."""
     r = random.Random(1000 * SEED + page_rows)
     sizes = {k: r.choice([0, 1, 2, 3, 10, 40]) for k in range(100)}
@@ -51,9 +50,8 @@ def test_no_row_is_skipped(live: Settings, session: Session, monkeypatch: pytest
     name = new_table(live, session, alive, {k: sizes[k] - alive[k] for k in sizes})
     query = SimpleStatement(f"SELECT {', '.join(COLUMNS)} FROM {name}", fetch_size=None)  # type: ignore[arg-type]
     expected = [tuple(row) for row in session.execute(query)]
-    monkeypatch.setattr(database_table, "_PAGE_ROWS", page_rows)
     with connect(live) as compared:
-        table = DatabaseTable(compared, read_schema(session, name))
+        table = DatabaseTable(compared, read_schema(session, name), page_rows)
         assert values(table.rows(FIRST, LAST)) == expected
         first, in_parts = FIRST, []
         while first <= LAST:

@@ -29,9 +29,6 @@ from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
 
-# A prime number, so that pages rarely end with a partition if all have the same number of rows.
-_PAGE_ROWS = 1999
-
 # The values of a row, in the order of the query.
 _Row = Sequence[bytes | None]
 _T = TypeVar("_T")
@@ -40,8 +37,11 @@ _T = TypeVar("_T")
 class DatabaseTable:
     """A table of the database, read through its own session."""
 
-    def __init__(self, session: Session, schema: TableSchema) -> None:
+    def __init__(self, session: Session, schema: TableSchema, page_rows: int = 1999) -> None:
         """Read a table that has the columns of the lake's schema; its key columns may have other names now.
+
+        Pages have a prime number of rows by default, so that they rarely end with a partition if all partitions have
+        the same number of rows.
 
         Raises:
             Transient: the database does not answer.
@@ -57,7 +57,7 @@ class DatabaseTable:
                 f"{schema.id}, and the database the one with the id {known.id}"
             )
         session.client_protocol_handler = UntypedProtocol
-        session.default_fetch_size = _PAGE_ROWS
+        session.default_fetch_size = page_rows
         self._session = session
         self._schema = schema
         self._named = with_key_names(schema, known)
