@@ -8,7 +8,7 @@ PARTS = 4
 def of_other_parts(modules: Sequence[str], number: int) -> set[str]:
     """Return the modules of long tests that are not in a part: that of a number modulo `PARTS`.
 
-    The modules of a folder are neighbours in the order of their names, so each part has some of each folder.
+    The modules of a folder are neighbours in the order of their names, so they are spread over the parts.
     """
     ordered = sorted(set(modules))
     return set(ordered) - set(ordered[number % PARTS :: PARTS])
