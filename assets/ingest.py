@@ -222,7 +222,7 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
     """
     settings = kafka.settings
     topic_id, table = dead_letter_rows.topic_id(settings), lake.find(DEAD_LETTERS_TABLE)
-    ranges = dead_letter_rows.unread(settings, topic_id, table.transaction_version if table else lambda _: None)
+    ranges = dead_letter_rows.unread(settings, topic_id, table)
     count, reasons, findings = _copy(spark.spark_session, lake, topic_id, ranges) if ranges else (0, [], [])
     lines = ["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)]
     now = lake.find(DEAD_LETTERS_TABLE)

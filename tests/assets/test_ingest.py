@@ -1,5 +1,6 @@
 """The ingest assets on real servers: runs drain a topic, check and commit it, are repeated, and are refused."""
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from dagster import (
     DagsterRunStatus,
     Definitions,
     ExecuteInProcessResult,
+    Failure,
     ObserveResult,
     RunRequest,
     SkipReason,
@@ -162,6 +164,23 @@ def test_dead_letters_are_cleaned_up(settings: Settings, spark: SparkSession, in
     produce(settings, b"one more")
     store(settings)
     assert metadata(run(instance, ingest.dead_letters), ingest.DEAD_LETTERS)["dagster/row_count"] == 3
+
+
+def test_dead_letters_without_their_offsets_are_not_added_again(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance
+) -> None:
+    produce(settings, b"no event")
+    store(settings)
+    run(instance, ingest.dead_letters)
+    path, letters = RESOURCES["lake"].path(ingest.DEAD_LETTERS_TABLE), letters_in_lake(spark)
+    old, schema = letters.collect(), letters.schema
+    shutil.rmtree(path)
+    spark.createDataFrame(old, schema).write.format("delta").save(path)
+    produce(settings, b"nor this one")
+    store(settings)
+    with pytest.raises(Failure, match="not the offset up to which it has them"):
+        run(instance, ingest.dead_letters)
+    assert letters_in_lake(spark).count() == 1
 
 
 def test_a_run_that_was_not_committed_is_repeated_without_harm(

@@ -4,9 +4,11 @@ Each row has the id of its topic: a topic of the same name that was created late
 has each number of the table, which is the offset up to which it has a partition.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -42,11 +44,11 @@ def app_id(topic_id: int, partition: int) -> str:
     return f"dead_letters/{topic_id}/{partition}"
 
 
-def unread(settings: Settings, topic_id: int, number_of: Callable[[str], int | None]) -> list[OffsetRange]:
+def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None) -> list[OffsetRange]:
     """Return the topic's messages that the table lacks, by the numbers of its applications.
 
     Raises:
-        WritetimeError: the topic ends before one of these.
+        WritetimeError: the topic ends before one of these, or the table has a partition without its number.
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
@@ -54,15 +56,26 @@ def unread(settings: Settings, topic_id: int, number_of: Callable[[str], int | N
     ends = end_offsets(settings, topic, list(first))
     found = []
     for partition, end in ends.items():
-        start = max(first[partition], number_of(app_id(topic_id, partition)) or 0)
+        number = table.transaction_version(app_id(topic_id, partition)) if table else None
+        start = max(first[partition], number or 0)
         if start > end:
             raise WritetimeError(
                 f"{topic}/{partition} ends at {end}, but was read up to {start} before: the broker has lost messages; "
                 "move the lake table of dead letters aside to start again"
             )
         if start < end:
+            if table and number is None and _has(table, topic_id, partition):
+                raise WritetimeError(
+                    f"the lake table of dead letters has messages of {topic}/{partition}, but not the offset up to "
+                    "which it has them, as an earlier version wrote it; move it aside to start again"
+                )
             found.append(OffsetRange(partition, start, end))
     return found
+
+
+def _has(table: deltalake.DeltaTable, topic_id: int, partition: int) -> bool:
+    rows = table.to_pyarrow_dataset()
+    return rows.count_rows(filter=(pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)) > 0
 
 
 def read(spark: SparkSession, settings: Settings, topic_id: int, ranges: list[OffsetRange]) -> DataFrame:
