@@ -1,5 +1,6 @@
 """Shared by all tests: embedded servers and a Spark session, each started on first use."""
 
+import gc
 import logging
 import os
 import shutil
@@ -44,6 +45,7 @@ _LONGEST_FIRST = (
     "cluster",
     "storage",
     "replay/test_faults",
+    "http",
     "scylla_cdc",
     "assets",
     "faults",
@@ -57,9 +59,9 @@ _LONGEST_FIRST = (
     "lake",
     "row_events",
     "ingest",
-    "http",
     "workqueue",
     "replay",
+    "clients",
     "repository",
 )
 
@@ -94,6 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof} {flushes_schemas(False)}")
+    # Collection imports a million objects, and frees few of them. With xdist, the first process collects no tests.
+    if config.getoption("dist", "no") == "no":
+        gc.disable()
     if config.getoption("--long"):
         os.environ["LONG_TESTS"] = "1"
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
@@ -185,6 +190,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if _starts(item, _SERVERS | _OWN_SERVERS) or item.nodeid.split("/")[1] in _NOT_COVERED:
                 item.add_marker("no_cover")
     items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python collect garbage again, except among the modules and tests, which stay until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:
