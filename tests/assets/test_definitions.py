@@ -532,7 +532,11 @@ def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
         yield instance
 
 
-def test_a_schedule_starts_no_second_run(config: Path, instance: DagsterInstance) -> None:
+def test_a_schedule_starts_no_second_run(
+    config: Path, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A schedule first waits for a broker that is not there.
+    monkeypatch.setattr("writetime.clients.kafka.TIMEOUT_SECONDS", 1.0)
     config.write_text("[tables.shop.orders]\n[tables.shop.items]\n")
     repository = of_tables().get_repository_def()
 

@@ -3,18 +3,15 @@
 import json
 import logging
 import random
-import re
 import socket
 import struct
 import subprocess
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
@@ -22,10 +19,10 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from tests.http.callers import GET, POST, Caller, chunked, post, statuses
 from tests.http.serving import (
     EVENT,
     NO_BROKER,
-    NO_DATABASE,
     Running,
     changed,
     cut_off_from,
@@ -41,90 +38,9 @@ from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from writetime.runtime import jars
 from writetime.runtime.java import java
 
-POST = b"POST /events HTTP/1.1\r\nhost: test\r\n"
-GET = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
+pytestmark = pytest.mark.slow
+
 TOKEN = "a-token-of-sixteen-characters"
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
-class Caller:
-    """A client that sends bytes as they are."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
-        self._received = b""
-
-    def __enter__(self) -> "Caller":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, *pieces: bytes, pause: float = 0.0) -> bool:
-        """Send pieces one after the other; return whether the server took them all."""
-        try:
-            for piece in pieces:
-                self.socket.sendall(piece)
-                time.sleep(pause)
-        except OSError:
-            return False
-        return True
-
-    def answer(self) -> Answer | None:
-        """Return the next answer; None if the connection was closed."""
-        while (head := re.match(rb"HTTP/1\.1 (\d+) .*?\r\n\r\n", self._received, re.DOTALL)) is None:
-            if not self._receive():
-                return None
-        headers = dict(line.decode().lower().split(": ", 1) for line in head[0].split(b"\r\n")[1:-2])
-        end = head.end() + int(headers["content-length"])
-        while len(self._received) < end:
-            assert self._receive()
-        body, self._received = self._received[head.end() : end], self._received[end:]
-        return Answer(int(head[1]), headers, json.loads(body))
-
-    def _receive(self) -> bool:
-        try:
-            data = self.socket.recv(65_536)
-        except ConnectionResetError:
-            return False
-        self._received += data
-        return bool(data)
-
-
-def statuses(port: int, pieces: Iterable[bytes], pause: float = 0.0, within: float = 0.5) -> list[int]:
-    """Return the statuses of all answers on one connection until the server closes it, or sends nothing for a while
-    after the first answer, which a busy machine may delay."""
-    found = []
-    with Caller(port) as caller:
-        caller.send(*pieces, pause=pause)
-        try:
-            while (answer := caller.answer()) is not None:
-                found.append(answer.status)
-                caller.socket.settimeout(within)
-        except TimeoutError:
-            pass
-    return found
-
-
-def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
-    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return POST + b"transfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n" + trailers + b"\r\n"
-
-
-def post(body: bytes, headers: bytes = b"") -> bytes:
-    return POST + headers + b"content-length: %d\r\n\r\n" % len(body) + body
-
-
-@pytest.fixture(scope="module")
-def alone() -> Settings:
-    """Settings of an ingress without servers, which refuses calls, or answers 503 to them soon."""
-    return cut_off_from(changed(Settings(), NO_BROKER, ack_timeout_seconds=0.3, port=0), NO_DATABASE)
 
 
 @pytest.fixture(scope="module")
@@ -242,17 +158,20 @@ def test_calls_that_are_not_http_1_1_are_refused(ingress: Running, call: bytes, 
 def test_a_refusal_waits_for_the_answers_before_it(ingress: Running) -> None:
     call = post(json.dumps(EVENT).encode())
     # The first waits for a broker that is not there.
-    assert statuses(ingress.port, [call + b"nonsense\r\n\r\n"], within=4.0) == [503, 400]
-    assert statuses(ingress.port, [call, call, GET.replace(b"1.1", b"2.0"), GET], within=4.0) == [503, 503, 505]
-    assert statuses(ingress.port, [call + chunked(b"{}")[:-7] + b"zz\r\n"], within=4.0) == [503, 400]
+    assert statuses(ingress.port, [call + b"nonsense\r\n\r\n"], expected=2) == [503, 400]
+    assert statuses(ingress.port, [call, call, GET.replace(b"1.1", b"2.0"), GET], expected=3) == [503, 503, 505]
+    assert statuses(ingress.port, [call + chunked(b"{}")[:-7] + b"zz\r\n"], expected=2) == [503, 400]
     # A call that is answered already gets no second answer.
     assert statuses(ingress.port, [b"GET" + chunked(b"{}")[4:-7], b"zz\r\n"], pause=0.3) == [405]
 
 
 def test_a_connection_has_so_many_calls_at_once(ingress: Running) -> None:
     call = post(json.dumps(EVENT).encode())
-    assert statuses(ingress.port, [call + GET * MAX_PIPELINED], within=4.0) == [503] + [200] * MAX_PIPELINED
-    many = statuses(ingress.port, [call + GET * (MAX_PIPELINED + 1)], within=4.0)
+    assert (
+        statuses(ingress.port, [call + GET * MAX_PIPELINED], expected=1 + MAX_PIPELINED)
+        == [503] + [200] * MAX_PIPELINED
+    )
+    many = statuses(ingress.port, [call + GET * (MAX_PIPELINED + 1)], expected=2 + MAX_PIPELINED)
     assert many == [503] + [200] * MAX_PIPELINED + [429]
 
 
@@ -354,79 +273,6 @@ def test_a_caller_that_leaves_is_not_a_fault(ingress: Running, errors: list[str]
     until(lambda: ingress.metrics().get(name, 0) == answered + 2)
     time.sleep(0.1)
     assert errors == []
-
-
-# -- time
-
-
-@pytest.fixture(scope="module")
-def hasty(alone: Settings) -> Iterator[Running]:
-    with running(changed(alone, request_seconds=0.4)) as ingress:
-        yield ingress
-
-
-@pytest.mark.parametrize(
-    ("begin", "piece"),
-    [
-        (POST, b""),
-        (POST, b"a: 1\r\n"),
-        (POST + b"content-length: 100\r\n\r\n", b""),
-        (POST + b"content-length: 100\r\n\r\n", b"x"),
-        (POST + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
-        (POST.replace(b"events", b"queues/q/items") + b"content-length: 100\r\n\r\n", b"x"),
-        (GET + POST, b"a"),
-    ],
-)
-def test_a_call_that_does_not_come_in_time_is_answered_408(hasty: Running, begin: bytes, piece: bytes) -> None:
-    with Caller(hasty.port) as caller:
-        began = time.monotonic()
-        caller.send(begin, *[piece] * 30, pause=0.05)
-        if begin.startswith(GET):
-            assert (answer := caller.answer()) is not None
-            assert answer.status == 200
-        assert (answer := caller.answer()) is not None
-        assert answer.status == 408
-        assert time.monotonic() - began < 10
-        assert caller.answer() is None
-
-
-def test_an_answered_call_may_not_continue_forever(hasty: Running) -> None:
-    with Caller(hasty.port) as caller:
-        caller.send(b"PUT" + POST[4:] + b"content-length: 100000\r\n\r\n")
-        assert not caller.send(*[b"x"] * 100, pause=0.05)
-        assert (answer := caller.answer()) is not None
-        assert answer.status == 405
-        assert caller.answer() is None
-
-
-def test_a_connection_without_calls_is_closed(alone: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("writetime.http.ingress.KEEP_ALIVE_SECONDS", 0.3)
-    with running(alone) as ingress:
-        for begin in (b"", b"\r\n", GET, GET + b"\r\n"):
-            for piece in (b"", b"\r\n"):
-                with Caller(ingress.port) as caller:
-                    caller.send(begin, *[piece] * 30, pause=0.05)
-                    assert begin[:3] != b"GET" or caller.answer()
-                    assert caller.answer() is None
-
-
-def test_waiting_for_an_answer_is_not_a_delay_of_the_caller(alone: Settings) -> None:
-    call = post(json.dumps(EVENT).encode())
-    # A busy machine needs a part of the first for the rest of the second call.
-    with running(changed(alone, request_seconds=0.8, ack_timeout_seconds=1.0)) as ingress:
-        assert statuses(ingress.port, [call, call], within=4.0) == [503, 503]
-        # The second call is larger than the read-ahead limit.
-        large = post(b" " * 200_000 + b"{}")
-        assert statuses(ingress.port, [call, large], within=4.0) == [503, 400]
-
-
-def test_a_connection_may_be_idle(hasty: Running) -> None:
-    with Caller(hasty.port) as caller:
-        for _ in range(2):
-            time.sleep(0.6)
-            caller.send(GET)
-            assert (answer := caller.answer()) is not None
-            assert answer.status == 200
 
 
 # -- sizes

@@ -1,5 +1,6 @@
 """Files of the lake that are damaged or missing: each command works without them, or names one with the remedy."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,21 +44,35 @@ def _overwrite(path: Path, begin: int, end: int) -> None:
     path.write_bytes(found)
 
 
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A table with changes that are not in its state yet. Nothing is cached, so that each command reads the files."""
-    file = tmp_path / "writetime.toml"
-    file.write_text(
-        f'[lake]\npath = "{tmp_path / "lake"}"\ncache = "{tmp_path / "cache"}"\ncache_gib = 0\nbuckets = 4\n'
-    )
-    monkeypatch.setenv("WRITETIME_CONFIG", str(file))
-    table = new_table(tmp_path / "lake", cache_gib=0)
+def settings_of(folder: Path) -> Path:
+    """Write settings with a lake in a folder. Nothing is cached, so that each command reads the files."""
+    file = folder / "writetime.toml"
+    file.write_text(f'[lake]\npath = "{folder / "lake"}"\ncache = "{folder / "cache"}"\ncache_gib = 0\nbuckets = 4\n')
+    return file
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake of a table with changes that are not in its state yet."""
+    folder = tmp_path_factory.mktemp("sound")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WRITETIME_CONFIG", str(settings_of(folder)))
+        settings = config.load()
+    table = new_table(folder / "lake", cache_gib=0)
     for number in range(3):
         add(table, [write(n, 1, number + 1, v=f"text {n}") for n in range(number, 60)], number)
         if number < 2:
             state.fold(table)
-            refresh(config.load(), table)
+            refresh(settings, table)
     stream.extend(table)
+    return folder / "lake"
+
+
+@pytest.fixture
+def lake(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the table in a copy of the lake, which commands use."""
+    monkeypatch.setenv("WRITETIME_CONFIG", str(settings_of(tmp_path)))
+    shutil.copytree(sound, tmp_path / "lake")
     return tmp_path / "lake" / NAME
 
 
