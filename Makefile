@@ -20,7 +20,7 @@ PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || e
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check short coverage test-long test-python test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
+.PHONY: setup instance port demo test tests check quick coverage test-long test-python test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
 
 setup: $(STAMP)
 
@@ -60,12 +60,13 @@ tests: compiled $(CLASSES) $(MODULES)
 	@$(PYTEST) $(if $(filter all,$(PART)),,--part $(PART)) --durations=20 --cov --cov-report=
 	@$(BIN)/coverage report --format=total | sed 's/.*/coverage of branches by tests that start no server: & %/'
 
-# To run before each commit: style, and at the same time the short tests that need no servers.
+# To run before each commit: style, and at the same time the quick tests that need no servers.
 check: setup
-	@$(MAKE) --no-print-directory -j 2 style short
+	@$(MAKE) --no-print-directory -j 2 style quick
 
-short: compiled
-	@$(PYTEST) --without-servers -m 'not long'
+# Modules of slow and long tests are not even imported.
+quick: compiled
+	@$(PYTEST) --without-servers $$(grep -rLwE 'pytest\.mark\.(slow|long)' tests --include='test_*.py')
 
 # The branches that the tests without servers and tests/storage cover.
 coverage: compiled

@@ -109,6 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "cassandra_5_only(reason): needs what only 5.0 has; deselected with --cassandra 4.0 or 4.1"
     )
     config.addinivalue_line("markers", "long_only(reason): takes minutes of CPU; deselected without --long")
+    config.addinivalue_line("markers", "slow: of a module that takes 1.5 to 5 CPU seconds; not part of `make check`")
     config.addinivalue_line("markers", "long: of a module that takes more than 5 CPU seconds; see --part")
 
 

@@ -46,6 +46,8 @@ from writetime_dagster.assets.table_jobs import PROOF
 from writetime_dagster.assets.wiring import platform
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RESOURCES = {
     "spark": SparkResource(),

@@ -28,6 +28,8 @@ from writetime_dagster.assets import changes, ingest, row_events, workqueue
 from writetime_dagster.assets import views as view_assets
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
+pytestmark = pytest.mark.slow
+
 _RESOURCES = {
     "spark": SparkResource(),
     "lake": LakeResource(),

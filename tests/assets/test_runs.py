@@ -48,6 +48,8 @@ from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.resources import DatabaseResource, KafkaResource, run_reports
 
+pytestmark = pytest.mark.slow
+
 RESOURCES = {"database": DatabaseResource(), "kafka": KafkaResource()}
 ORDERS = AssetKey(["shop", "orders", "orders_view"])
 

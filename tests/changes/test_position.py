@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from uuid import NAMESPACE_OID, uuid5
 
 import numpy as np
+import pytest
 
 from tests.support import oracle
 from tests.support.generate import KEYSPACE, SCALARS, SEED, UDTS, Generator
@@ -13,6 +14,8 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.kernel.primitives import COMPARE_OTHER, encode_comparable
 from writetime.storage.plan import Plan
+
+pytestmark = pytest.mark.slow
 
 VALUES = 40
 ENDS = {

@@ -20,6 +20,8 @@ from writetime.cli.cql_values import json_of
 from writetime.cli.storage import statistics
 from writetime.schema.cql import parse_table
 
+pytestmark = pytest.mark.slow
+
 Place = namedtuple("Place", ["x", "tags"])
 VALUES: list[tuple[Any, Any]] = [
     (None, None),

@@ -21,6 +21,8 @@ from writetime.core import config
 from writetime.core.errors import Transient, WritetimeError
 from writetime.servers.process import free_port
 
+pytestmark = pytest.mark.slow
+
 TOPIC, SUBJECT = "changes.ks.t", "changes.ks.t-value"
 AVRO = {"type": "record", "name": "t", "namespace": "ks", "fields": []}
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support import read_only
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import logging; logging.basicConfig()
 import writetime.storage.kernel.frames

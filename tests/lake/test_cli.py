@@ -21,6 +21,8 @@ from writetime.lake.parquet import PARTITION
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:

@@ -24,6 +24,8 @@ from writetime.lake.versions import DataFile
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.slow
+
 
 def values(table: LakeTable) -> list[tuple[int, int, str]]:
     """The rows of the virtual view."""

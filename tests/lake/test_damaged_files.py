@@ -13,6 +13,8 @@ from writetime.lake import state
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.long
+
 NAME = "shop.items"
 REBUILD = ("rebuild", NAME)
 COMMANDS = (("view", NAME), ("row-events", NAME), ("maintain", NAME), ("view", NAME, "--where", "id = 7 AND n = 1"))

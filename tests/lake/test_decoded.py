@@ -19,6 +19,8 @@ from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import KEPT, PLACE, write_file
 
+pytestmark = pytest.mark.slow
+
 ROWS = 3000
 
 

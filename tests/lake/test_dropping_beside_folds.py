@@ -29,6 +29,8 @@ from writetime.schema.table import TableSchema
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import upkeep
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))

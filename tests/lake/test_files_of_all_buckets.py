@@ -17,6 +17,8 @@ from writetime.lake.merging import Source, merge_files
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.versions import DataFile
 
+pytestmark = pytest.mark.slow
+
 
 def rows_of(chooser: random.Random, count: int, at: int = 5) -> list[dict[str, Any]]:
     """Rows with different keys."""

@@ -29,6 +29,8 @@ from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.scylla_cdc.log import first_uuid
 
+pytestmark = pytest.mark.slow
+
 NODES = ("a", "b")
 LATE = 4_000_000_000_000_000
 

@@ -17,6 +17,8 @@ from writetime.lake.delta import FORMAT, BucketedTable
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.versions import TableVersion
 
+pytestmark = pytest.mark.slow
+
 
 def paths(version: TableVersion) -> list[str]:
     """The files of a version."""

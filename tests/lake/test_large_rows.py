@@ -20,6 +20,8 @@ from writetime.row_events import changed_rows, stream
 from writetime.view import view_packing
 from writetime.view.refreshing import refresh
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_step_takes_few_large_rows_by_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MOST_ROW_BYTES", 1 << 20)

@@ -16,6 +16,8 @@ from writetime.row_events import stream, trimming
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.trimming import merge_events
 
+pytestmark = pytest.mark.slow
+
 # Files of some kilobytes each, with 100 KiB in memory; in row events, twice as much. 16 batches would be packed.
 _FILES, _SIZE = 15, 100 << 10
 _PORTION = 64 << 10

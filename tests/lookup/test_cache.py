@@ -24,6 +24,8 @@ from writetime.lake.places import Places, joined
 from writetime.lake.table import LakeTable
 from writetime.lookup.reading import Reader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:

@@ -35,6 +35,8 @@ from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
 from writetime.storage.kernel.primitives import token
 
+pytestmark = pytest.mark.slow
+
 _EXAMPLES = settings(max_examples=60 if is_long_run() else 8)
 _IDS = st.integers(-2, PARTITIONS + 1)
 

@@ -26,6 +26,8 @@ from writetime.schema.serialise import serialiser
 from writetime.schema.types import Native
 from writetime.storage.kernel.primitives import token
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = parse_table("""
     CREATE TABLE shop.days (day date, made timestamp, b blob, v int, PRIMARY KEY (day, made, b))
     WITH CLUSTERING ORDER BY (made DESC, b ASC)

@@ -15,6 +15,8 @@ from tests.support.generated import COUNTERS, SCHEMA, Change, change, table
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 
+pytestmark = pytest.mark.slow
+
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, COUNTERS], ids=lambda s: s.name)
 # A state as a file, several times in each, takes most of the time.
 EXAMPLES = settings(max_examples=60 if is_long_run() else 8)

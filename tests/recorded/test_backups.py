@@ -40,6 +40,8 @@ from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.locations import Location
 from writetime.storage.split import Split
 
+pytestmark = pytest.mark.slow
+
 RECORDING = Recording(RECORDED / "rec101")
 TABLE = "rec101.Tab2"
 TAKEN_AT = datetime.fromtimestamp(RECORDING.snapshot_at(TABLE), UTC)

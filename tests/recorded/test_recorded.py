@@ -26,6 +26,8 @@ from writetime.scylla_cdc.source import CdcSource
 from writetime.storage.infer import infer_schema
 from writetime.storage.sstable import SSTable
 
+pytestmark = pytest.mark.slow
+
 # How long before the snapshot the table was read, and after it, at most, in seconds.
 BEFORE, AFTER = 30, 30
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 
 from tests.recorded.recording import Recorded, Recording, log_settings, pages_of, session_of
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED, STATIC_DROPPED
@@ -13,6 +14,8 @@ from writetime.scylla_cdc.images import contradictions
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource
+
+pytestmark = pytest.mark.slow
 
 WITH_IMAGES = {"rec102.x_4", "rec103.x_1", "rec103.t5", "rec104.x_3", "rec104.t4", "rec105.x_2", "rec109.x_3"}
 

@@ -27,6 +27,8 @@ from writetime.schema.types import Native
 from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = examples(60)
 EVERY_TYPE = parse_table("""
     CREATE TYPE shop.pair (x int, "Y y" text);

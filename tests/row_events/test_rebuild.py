@@ -21,6 +21,8 @@ from writetime.row_events import stream
 from writetime.row_events.changed_rows import TooLate
 from writetime.row_events.stream_files import batch_files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:

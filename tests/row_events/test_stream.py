@@ -34,6 +34,8 @@ from writetime.view.placed_rows import NAMES
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import maintain, upkeep
 
+pytestmark = pytest.mark.slow
+
 
 def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
     """The kind of the event of each row in a batch."""

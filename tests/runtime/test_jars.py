@@ -12,6 +12,8 @@ from tests.support import read_only
 from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 
+pytestmark = pytest.mark.slow
+
 SETS = {line.split()[0] for line in jars.LOCK_FILE.read_text().splitlines() if not line.startswith("#")}
 
 

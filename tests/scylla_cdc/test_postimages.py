@@ -28,6 +28,8 @@ from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import first_uuid, log_table
 from writetime.scylla_cdc.postimages import Checked, ImageCheck
 
+pytestmark = pytest.mark.slow
+
 START = 1_700_000_000_000_000
 SCHEMA = parse_table("CREATE TABLE ks.t (p int, c int, s int static, v int, w int, PRIMARY KEY (p, c))")
 # A static column was dropped after all writes of the tests.

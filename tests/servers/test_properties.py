@@ -13,6 +13,8 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import java_environment
 from writetime.servers.properties import properties_text
 
+pytestmark = pytest.mark.slow
+
 VALUES = ["/home/Zoë/größe ☃ \U0001d11e", "C:\\new\\u0041", " spaces ", "a=b:c#d!e", "lines\nand\ttabs", "", 7]
 PROGRAM = """
 import java.io.*;

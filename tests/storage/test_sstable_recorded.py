@@ -18,6 +18,8 @@ from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
+pytestmark = pytest.mark.slow
+
 # Each has columns that are simple and such that are not, in an order of its own; rec103 is compacted.
 TABLES = [
     *("rec101/Tab4", "rec101/t0", "rec102/x_1", "rec103/x_2", "rec103/x_3", "rec104/x_0", "rec104/x_1"),

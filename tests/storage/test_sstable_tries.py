@@ -30,6 +30,8 @@ from writetime.storage.locations import Location
 from writetime.storage.sstable import WINDOW, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
+pytestmark = pytest.mark.long
+
 RECORDED = Path(__file__).parents[1] / "data" / "scylla"
 # A short run tries a tenth of the flips, the plans of fewest pieces, and fewer ranges of tokens.
 FLIPS = 60 if is_long_run() else 6

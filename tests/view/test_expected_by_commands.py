@@ -16,6 +16,8 @@ from writetime.lake import state
 from writetime.lake.table import LakeTable
 from writetime.view import upkeep
 
+pytestmark = pytest.mark.slow
+
 GONE = {"type": "expect_column_values_to_not_be_null", "column": "gone"}
 NOT_NULL = {"type": "expect_column_values_to_not_be_null", "column": "v"}
 

@@ -12,6 +12,8 @@ from writetime.lake import buckets, packing, views
 from writetime.lake.table import LakeTable
 from writetime.view import refreshing, view_packing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_rows_that_compress_well_are_not_packed_forever(
