@@ -9,9 +9,10 @@ import pytest
 
 from tests.support import oracle
 from tests.support.generate import KEYSPACE, SCALARS, SEED, UDTS, Generator
+from tests.support.value_forms import forms
 from writetime.changes.position import AFTER, AT, BEFORE, position_encoder
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import CqlType, Native
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Vector, freeze
 from writetime.storage.kernel.primitives import COMPARE_OTHER, encode_comparable
 from writetime.storage.plan import Plan
 
@@ -106,3 +107,28 @@ def test_positions_are_in_the_order_of_the_database() -> None:
                     assert encoded == only, (name, line)
     assert not by_name
     print(f"{compared} positions compared")
+
+
+def odd_types(generator: Generator) -> list[CqlType]:
+    """Types of clusterings with parts, which may be null, empty or missing."""
+    whole, text, number = Native("int"), Native("text"), Native("double")
+    pair, keyed = Tuple((whole, text)), freeze(Collection("map", (Tuple((whole, text)), number)))
+    found: list[CqlType] = [Native(name) for name in SCALARS if name != "duration"]
+    found += [pair, Tuple((whole,)), Tuple((pair, Native("varint"))), *map(freeze, UDTS.values()), keyed]
+    found += [freeze(Collection(kind, (of,))) for kind in ("list", "set") for of in (whole, number, pair)]
+    found += [Vector(number, 2), Vector(text, 2), Vector(Native("varint"), 2), Vector(pair, 1)]
+    return found + [generator.cql_type(3, key=True) for _ in range(20)]
+
+
+def test_positions_distinguish_the_bytes_that_the_database_does() -> None:
+    generator = Generator(22 + SEED)
+    schemas, pairs = [], []
+    for n, cql_type in enumerate(odd_types(generator)):
+        for reversed_ in (False, True):
+            schemas.append(table(f"t{n}_{reversed_}", [(cql_type, reversed_)]))
+            values = forms(cql_type, generator.random)
+            pairs += [(schemas[-1].full_name, one, other) for one in values for other in values]
+    encoders = {schema.full_name: position_encoder(schema.clustering) for schema in schemas}
+    for (name, *values), sign in zip(pairs, oracle.compared(schemas, UDTS.values(), pairs), strict=True):
+        one, other = (encoders[name]([value], AT) for value in values)
+        assert (one > other) - (one < other) == sign, (name, values)

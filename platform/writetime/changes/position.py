@@ -11,14 +11,15 @@ Positions, compared as unsigned bytes, order all elements of a partition:
 A range tombstone covers the rows with `position <= row.position < end`.
 
 The encoding is Cassandra's own byte-comparable one, version OSS50 (`ByteComparable.md`,
-`ClusteringComparator.asByteComparable`). Each component has a byte before it, and the bytes of a descending component
-are inverted. A terminator ends the position.
+`ClusteringComparator.asByteComparable`), but for empty parts of values (see the table). Each component has a byte
+before it, and the bytes of a descending component are inverted. A terminator ends the position.
 
 | byte | meaning |
 | --- | --- |
 | 0x40 | a component follows |
 | 0x3E | the component is null |
 | 0x3F, 0x41 | the component is empty, but its type has no empty values: ascending, descending |
+| 0x3E, 0x3F, 0x40 | within a value: the part is null; it is empty, but its type has no empty values; it follows |
 | 0x38 | end of a row |
 | 0x20 | end of a bound before its clustering |
 | 0x60 | end of a bound after its clustering |
@@ -27,7 +28,8 @@ are inverted. A terminator ends the position.
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 
 from writetime.changes.model import udt_fields
 from writetime.core.counts import counted
@@ -79,7 +81,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
             inner = _sequence([_encoder(element)])
         case Vector(element, dimension):
             encoder = _encoder(element)
-            inner = lambda data: _joined([encoder(part) for part in split_vector(data, element, dimension)])  # noqa: E731
+            inner = lambda data: _joined([_part(encoder, p) for p in split_vector(data, element, dimension)])  # noqa: E731
         case _:
             encoders = [_encoder(t) for _, t in udt_fields(cql_type)]
             inner = lambda data: _tuple(split_fields(data, cql_type, len(encoders)), encoders)  # noqa: E731
@@ -217,19 +219,25 @@ _NATIVES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _joined(parts: Sequence[bytes | None]) -> bytes:
-    return b"".join(_NEXT_NULL if part is None else _NEXT + part for part in parts) + _TERMINATOR
+def _part(encoder: Encoder, part: bytes | None) -> bytes:
+    """Encode a part of a value, with the byte before it. The database's encoding has one byte for null and empty parts,
+    although its comparator distinguishes them.
+    """
+    if part is None:
+        return _NEXT_NULL
+    data = encoder(part)
+    return _NEXT_EMPTY if data is None else _NEXT + data
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    return b"".join(parts) + _TERMINATOR
 
 
 def _sequence(encoders: list[Encoder]) -> Callable[[bytes], bytes]:
-    def encode(data: bytes) -> bytes:
-        parts = list(split_sequence(data, 4))
-        return _joined([None if p is None else encoders[i % len(encoders)](p) for i, p in enumerate(parts)])
-
-    return encode
+    return lambda data: _joined(map(_part, cycle(encoders), split_sequence(data, 4)))
 
 
 def _tuple(parts: list[bytes | None], encoders: list[Encoder]) -> bytes:
     while parts and parts[-1] is None:
         parts.pop()
-    return _joined([None if p is None else encoder(p) for p, encoder in zip(parts, encoders, strict=False)])
+    return _joined(map(_part, encoders, parts))

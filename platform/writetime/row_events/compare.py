@@ -31,13 +31,20 @@ class Matched:
 
 
 def match(before: Rows, after: Rows) -> Matched:
-    """Find the rows of two tables that have the same place."""
+    """Find the rows of two tables that have the same place. If rows of one table share a place, a fault, one of them is
+    matched. The others come last, alone.
+    """
     tokens = np.concatenate([numbers(before.tokens), numbers(after.tokens)])
     keys = pa.concat_arrays([before.keys, after.keys])
     positions = pa.concat_arrays([before.positions, after.positions])
     group, head, _ = group_by(tokens, keys, positions)
     count = len(before.tokens)
-    return Matched(_places(group[:count], len(head)), _places(group[count:], len(head)))
+    found = Matched(_places(group[:count], len(head)), _places(group[count:], len(head)))
+    more, others = _unmatched(found.before, count), _unmatched(found.after, len(after.tokens))
+    if not len(more) + len(others):
+        return found
+    none = np.full(len(more), -1), np.full(len(others), -1)
+    return Matched(np.concatenate([found.before, more, none[1]]), np.concatenate([found.after, none[0], others]))
 
 
 def changed(before: Rows, after: Rows) -> Matched:
@@ -86,6 +93,13 @@ def _bits(array: pa.Array) -> pa.Array:
     if pa.types.is_floating(array.type):
         return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     return array
+
+
+def _unmatched(index: np.ndarray, count: int) -> np.ndarray:
+    """Return which of `count` rows an index lacks."""
+    matched = np.zeros(count + 1, bool)
+    matched[index] = True
+    return np.flatnonzero(~matched[:count])
 
 
 def _places(group: np.ndarray, groups: int) -> np.ndarray:

@@ -119,6 +119,11 @@ public class Oracle
             schema(Files.readString(Path.of(args[2])));
             Order.sort(out, args[3]);
         }
+        else if (args[0].equals("compare"))
+        {
+            schema(Files.readString(Path.of(args[2])));
+            Order.compare(out, args[3]);
+        }
         else if (args[0].equals("dump"))
             dump(args[2]);
         else if (args[0].equals("nodetool"))

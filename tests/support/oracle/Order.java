@@ -17,6 +17,7 @@ import org.apache.cassandra.db.marshal.AbstractType;
 import org.apache.cassandra.db.marshal.ReversedType;
 import org.apache.cassandra.schema.Schema;
 import org.apache.cassandra.schema.TableMetadata;
+import org.apache.cassandra.utils.ByteBufferUtil;
 import org.apache.cassandra.utils.vint.VIntCoding;
 
 /** Sorts clusterings and bounds by Cassandra's own comparator, and encodes variable-length integers. */
@@ -43,12 +44,27 @@ class Order
         print(out, table, prefixes);
     }
 
+    /** Prints for each line (keyspace, table and two clusterings of one column) how they compare: -1, 0 or 1. */
+    static void compare(PrintStream out, String path) throws Exception
+    {
+        for (String line : Files.readAllLines(Path.of(path)))
+        {
+            String[] parts = line.split("\t", -1);
+            TableMetadata table = Schema.instance.getTableMetadata(parts[0], parts[1]);
+            AbstractType<?> type = table.clusteringColumns().get(0).type;
+            Clustering<?> one = Clustering.make(value(type, parts[2])), other = Clustering.make(value(type, parts[3]));
+            out.println(Integer.signum(table.comparator.compare(one, other)));
+        }
+    }
+
     private static ByteBuffer value(AbstractType<?> type, String literal) throws Exception
     {
         if (literal.equals("null"))
             return null;
         if (literal.equals("empty"))
             return ByteBuffer.allocate(0);
+        if (literal.startsWith("bytes "))
+            return ByteBufferUtil.hexToBytes(literal.substring(6));
         AbstractType<?> plain = type instanceof ReversedType ? ((ReversedType<?>) type).baseType : type;
         ColumnSpecification column = new ColumnSpecification("generated", "t", new ColumnIdentifier("c", true), plain);
         return CQLFragmentParser.parseAny(CqlParser::term, literal, "a term").prepare("generated", column).bindAndGet(QueryOptions.DEFAULT);

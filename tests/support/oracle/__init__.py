@@ -80,7 +80,7 @@ def java_command(*arguments: str | Path) -> list[str]:
 
 
 # Frequent requests, to a process that continues. The others change the state of their process, or measure it.
-_SERVED = {"commitlog", "commitlog-ends", "dump", "nodetool", "order", "sstable", "vints"}
+_SERVED = {"commitlog", "commitlog-ends", "compare", "dump", "nodetool", "order", "sstable", "vints"}
 _LOCK = threading.Lock()
 
 
@@ -166,12 +166,26 @@ def order(
     schemas: Iterable[TableSchema], udts: Iterable[Udt], prefixes: Iterable[Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Sort clusterings and bounds by `ClusteringComparator`: each a keyspace, table, kind, and CQL literals."""
+    return _of_lines("order", schemas, udts, prefixes)
+
+
+def compared(schemas: Iterable[TableSchema], udts: Iterable[Udt], pairs: Iterable[tuple[str, bytes, bytes]]) -> Any:
+    """Compare serialised clusterings of tables with one clustering column by `ClusteringComparator`: each a table's
+    full name, and two values; -1, 0 or 1.
+    """
+    lines = [(*name.split("."), *(f"bytes {v.hex()}" for v in values)) for name, *values in pairs]
+    return _of_lines("compare", schemas, udts, lines)
+
+
+def _of_lines(
+    mode: str, schemas: Iterable[TableSchema], udts: Iterable[Udt], parts: Iterable[Sequence[str]]
+) -> list[Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".cql") as cql, tempfile.NamedTemporaryFile("w") as lines:
         cql.write(_statements(schemas, udts))
-        lines.writelines("\t".join(prefix) + "\n" for prefix in prefixes)
+        lines.writelines("\t".join(each) + "\n" for each in parts)
         cql.flush()
         lines.flush()
-        return run("order", cql.name, lines.name)
+        return run(mode, cql.name, lines.name)
 
 
 def craft(folder: Path) -> None:
