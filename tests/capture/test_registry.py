@@ -129,6 +129,26 @@ def assert_row_events(registered: Captured, registry: RegistryServer) -> None:
     assert registry.ask("GET", f"/config/row_events.{name}-value")["compatibilityLevel"] == "BACKWARD_TRANSITIVE"
 
 
+def test_rows_without_a_required_key_column(registered: Captured, registry: RegistryServer) -> None:
+    """The registry takes their schema, and then only others with nullable keys."""
+    registered.write("CREATE TABLE {ks}.t (k int, c inet, v int, PRIMARY KEY (k, c)) WITH cdc = true")
+    name, table = f"{registered.keyspace}.t", None
+    for number, change in enumerate(("", "ALTER TABLE {ks}.t ADD w int")):
+        with registered.agent():
+            registered.write(*[change] if change else [])
+            registered.write(
+                *(f"INSERT INTO {{ks}}.t (k, c) VALUES ({number}, {c})" for c in ("blobAsInet(0x)", "'::1'"))
+            )
+            registered.settle()
+        assert Landing(registered.settings, name).drain()
+        table = table or open_table(registered.settings, name)
+        stream.extend(table)
+        assert publish.publish(registered.settings, table) == 2
+    events = [read(registry, value) for _, _, value in messages(registered.settings, row_events_topic(name))]
+    found = [(e["after"]["k"], e["after"]["c"], "w" in e["after"]) for e in events]
+    assert sorted(found, key=str) == [(k, c, bool(k)) for k in (0, 1) for c in ("::1", None)]
+
+
 def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer) -> None:
     """The namespace changed, timestamps became milliseconds, and key columns with timestamps nullable."""
     own = Registry(config.load(schema_registry={"url": registry.url}))

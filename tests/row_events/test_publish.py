@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tests.support.event_replay import events as stream_of
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.made import SCHEMA, add, cell, write
-from tests.support.messages import decoded
+from tests.support.messages import decoded, messages
 from writetime.clients.database import connect
 from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, next_offsets
 from writetime.core import config
@@ -31,9 +32,10 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, publish, stream
+from writetime.row_events.messages import event_avro
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
-from writetime.schema.fingerprints import fingerprint
+from writetime.schema.fingerprints import fingerprint, single_object_header
 from writetime.schema.system import read_schema
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
@@ -112,20 +114,21 @@ def assert_schemas_are_readable(settings: Settings) -> None:
     assert SchemaTopic(settings).get(fingerprint(avro)) == avro
 
 
-def test_a_failed_publisher_hides_no_schema(settings: Settings) -> None:
+def test_a_failed_publisher_hides_no_schema(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topic of the schemas is shared: a table that cannot be published stops no other table."""
+    monkeypatch.setattr(publish, "MAX_MESSAGE_BYTES", 2000)
     table = create_table(settings, parse_table("CREATE TABLE shop.void (id int, n int, v text, PRIMARY KEY (id, n))"))
-    add(table, [{**write(1, 1, 5, v="a"), "n": None}], 1, table.schema())
+    add(table, [write(1, 1, 5, v="a" * 3000)], 1, table.schema())
     stream.extend(table)
     # The broker would end a transaction after its timeout. Here there is no transaction, even before that.
-    with pytest.raises(WritetimeError, match="no bytes in its key column n"):
+    with pytest.raises(WritetimeError, match="takes 2,000"):
         publish.publish(settings, table)
     assert_schemas_are_readable(settings)
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_row_that_avro_cannot_have(settings: Settings, before: int) -> None:
-    """Its DELETE cannot be published either. A stream that begins again after it has no event of the row."""
+def test_a_row_without_a_required_key_column(settings: Settings, before: int) -> None:
+    """Its events have a schema with nullable keys; those of other rows keep the schema with required keys."""
     made = parse_table(f"CREATE TABLE shop.odd_{before} (id int, n int, v text, PRIMARY KEY (id, n))")
     table = create_table(settings, made)
     add(table, [write(1, 1, 5, v="a")], 1, made)
@@ -135,15 +138,17 @@ def test_a_row_that_avro_cannot_have(settings: Settings, before: int) -> None:
     odd = {**write(2, 1, 6, v="a"), "n": None}
     gone = {**write(2, 1, 7), "n": None, "marker": None, "tombstone": {"write_time": 7, "deletion_time": 1}}
     for number, row in enumerate((odd, gone), 2):
-        add(table, [row], number, made)
-        assert stream.extend(table) == 1
-        wanted = rf"delete that row, and .* `writetime rebuild {table.name} row_events`"
-        with pytest.raises(WritetimeError, match=wanted):
-            publish.publish(settings, table)
-    assert stream.extend(table, rebuild=True) == 1
-    assert publish.publish(settings, table) == 1
-    found = [e["after"] for e in decoded(settings, row_events_topic(table.name))]
-    assert found == [{"id": 1, "n": 1, "v": "a"}] * (1 + before)
+        add(table, [row, write(3, 1, number, v=str(number))], number, made)
+        assert stream.extend(table) == 2
+        assert publish.publish(settings, table) == 2 + (number == 2 and not before)
+    topic = row_events_topic(table.name)
+    found = {(e["kind"], row["id"], row["n"]) for e in decoded(settings, topic) for row in [e["after"] or e["before"]]}
+    assert found == {("CREATE", 1, 1), ("CREATE", 2, None), ("DELETE", 2, None), ("CREATE", 3, 1), ("UPDATE", 3, 1)}
+    headers = Counter(value[:10] for _, _, value in messages(settings, topic))
+    assert headers == {
+        single_object_header(event_avro(made, null_keys=null_keys)): 2 if null_keys else 3
+        for null_keys in (False, True)
+    }
 
 
 def test_events_from_before_the_last_static_column_was_dropped(settings: Settings) -> None:

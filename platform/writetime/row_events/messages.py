@@ -8,6 +8,9 @@ reads messages of an older one. Two kinds of key columns are nullable, too:
 - Columns with timestamps. A timestamp that does not fit into microseconds is null, and `key` and `position` distinguish
   such rows.
 
+A row may lack another key column: its value has no bytes (`blobAsInt(0x)`), or is a map with such a key. The event of
+such a row has a schema of its own, in which every key column is nullable, so that other rows keep theirs.
+
 A message's key is the serialised partition key. Its value is in Avro's single-object encoding (the topic
 `writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format. The schema's property
 `format` is the version of the format of the messages; it is not part of the fingerprint.
@@ -15,10 +18,10 @@ A message's key is the serialised partition key. Its value is in Avro's single-o
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from writetime.core.arrow import pc
-from writetime.core.errors import WritetimeError
+from writetime.core.arrow import mask_of, pc
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.row_events.events import KINDS
 from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable
@@ -27,10 +30,10 @@ from writetime.schema.mapping import arrow_type, avro_name, avro_type, stored_ty
 from writetime.schema.table import Column, TableSchema
 
 
-def event_avro(schema: TableSchema) -> dict[str, Any]:
-    """Return the Avro schema of a table's row events."""
+def event_avro(schema: TableSchema, *, null_keys: bool = False) -> dict[str, Any]:
+    """Return the Avro schema of a table's row events, or of those of rows that lack a required key column."""
     namespace = f"row_events.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
-    row = {"type": "record", "name": "row", "fields": [_field(c, schema, namespace) for c in schema.columns]}
+    row = {"type": "record", "name": "row", "fields": [_field(c, schema, namespace, null_keys) for c in schema.columns]}
     fields = [
         {"name": "event_id", "type": {"type": "string", "logicalType": "uuid"}},
         {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
@@ -47,22 +50,31 @@ def event_avro(schema: TableSchema) -> dict[str, Any]:
     return {"type": "record", "name": "event", "namespace": namespace, "fields": fields, "format": FORMAT_VERSION}
 
 
-def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None) -> pa.Array:
+def lacking_keys(events: pa.RecordBatch, schema: TableSchema) -> np.ndarray:
+    """Return which events have a row that lacks a required key column."""
+    found = np.zeros(len(events), bool)
+    for rows in (events["before"], events["after"]):
+        for column, values in zip(schema.columns, rows.flatten(), strict=True):
+            if values.null_count > rows.null_count and _required(column, schema):
+                found |= mask_of(pc.and_(rows.is_valid(), values.is_null()))
+    return found
+
+
+def encode_events(
+    events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None, *, null_keys: bool = False
+) -> pa.Array:
     """Return the value of the message of each event.
 
     Args:
-        events: the events of one batch.
+        events: the events of one batch. Without `null_keys`, none has a row that lacks a required key column.
         schema: the schema of the table.
         header: the start of each message; by default that of the single-object encoding.
-
-    Raises:
-        WritetimeError: a key column holds a value of no bytes where its type has none (`blobAsInt(0x)`), which a
-            required field cannot hold.
+        null_keys: as for `event_avro`.
     """
     kinds = pc.index_in(events["kind"], pa.array(KINDS))
     return joined(
         [
-            pa.scalar(header or single_object_header(event_avro(schema)), pa.large_binary()),
+            pa.scalar(header or single_object_header(event_avro(schema, null_keys=null_keys)), pa.large_binary()),
             encode_bytes(events["event_id"]),
             *(
                 encode_long(part)
@@ -71,40 +83,34 @@ def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | N
             encode_bytes(events["key"]),
             encode_bytes(events["position"]),
             nullable(encode_long(events["write_time"])),
-            nullable(_rows(events["before"], schema)),
-            nullable(_rows(events["after"], schema)),
+            nullable(_rows(events["before"], schema, null_keys)),
+            nullable(_rows(events["after"], schema, null_keys)),
         ]
     )
 
 
-def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
+def _rows(rows: pa.StructArray, schema: TableSchema, null_keys: bool) -> pa.Array:
     fields = []
     for column, values in zip(schema.columns, rows.flatten(), strict=True):
         encoded = encode(values, column.type)
-        if not _required(column, schema):
-            encoded = nullable(encoded)
-        elif values.null_count > rows.null_count:
-            raise WritetimeError(
-                f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), or a map "
-                "with such a key, which its row event cannot hold: delete that row, and when the lake has the "
-                f"deletion, run `writetime rebuild {schema.full_name} row_events`"
-            )
-        fields.append(encoded)
+        fields.append(encoded if _required(column, schema) and not null_keys else nullable(encoded))
     if rows.null_count:
         return pc.if_else(rows.is_valid(), joined(fields), pa.scalar(None, pa.large_binary()))
     return joined(fields)
 
 
-def _field(column: Column, schema: TableSchema, namespace: str) -> dict[str, Any]:
+def _field(column: Column, schema: TableSchema, namespace: str, null_keys: bool) -> dict[str, Any]:
     name = avro_name(column.name)
     # A separate namespace, so that the records of two columns never share a name.
     cql = avro_type(column.type, name, f"{namespace}.{name}")
     field: dict[str, Any] = {"name": name, "doc": f"{column.name} {column.type}"}
-    return field | ({"type": cql} if _required(column, schema) else {"type": ["null", cql], "default": None})
+    if _required(column, schema) and not null_keys:
+        return field | {"type": cql}
+    return field | {"type": ["null", cql], "default": None}
 
 
 def _required(column: Column, schema: TableSchema) -> bool:
-    """Return whether every event has a value of the column, under any schema that the table had before.
+    """Return whether events have a value of the column, under any schema that the table had before, unless it is empty.
 
     A partition with static cells and no row has an event without clustering columns. Such events stay in the stream
     after the last static column is dropped, and ScyllaDB does not record whether a dropped column was static.

@@ -34,6 +34,7 @@ from writetime.clients.kafka import (
     partitions_of,
     topic_ids,
 )
+from writetime.clients.schema_registry import SchemaRefused
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.counts import counted
@@ -46,7 +47,7 @@ from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
-from writetime.row_events.messages import encode_events, event_avro
+from writetime.row_events.messages import encode_events, event_avro, lacking_keys
 from writetime.row_events.stream import GENERATION, has_other_table
 from writetime.row_events.stream_files import FIRST, batch_files, merged_to, read_to
 from writetime.schema.table import TableSchema
@@ -213,7 +214,10 @@ class EventPublisher(Sender):
         self._rest: Iterator[tuple[Reached, pa.RecordBatch]] | None = None
         self._read_to = 0
         self._base = 0
-        self._header = b""
+        # The starts of messages as Avro, by whether all their key columns are nullable, and whether all messages have
+        # nullable ones.
+        self._headers: dict[bool, bytes] = {}
+        self._null_keys: bool | None = None
         self._json: JsonMessages | None = None
         self._is_open = False
         self._open = self._open_bytes = 0
@@ -257,7 +261,7 @@ class EventPublisher(Sender):
         if not had_more:
             stream, schema = table.row_events.load(), table.schema()
             if schema != self._schema:
-                self._schema, self._header, self._json = schema, b"", None
+                self._schema, self._headers, self._null_keys, self._json = schema, {}, None, None
             self._read_to, self._base = read_to(stream), merged_to(stream)
             start = self._start(table, stream)
             self._rest = _parts(stream, table.row_events.storage, schema, start, self._limits)
@@ -400,19 +404,50 @@ class EventPublisher(Sender):
         """Return the keys and the values of messages."""
         wanted = self._settings.row_events
         if wanted.format == "avro":
-            if not self._header:
-                # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later
-                # messages from readers, including those of other tables, until the transaction ends.
-                # It gives up in time, as nothing else of the table goes on meanwhile, not even the end of the program.
-                schemas = Sender(self._settings, self._what, **{"message.timeout.ms": round(TIMEOUT_SECONDS * 1000)})
-                self._header = schemas.register(self._topic, event_avro(schema), "BACKWARD_TRANSITIVE")
-                schemas.flush()
-            return events["key"].to_pylist(), encode_events(events, schema, self._header).to_pylist()
+            return events["key"].to_pylist(), self._avro(events, schema)
         if self._json is None:
             self._json = JsonMessages(schema, flat=wanted.format == "flat", with_schema=wanted.json_schemas)
         made = self._json.keys(events), self._json.values(events, self._read_to)
         keys, values = (texts.cast(pa.large_binary()).to_pylist() for texts in made)
         return keys, values
+
+    def _avro(self, events: pa.RecordBatch, schema: TableSchema) -> list[bytes]:
+        """Return the values of messages as Avro."""
+        if self._null_keys is None:
+            self._null_keys = not self._takes_required_keys(schema)
+        lacking = lacking_keys(events, schema) | self._null_keys
+        values = np.empty(len(events), object)
+        for null_keys in np.unique(lacking).tolist():
+            own = lacking == null_keys
+            header = self._header(schema, null_keys=null_keys)
+            encoded = encode_events(events.filter(pa.array(own)), schema, header, null_keys=null_keys)
+            values[own] = encoded.to_pylist()
+        return values.tolist()
+
+    def _takes_required_keys(self, schema: TableSchema) -> bool:
+        """Return whether a registry, if there is one, takes the schema with required keys. If the topic has an earlier
+        schema with nullable keys, it only takes others with nullable keys.
+        """
+        try:
+            self._header(schema, null_keys=False)
+        except SchemaRefused:
+            with suppress(SchemaRefused):
+                self._header(schema, null_keys=True)
+                return False
+            raise
+        return True
+
+    def _header(self, schema: TableSchema, *, null_keys: bool) -> bytes:
+        """Return the start of messages, after their schema was published."""
+        if null_keys not in self._headers:
+            # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later
+            # messages from readers, including those of other tables, until the transaction ends.
+            # It gives up in time, as nothing else of the table goes on meanwhile, not even the end of the program.
+            schemas = Sender(self._settings, self._what, **{"message.timeout.ms": round(TIMEOUT_SECONDS * 1000)})
+            avro = event_avro(schema, null_keys=null_keys)
+            self._headers[null_keys] = schemas.register(self._topic, avro, "BACKWARD_TRANSITIVE")
+            schemas.flush()
+        return self._headers[null_keys]
 
     def _refused(self, error: KafkaError, topic: str = "") -> WritetimeError:
         if error.code() == KafkaError._FATAL:
