@@ -82,7 +82,7 @@ def test_each_passed_check_is_a_short_line(settings: Settings, tmp_path: Path) -
         answer = run("check")
     assert answer.exit_code == 0, answer.output
     checks = [line.split()[0] for line in answer.stdout.splitlines()]
-    assert checks == ["settings", "tables", "database", "kafka", "zookeeper", "ports", "disk", "java"]
+    assert checks == ["settings", "secrets", "tables", "database", "kafka", "zookeeper", "ports", "disk", "java"]
 
 
 def test_every_command_warns_of_entries_that_are_refused(file: Path, tmp_path: Path) -> None:
@@ -93,3 +93,58 @@ def test_every_command_warns_of_entries_that_are_refused(file: Path, tmp_path: P
     assert warning.startswith("Warning: tables are refused, and left out: shop.orders: [tables.shop.orders] max_lag")
     file.write_text(f"[embedded]\nhome = '{tmp_path}'\n")
     assert run("down").stderr == ""
+
+
+MISSING = "'/missing/file.pem'"
+# So that `check` waits for no server.
+NO_ZOOKEEPER = f"[zookeeper]\ntls_ca_file = {MISSING}\n"
+
+
+@pytest.mark.parametrize(
+    ("section", "command", "says"),
+    [
+        ("[kafka.client]\n'foo.bar' = '1'\n", "land", 'kafka.client: No such configuration property: "foo.bar"'),
+        ("[kafka.client]\n'linger.ms' = 'x'\n", "dead-letters list", "kafka.client: Invalid value"),
+        ("[kafka.client]\n'security.protocol' = 'ssl'\n'ssl.ca.location' = '/x'\n", "land", "kafka.client: Failed"),
+        ("[kafka.client]\nerror_cb = 'x'\n", "land", "kafka.client: expected error_cb property"),
+        (f"[cassandra]\ntls_ca_file = {MISSING}\n", "init", "cassandra.tls_ca_file: /missing/file.pem cannot be read"),
+        ("[cassandra]\ntls_ca_file = '/dev/null'\n", "init", "cassandra.tls_ca_file: /dev/null has no certificates"),
+        (
+            f"[ingest]\ntls_certificate_file = {MISSING}\ntls_key_file = {MISSING}\n",
+            "serve",
+            "ingest.tls_certificate_file: /missing/file.pem cannot be read",
+        ),
+        ("[lake]\npath = 's3a://'\n", "view a.b", "lake.path"),
+        ("[lake]\nbuckets = 7\n", "backfill a.b x", "lake.buckets"),
+        ("[capture]\nfinished = 'archive'\n", "agent", 'finished = "archive" needs archive'),
+        ("[ingest]\ngroup = ''\n", "sink", "ingest.group"),
+        ("[cassandra]\nport = 70000\n", "cql x", "cassandra.port"),
+        ("[replay]\npublish_timeout_seconds = inf\n", "replay lag q", "replay.publish_timeout_seconds"),
+        ("[embedded]\nkafka_controller_port = 19092\n", "up", "kafka_controller_port and kafka.bootstrap_servers are"),
+    ],
+)
+def test_check_refuses_the_values_that_commands_refuse(file: Path, section: str, command: str, says: str) -> None:
+    """With the reason that the command gives. No server runs at the default ports of this installation."""
+    home = f"[embedded]\nhome = '{file.parent}'\n"
+    section = section.replace("[embedded]\n", home) if "[embedded]" in section else home + section
+    file.write_text(NO_ZOOKEEPER + section)
+    answer, refused = run("check"), run(*command.split())
+    assert refused.exit_code == answer.exit_code == 1
+    assert says in answer.stdout
+    assert says in refused.output, refused.output
+
+
+def test_a_secret_that_others_can_read_is_a_fault(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = file.parent / "secrets"
+    secrets.mkdir()
+    password = secrets / "cassandra__password"
+    password.write_text("hush")
+    file.write_text(NO_ZOOKEEPER + "[cassandra]\nusername = 'u'\n[alerts]\nwebhook = 'https://chat.example/token'\n")
+    monkeypatch.setenv("WRITETIME_SECRETS", str(secrets))
+    for path in (password, file):
+        path.chmod(0o644)
+        assert f"every user of this machine can read {path}" in run("check").stdout
+        path.chmod(0o640)
+    answer = run("check").stdout
+    assert "every user" not in answer
+    assert "zookeeper  zookeeper.tls_ca_file: /missing/file.pem cannot be read" in answer

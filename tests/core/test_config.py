@@ -99,7 +99,7 @@ def test_secrets_in_files(settings_file: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WRITETIME_CASSANDRA__PASSWORD", "of the environment")
     assert (config.load().cassandra.password or SecretStr("")).get_secret_value() == "of the environment"
     (tmp_path / "secrets" / "ingest__tokens").write_text("no-json-but-a-secret")
-    with pytest.raises(WritetimeError, match="ingest") as caught:
+    with pytest.raises(WritetimeError, match=r"secrets/ingest__tokens is not JSON: .* at character 1") as caught:
         config.load()
     assert "no-json-but-a-secret" not in str(caught.value)
     monkeypatch.setenv("WRITETIME_SECRETS", str(tmp_path / "absent"))
@@ -120,3 +120,61 @@ def test_tombstones_need_keys_of_rows() -> None:
     with pytest.raises(WritetimeError, match='tombstones need the format "debezium" or "flat"'):
         config.load(row_events={"tombstones": True})
     assert config.load(row_events={"tombstones": True, "format": "flat"}).row_events.json_schemas
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        (
+            "WRITETIME_KAFK__BOOTSTRAP_SERVERS",
+            "b:1",
+            "KAFK__.*: there is no section kafk; is it kafka__",
+        ),
+        ("WRITETIME_NOTHING__AT_ALL", "x", "there is no section nothing$"),
+        ("writetime_lakee__path", "x", "there is no section lakee; is it lake__path"),
+        ("WRITETIME_KAFKA_BOOTSTRAP_SERVERS", "b:1", "two underscores separate .* is it kafka__bootstrap_servers"),
+        ("WRITETIME_KAFKA__BOOTSTRAP", "b:1", "kafka.bootstrap: there is no such setting"),
+        ("WRITETIME_KAFKA__CLIENT", "{bad", "WRITETIME_KAFKA__CLIENT is not JSON: .* at character 2"),
+        ("WRITETIME_CASSANDRA", "{bad", "WRITETIME_CASSANDRA is not JSON"),
+    ],
+)
+def test_a_variable_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(WritetimeError, match=says) as caught:
+        config.load()
+    assert "{bad" not in str(caught.value)
+
+
+def test_other_variables_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other parts, and those that Kubernetes sets for services named writetime and writetime-ingest."""
+    monkeypatch.setenv("WRITETIME_TOKEN", "x")
+    monkeypatch.setenv("WRITETIME_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("WRITETIME_INGEST_PORT", "tcp://10.0.0.1:18080")
+    monkeypatch.setenv("WRITETIME_INGEST_SERVICE_HOST", "10.0.0.1")
+    config.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("kafk__client", b"{}", "kafk__client: there is no section kafk; is it kafka__client"),
+        ("kafka_client", b"{}", "two underscores"),
+        ("kafka__client", b"{bad", "kafka__client is not JSON"),
+        ("cassandra__password", b"\xff\xfe", "cassandra__password is not UTF-8"),
+    ],
+)
+def test_a_secret_is_used_or_refused(
+    settings_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / "secrets" / "..data").mkdir(parents=True)
+    (tmp_path / "secrets" / "token-of-another-program").write_text("x")
+    monkeypatch.setenv("WRITETIME_SECRETS", str(tmp_path / "secrets"))
+    config.load()
+    (tmp_path / "secrets" / name).write_bytes(content)
+    with pytest.raises(WritetimeError, match=says):
+        config.load()
+
+
+def test_a_byte_order_mark_is_no_fault(settings_file: Path) -> None:
+    settings_file.write_text("[lake]\nbuckets = 4\n", "utf-8-sig")
+    assert config.load().lake.buckets == 4

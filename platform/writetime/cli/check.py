@@ -16,10 +16,12 @@ import click
 from writetime import servers
 from writetime.clients import database, zookeeper
 from writetime.clients.kafka import NoTopic, answers, fault_of_connections
+from writetime.clients.tls import require_readable
 from writetime.core import config
 from writetime.core.config import InvalidSettings, Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import is_installed
+from writetime.core.settings_sources import exposed
 from writetime.lake.followed_tables import cdc_statement, followed_tables, is_captured
 from writetime.lake.lake_storage import lake_storage
 from writetime.runtime.java import java
@@ -70,6 +72,20 @@ def _all() -> Iterator[tuple[str, str]]:
         # An agent's machine needs no Java of ours.
         needed = is_installed("pyspark")
         yield "java", Fault(e) if needed else "is not needed, because Spark is not installed"
+
+
+def _secrets(settings: Settings) -> Iterator[str]:
+    """Yield the files with secrets that all users can read, and those of TLS that this program cannot read."""
+    for path in exposed(config.config_path(), os.environ.get(config.SECRETS_VARIABLE)):
+        yield Fault(f"every user of this machine can read {path}, which has secrets: run `chmod o-r {path}`")
+    files = {"schema_registry.tls_ca_file": settings.schema_registry.tls_ca_file}
+    files |= {f"ingest.{name}": getattr(settings.ingest, name) for name in ("tls_certificate_file", "tls_key_file")}
+    for setting, file in files.items():
+        try:
+            require_readable({setting: file})
+        except WritetimeError as e:
+            yield Fault(e)
+    yield "files with secrets and certificates can be read by this program, and not by every user"
 
 
 def _tables(settings: Settings) -> Iterator[str]:
@@ -124,7 +140,9 @@ def _zookeeper(settings: Settings) -> Iterator[str]:
 
 def _ports(settings: Settings) -> Iterator[str]:
     """Yield the ports of embedded servers that do not run, if other programs have them."""
-    for server in servers.servers(settings):
+    all_servers = servers.servers(settings)
+    servers.require_distinct_ports(all_servers)
+    for server in all_servers:
         if server.pid() is not None:
             continue
         for setting, port in server.ports.items():
@@ -154,6 +172,7 @@ def _disk(settings: Settings) -> Iterator[str]:
 
 
 _CHECKS: dict[str, Callable[[Settings], Iterator[str]]] = {
+    "secrets": _secrets,
     "tables": _tables,
     "database": _database,
     "kafka": _kafka,

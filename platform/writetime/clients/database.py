@@ -287,12 +287,10 @@ def _credentials(cassandra: Cassandra) -> PlainTextAuthProvider | None:
 def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
     if cassandra.tls_ca_file is None:
         return None
-    context = ssl.create_default_context(cafile=str(cassandra.tls_ca_file))
+    context = tls.client_context(
+        "cassandra", cassandra.tls_ca_file, cassandra.tls_certificate_file, cassandra.tls_key_file
+    )
     if not cassandra.tls_check_addresses:
         log.warning("any certificate of %s is accepted for a node: tls_check_addresses is off", cassandra.tls_ca_file)
         context.check_hostname = False
-    if cassandra.tls_certificate_file is not None:
-        context.load_cert_chain(
-            str(cassandra.tls_certificate_file), cassandra.tls_key_file and str(cassandra.tls_key_file)
-        )
     return context

@@ -58,6 +58,9 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
     """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`.
 
     librdkafka would print its log. With a logger, it hands over the lines when the client is polled or flushed.
+
+    Raises:
+        WritetimeError: a client rejects an option of the settings.
     """
     common = {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
@@ -65,7 +68,25 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
         # Without this, a request for a missing topic may create it, with the options of the brokers.
         "allow.auto.create.topics": False,
     }
-    return common | {name: value.get_secret_value() for name, value in settings.kafka.client.items()} | own
+    options = {name: value.get_secret_value() for name, value in settings.kafka.client.items()}
+    _require_accepted(tuple(options.items()))
+    return common | options | own
+
+
+# Each client would report an invalid option when it is created, without the name of the setting.
+@functools.cache
+def _require_accepted(options: tuple[tuple[str, str], ...]) -> None:
+    if not options:
+        return
+    try:
+        # An admin client checks the options of producers.
+        AdminClient({**dict(options), "log_level": 0})
+        Consumer({**dict(options), "group.id": "check", "log_level": 0}).close()
+    except (KafkaException, TypeError, ValueError) as e:
+        reason = e.args[0].str() if isinstance(e, KafkaException) else str(e)
+        raise WritetimeError(
+            f"kafka.client: {reason}; librdkafka's CONFIGURATION.md lists the options and their values"
+        ) from None
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:

@@ -1,4 +1,10 @@
-"""The remedy for a rejected certificate."""
+"""Certificates: the files that the settings name, and the remedy for a rejected certificate."""
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+from writetime.core.errors import WritetimeError
 
 # OpenSSL's reports if it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as `ssl.create_default_context`
 # does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in crypto/x509/x509_txt.c.
@@ -40,3 +46,42 @@ def remedy(reason: str, section: str) -> str | None:
         f"the server's certificate must be valid, come from the authority in {section}.tls_ca_file, and name the "
         "server's address"
     )
+
+
+def require_readable(files: Mapping[str, Path | None]) -> None:
+    """Open the files of certificates and keys, by the names of their settings. OpenSSL's errors do not name the file.
+
+    Raises:
+        WritetimeError: one cannot be read; with the setting, the file and the reason.
+    """
+    for setting, file in files.items():
+        try:
+            if file is not None:
+                file.read_bytes()
+        except OSError as e:
+            raise WritetimeError(f"{setting}: {file} cannot be read: {e.strerror}") from None
+
+
+def client_context(section: str, authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return the context of a client that trusts an authority, and has a certificate if the server requires one.
+
+    Raises:
+        WritetimeError: a file cannot be read, or is not what its setting says.
+    """
+    ca_setting, certificate_setting, key_setting = (
+        f"{section}.{name}" for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file")
+    )
+    require_readable({ca_setting: authority, certificate_setting: certificate, key_setting: key})
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except ssl.SSLError as e:
+        raise WritetimeError(f"{ca_setting}: {authority} has no certificates in PEM ({e.reason or e})") from None
+    try:
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except ssl.SSLError as e:
+        raise WritetimeError(
+            f"{certificate_setting}: {certificate} and {key or 'the key in it'} are not a certificate in PEM with its "
+            f"key, without a passphrase ({e.reason or e})"
+        ) from None
+    return context

@@ -72,6 +72,8 @@ def client_options(settings: Settings) -> dict[str, Any]:
         acl = [make_digest_acl(zookeeper.username, zookeeper.password.get_secret_value(), all=True)]
         options |= {"auth_data": [("digest", login)], "default_acl": acl}
     if zookeeper.tls_ca_file is not None:
+        # For its errors: kazoo reads the files at each connection, and reports that there is none.
+        tls.client_context("zookeeper", zookeeper.tls_ca_file, zookeeper.tls_certificate_file, zookeeper.tls_key_file)
         options |= {
             "use_ssl": True,
             "check_hostname": True,

@@ -11,19 +11,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    NestedSecretsSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from writetime.core.errors import WritetimeError
-from writetime.core.setting_names import Owner, QueueName, require_distinct
+from writetime.core.setting_types import (
+    Addresses,
+    Buckets,
+    Days,
+    Hours,
+    LakePath,
+    LocalPath,
+    Owner,
+    Port,
+    QueueName,
+    RequestSeconds,
+    Seconds,
+    SecondsOrNone,
+    TableName,
+    Text,
+    TopicName,
+    WebAddress,
+    require_distinct,
+)
 from writetime.core.settings_errors import faults
+from writetime.core.settings_sources import PREFIX, SecretFiles, TomlFile, Variables, unused
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
 # Options that turn off the check of a broker's certificate, or of the name in it.
@@ -43,13 +64,22 @@ def is_loopback(host: str) -> bool:
 
 class _Section(BaseModel):
     # A value in the wrong place may be a password.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_flag(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject true and false for a number: pydantic would take them for 1 and 0."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("true and false are not accepted here")
+        return value
 
 
 class _Login(_Section):
     """A user name with its password, or neither."""
 
-    username: str | None = None
+    username: Text | None = None
     password: SecretStr | None = None
 
     @model_validator(mode="after")
@@ -63,17 +93,19 @@ class _Login(_Section):
 class Cassandra(_Login):
     """The database to work with: Apache Cassandra or ScyllaDB."""
 
-    contact_points: list[str] = ["127.0.0.1"]
-    port: int = 19042
-    local_datacenter: str = "datacenter1"
-    keyspace: str = Field(default="writetime", pattern=r"^[a-z][a-z0-9_]*$")
+    contact_points: list[Text] = Field(default=["127.0.0.1"], min_length=1)
+    port: Port = 19042
+    local_datacenter: Text = "datacenter1"
+    keyspace: str = Field(default="writetime", pattern=r"^[a-z][a-z0-9_]{0,47}$")
     replication: dict[str, str | int] = {"class": "NetworkTopologyStrategy", "datacenter1": 1}
     consistency: Literal["LOCAL_ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"] = "LOCAL_QUORUM"
     serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
-    request_timeout_seconds: float = 10.0
-    tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: Path | None = Field(default=None, description="The client's certificate, for mutual TLS.")
-    tls_key_file: Path | None = None
+    request_timeout_seconds: RequestSeconds = 10.0
+    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
+    tls_certificate_file: LocalPath | None = Field(
+        default=None, description="The client's certificate, for mutual TLS."
+    )
+    tls_key_file: LocalPath | None = None
     tls_check_addresses: bool = Field(
         default=True,
         description="Whether a node's certificate must name its address. If not, any certificate of "
@@ -91,8 +123,8 @@ class Cassandra(_Login):
 class Kafka(_Section):
     """The Kafka brokers. `client` is passed unchanged to every client (librdkafka names: `security.protocol`, ...)."""
 
-    bootstrap_servers: str = "127.0.0.1:19092"
-    replication_factor: int = Field(default=1, ge=1)
+    bootstrap_servers: Addresses = "127.0.0.1:19092"
+    replication_factor: int = Field(default=1, ge=1, le=32_767)
     client: dict[str, SecretStr] = {}
 
     @model_validator(mode="after")
@@ -110,17 +142,19 @@ class Kafka(_Section):
 class SchemaRegistry(_Login):
     """A registry with Confluent's REST API. With a `url`, messages in Avro name their schemas by its ids."""
 
-    url: str | None = Field(default=None, pattern=r"^https?://[^@]*$")
-    tls_ca_file: Path | None = Field(default=None, description="CA certificates, instead of the system's.")
+    url: str | None = Field(default=None, pattern=r"^https?://[^@\s/]+[^@\s]*$")
+    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates, instead of the system's.")
 
 
 class ZooKeeper(_Login):
     """The ZooKeeper ensemble. With a user name, the nodes created there are for that user alone."""
 
-    hosts: str = "127.0.0.1:12181"
-    tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: Path | None = Field(default=None, description="The client's certificate, for mutual TLS.")
-    tls_key_file: Path | None = None
+    hosts: Addresses = "127.0.0.1:12181"
+    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
+    tls_certificate_file: LocalPath | None = Field(
+        default=None, description="The client's certificate, for mutual TLS."
+    )
+    tls_key_file: LocalPath | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -135,7 +169,7 @@ class ZooKeeper(_Login):
 class Spark(_Section):
     """The Spark master, and additional configuration of the session."""
 
-    master: str = "local[*]"
+    master: Text = "local[*]"
     conf: dict[str, SecretStr] = {}
 
 
@@ -145,23 +179,27 @@ class Lake(_Section):
     `storage_options` are passed unchanged to the object store (names of delta-rs: `AWS_REGION`, ...).
     """
 
-    path: str = ".writetime/lake"
+    path: LakePath = ".writetime/lake"
     storage_options: dict[str, SecretStr] = {}
-    buckets: int = Field(default=16, description="Token ranges of a new table, a power of two; fixed from then on.")
-    keep_history_days: float = Field(
-        default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
+    buckets: Buckets = Field(default=16, description="Token ranges of a new table, a power of two; fixed from then on.")
+    keep_history_days: Days = Field(
+        default=7.0, description="How far back a view `as_of` can go; older changes are merged."
     )
-    drop_tombstones_hours: float = Field(
-        default=24.0, ge=0, description="Minimum time between drops of tombstones, which rewrite the state; 0: never."
+    drop_tombstones_hours: Hours = Field(
+        default=24.0, description="Minimum time between drops of tombstones, which rewrite the state; 0: never."
     )
     view: Literal["vectors", "rewritten"] = Field(
         default="vectors",
         description="How a view is refreshed: with the changed rows and Delta's deletion vectors, or with all rows, "
         "for readers that do not support deletion vectors.",
     )
-    vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
-    cache: str = Field(default=".writetime/cache", description="A local folder for decoded files; may be deleted.")
-    cache_gib: float = Field(default=20.0, ge=0, description="Maximum size of that folder; 0: nothing is kept.")
+    vacuum_hours: int = Field(
+        default=168, ge=1, le=876_600, description="Files that no version needs are deleted after this time."
+    )
+    cache: Text = Field(default=".writetime/cache", description="A local folder for decoded files; may be deleted.")
+    cache_gib: float = Field(
+        default=20.0, ge=0, le=1 << 20, description="Maximum size of that folder; 0: nothing is kept."
+    )
 
 
 class Table(_Section):
@@ -173,7 +211,7 @@ class Table(_Section):
         default=True, description="Whether its changes are captured live; if not, only from snapshots."
     )
     row_events: bool = Field(default=True, description="Whether row events are found and published.")
-    snapshots: list[str] = Field(
+    snapshots: list[Text] = Field(
         default=[],
         description="Folders or URLs of its snapshots or backups; without any, Dagster takes them on this machine.",
     )
@@ -191,17 +229,17 @@ class Alerts(_Section):
     owners: list[Owner] = Field(
         default=[], description="Owners of assets that belong to no table, or whose table's entry names none."
     )
-    webhook: SecretStr | None = Field(default=None, description="A URL that accepts JSON with `text`, as chats do.")
+    webhook: WebAddress | None = Field(default=None, description="A URL that accepts JSON with `text`, as chats do.")
     dagster_url: str | None = Field(
         default=None, pattern=r"^https?://[^@\s]+$", description="Dagster's web UI; alerts then link to their runs."
     )
-    reports: Path = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
+    reports: LocalPath = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
 
 
 class RowEvents(_Section):
     """Row events, in the lake and in Kafka, one topic `row_events.<keyspace>.<table>` per table."""
 
-    partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
+    partitions: int = Field(default=4, ge=1, le=100_000, description="For a new topic; each has a token range.")
     format: Literal["avro", "debezium", "flat"] = Field(
         default="avro",
         description="The messages: Avro, JSON in Debezium's envelope, or JSON of the row with fields about the event.",
@@ -213,8 +251,8 @@ class RowEvents(_Section):
         default=False,
         description="Whether a message without a value follows each deletion, for compacted topics; for JSON only.",
     )
-    keep_days: float | None = Field(
-        default=None, ge=0, description="How long the lake keeps each published event; forever if not set."
+    keep_days: Days | None = Field(
+        default=None, description="How long the lake keeps each published event; forever if not set."
     )
 
     @model_validator(mode="after")
@@ -229,38 +267,36 @@ class Capture(_Section):
     """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw`, or of ScyllaDB tables, to Kafka."""
 
     source: Literal["commitlog", "scylla-cdc"] = "commitlog"
-    tables: list[str] = Field(default=[], description="As keyspace.table: ScyllaDB tables whose CDC logs are read.")
-    node: str | None = Field(default=None, description="The node's address; needed if the cluster has other nodes.")
-    cdc_raw: Path | None = Field(
+    tables: list[TableName] = Field(default=[], description="As keyspace.table: those whose CDC logs are read.")
+    node: Text | None = Field(default=None, description="The node's address; needed if the cluster has other nodes.")
+    cdc_raw: LocalPath | None = Field(
         default=None, description="The node's cdc_raw_directory. Defaults to the value that the node reports."
     )
-    state_dir: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
+    state_dir: LocalPath = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
         default="initial", description="The snapshot of a table that is published along with its live changes."
     )
-    snapshot_folders: dict[str, list[str]] = Field(
+    snapshot_folders: dict[str, list[Text]] = Field(
         default={},
         description="For ScyllaDB tables, as keyspace.table: the folders or URLs of a snapshot of each node.",
     )
     finished: Literal["delete", "archive", "keep"] = "delete"
-    archive: str | None = Field(default=None, description="A folder or URL for published segments.")
-    segments: list[str] = Field(
+    archive: Text | None = Field(default=None, description="A folder or URL for published segments.")
+    segments: list[Text] = Field(
         default=[], description="Folders or URLs of segments, each of one node, that Dagster publishes."
     )
-    aside: Path | None = Field(default=None, description="Where faulty segments go; default: in the state folder.")
-    partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
-    poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are listed.")
-    segments_seconds: float = Field(
-        default=1.0, gt=0, description="How often `publish-segments --follow` looks for more."
-    )
-    stale_seconds: float = Field(
-        default=900.0, gt=0, description="Age of a table's data in the lake at which Dagster's check warns."
+    aside: LocalPath | None = Field(default=None, description="Where faulty segments go; default: in the state folder.")
+    partitions: int = Field(default=4, ge=1, le=100_000, description="For a new topic; each has a token range.")
+    poll_seconds: Seconds = Field(default=0.02, description="How often the node's segments are listed.")
+    segments_seconds: Seconds = Field(default=1.0, description="How often `publish-segments --follow` looks for more.")
+    stale_seconds: Seconds = Field(
+        default=900.0, description="Age of a table's data in the lake at which Dagster's check warns."
     )
     backlog_warning: float = Field(
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
     )
-    metrics_port: int | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
-    metrics_host: str = "127.0.0.1"
+    metrics_port: Port | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
+    metrics_host: Text = "127.0.0.1"
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -269,8 +305,8 @@ class Capture(_Section):
             raise ValueError('source = "scylla-cdc" needs tables, such as ["shop.orders"]')
         if self.source == "commitlog" and self.tables:
             raise ValueError("tables are only for scylla-cdc: a node's agent captures all tables with cdc = true")
-        if faults := [name for name in self.tables if name.count(".") != 1]:
-            raise ValueError(f"{faults[0]} is not named as keyspace.table")
+        if self.finished == "archive" and self.archive is None:
+            raise ValueError('finished = "archive" needs archive: the folder or URL for published segments')
         if faults := sorted(self.snapshot_folders.keys() - set(self.tables)):
             raise ValueError(f"snapshot_folders has {faults[0]}, which is not among tables: only those of ScyllaDB are")
         missing = [name for name in self.tables if not self.snapshot_folders.get(name)]
@@ -285,30 +321,29 @@ class Capture(_Section):
 class Follow(_Section):
     """`writetime follow`: changes land, row events are published and views are refreshed, all the time."""
 
-    events_seconds: float = Field(
-        default=0.1, gt=0, description="How often changes land and row events are published. Each time is a commit."
+    events_seconds: Seconds = Field(
+        default=0.1, description="How often changes land and row events are published. Each time is a commit."
     )
-    view_seconds: float = Field(default=1.0, gt=0, description="How often a view is refreshed, if something changed.")
+    view_seconds: Seconds = Field(default=1.0, description="How often a view is refreshed, if something changed.")
     share: bool = Field(default=False, description="Whether several programs share the tables, through ZooKeeper.")
     spark_changes: int | None = Field(
         default=None, ge=1, description="Number of waiting changes from which a batch runs in Spark. Default: never."
     )
-    metrics_port: int | None = Field(default=None, description="Where it serves Prometheus metrics.")
-    metrics_host: str = "127.0.0.1"
+    metrics_port: Port | None = Field(default=None, description="Where it serves Prometheus metrics.")
+    metrics_host: Text = "127.0.0.1"
 
 
 class ScyllaCdc(_Section):
     """How the logs of ScyllaDB's change data capture are read, and the system tables that describe them."""
 
-    window_seconds: float = Field(default=30.0, gt=0, description="A stream advances by whole windows.")
-    confidence_seconds: float = Field(default=30.0, ge=0, description="How old a window is before it is read.")
-    rescan_seconds: float = Field(
+    window_seconds: Seconds = Field(default=30.0, description="A stream advances by whole windows.")
+    confidence_seconds: SecondsOrNone = Field(default=30.0, description="How old a window is before it is read.")
+    rescan_seconds: SecondsOrNone = Field(
         default=0.0,
-        ge=0,
         description="For late rows: read each window again after this time, and closed sets of streams for this time "
         "after their end; 0: do not.",
     )
-    batch_seconds: float = Field(default=3600.0, gt=0, description="Longest interval of write times in a batch.")
+    batch_seconds: Seconds = Field(default=3600.0, description="Longest interval of write times in a batch.")
     log_ttl_seconds: int | None = Field(
         default=None,
         ge=0,
@@ -319,27 +354,27 @@ class ScyllaCdc(_Section):
     )
     tasks: int = Field(default=8, ge=1, description="Maximum number of Spark tasks per batch.")
     streams_at_once: int = Field(default=16, ge=1, description="Queries for streams that a task sends at once.")
-    generation_times: str = "system_distributed.cdc_generation_timestamps"
-    generation_streams: str = "system_distributed.cdc_streams_descriptions_v2"
-    tablet_times: str = "system.cdc_timestamps"
-    tablet_streams: str = "system.cdc_streams"
-    table_options: str = "system_schema.scylla_tables"
-    truncations: str = "system.truncated"
+    generation_times: TableName = "system_distributed.cdc_generation_timestamps"
+    generation_streams: TableName = "system_distributed.cdc_streams_descriptions_v2"
+    tablet_times: TableName = "system.cdc_timestamps"
+    tablet_streams: TableName = "system.cdc_streams"
+    table_options: TableName = "system_schema.scylla_tables"
+    truncations: TableName = "system.truncated"
 
 
 class Ingest(_Section):
     """HTTP events -> Kafka -> the table `user_events`."""
 
-    host: str = "127.0.0.1"
-    port: int = 18080
+    host: Text = "127.0.0.1"
+    port: Port = 18080
     tokens: list[Annotated[SecretStr, Field(min_length=16, max_length=1024)]] = Field(
         default=[], description="Bearer tokens, any of which admits a caller; needed if `host` is not loopback."
     )
-    tls_certificate_file: Path | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
-    tls_key_file: Path | None = None
+    tls_certificate_file: LocalPath | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
+    tls_key_file: LocalPath | None = None
     max_connections: int = Field(default=1_000, ge=1, description="Connections beyond this number are answered 503.")
-    request_seconds: float = Field(
-        default=60.0, gt=0, description="Time limit for a call's headers and body, then 408."
+    request_seconds: RequestSeconds = Field(
+        default=60.0, description="Time limit for a call's headers and body, then 408."
     )
     max_unfinished_bytes: int = Field(
         default=268_435_456,
@@ -347,16 +382,16 @@ class Ingest(_Section):
         description="Maximum bytes in the bodies of all unfinished calls, then 429. A call "
         "takes a few times the memory of its body.",
     )
-    topic: str = "user-events"
-    dead_letter_topic: str = "user-events.dead"
-    partitions: int = Field(default=4, ge=1)
-    group: str = "writetime-sink"
+    topic: TopicName = "user-events"
+    dead_letter_topic: TopicName = "user-events.dead"
+    partitions: int = Field(default=4, ge=1, le=100_000)
+    group: Text = "writetime-sink"
     max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
     max_batch_bytes: int = Field(default=8_388_608, ge=1024, description="A larger call is answered 413.")
     max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
     max_pending_events: int = Field(default=20_000, ge=1, description="Maximum of unacknowledged events, then 429.")
-    ack_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="Time limit for the broker's acknowledgement, then 503."
+    ack_timeout_seconds: RequestSeconds = Field(
+        default=10.0, description="Time limit for the broker's acknowledgement, then 503."
     )
     mode: Literal["lwt", "lwt-batch", "upsert"] = "lwt-batch"
     bucket: Literal["none", "day"] = "none"
@@ -366,16 +401,18 @@ class Ingest(_Section):
         default=10_000, ge=1, description="Reading pauses at this number of unfinished events, and at 256 MiB of them."
     )
     idempotency_window_seconds: int = Field(
-        default=7 * 86_400, ge=60, description="How long an Idempotency-Key is remembered."
+        default=7 * 86_400, ge=60, le=20 * 365 * 86_400, description="How long an Idempotency-Key is remembered."
     )
-    commit_interval_seconds: float = Field(default=1.0, gt=0)
-    session_timeout_seconds: float = Field(
+    commit_interval_seconds: Seconds = 1.0
+    session_timeout_seconds: RequestSeconds = Field(
         default=60.0, gt=1, description="After this time a silent sink loses its partitions."
     )
-    sink_metrics_port: int | None = Field(default=None, description="Where `writetime sink` serves Prometheus metrics.")
-    sink_metrics_host: str = "127.0.0.1"
-    drain_seconds: float = Field(
-        default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
+    sink_metrics_port: Port | None = Field(
+        default=None, description="Where `writetime sink` serves Prometheus metrics."
+    )
+    sink_metrics_host: Text = "127.0.0.1"
+    drain_seconds: Seconds = Field(
+        default=15.0, description="How long a rebalance or a stop waits for writes in flight."
     )
     max_events_per_run: int = Field(
         default=500_000, ge=1, description="Maximum number of events in one run of the Dagster asset."
@@ -391,6 +428,8 @@ class Ingest(_Section):
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_certificate_file and tls_key_file must be set together")
+        if self.topic == self.dead_letter_topic:
+            raise ValueError("dead_letter_topic is topic: the sink would read its own dead letters; name another one")
         return self
 
     @property
@@ -410,12 +449,12 @@ class Queue(_Section):
     shards: int = Field(default=16, ge=1, le=1024, description="For a new queue; fixed from then on.")
     priority: int = Field(default=0, description="A worker of several queues serves the higher one first.")
     concurrency: int | None = Field(default=None, ge=1, description="Items that run at once; at least one per shard.")
-    rate: float | None = Field(default=None, gt=0, description="Items started per second.")
+    rate: float | None = Field(default=None, gt=0, le=1e6, description="Items started per second.")
     key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
-    key_rate: float | None = Field(default=None, gt=0, description="Items of one key started per second.")
+    key_rate: float | None = Field(default=None, gt=0, le=1e6, description="Items of one key started per second.")
     max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
-    backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after the first failure; then doubled.")
-    backoff_cap_seconds: float = Field(default=300.0, gt=0)
+    backoff_base_seconds: Seconds = Field(default=1.0, description="Pause after the first failure; then doubled.")
+    backoff_cap_seconds: Seconds = 300.0
     max_depth: int | None = Field(default=None, ge=0, description="Unfinished items above which Dagster warns.")
 
 
@@ -423,31 +462,29 @@ class WorkQueue(_Section):
     """Queues of work items in the database, and their workers."""
 
     queues: dict[str, Queue] = Field(default={}, description="Queues with other settings than the defaults, by name.")
-    lease_seconds: float = Field(
-        default=300.0, gt=0, description="After this time a silent worker's shards go to others."
-    )
+    lease_seconds: Seconds = Field(default=300.0, description="After this time a silent worker's shards go to others.")
     threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
     batch_rows: int = Field(default=256, ge=1, le=1000, description="Maximum number of items in one conditional batch.")
-    bucket_seconds: int = Field(default=3600, ge=1, description="For a new queue; fixed from then on.")
-    close_after_seconds: float = Field(
-        default=900.0, gt=0, description="After its end, a bucket stays open for late inserts for this time."
+    bucket_seconds: int = Field(default=3600, ge=1, le=366 * 86_400, description="For a new queue; fixed from then on.")
+    close_after_seconds: Seconds = Field(
+        default=900.0, description="After its end, a bucket stays open for late inserts for this time."
     )
-    keep_closed_hours: float = Field(default=168.0, gt=0, description="Closed buckets are dropped after this time.")
-    poll_seconds: float = Field(default=0.01, gt=0, description="Pause after a poll that found items.")
-    idle_poll_seconds: float = Field(default=1.0, gt=0, description="The pause grows to this while nothing is found.")
-    overlap_seconds: float = Field(
-        default=2.0, ge=0, description="How far polls look back: a rescan finds slower inserts."
+    keep_closed_hours: Hours = Field(default=168.0, gt=0, description="Closed buckets are dropped after this time.")
+    poll_seconds: Seconds = Field(default=0.01, description="Pause after a poll that found items.")
+    idle_poll_seconds: Seconds = Field(default=1.0, description="The pause grows to this while nothing is found.")
+    overlap_seconds: SecondsOrNone = Field(
+        default=2.0, description="How far polls look back: a rescan finds slower inserts."
     )
-    rescan_seconds: float = Field(default=30.0, gt=0, description="How often all unsettled items are read again.")
-    settle_seconds: float = Field(default=30.0, ge=0, description="Younger items are part of every rescan.")
-    clock_tolerance_seconds: float = Field(default=5.0, ge=0, description="How far the nodes' clocks may differ.")
-    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="How long an insert is retried.")
+    rescan_seconds: Seconds = Field(default=30.0, description="How often all unsettled items are read again.")
+    settle_seconds: SecondsOrNone = Field(default=30.0, description="Younger items are part of every rescan.")
+    clock_tolerance_seconds: SecondsOrNone = Field(default=5.0, description="How far the nodes' clocks may differ.")
+    enqueue_timeout_seconds: RequestSeconds = Field(default=10.0, description="How long an insert is retried.")
     max_payload_bytes: int = Field(default=262_144, ge=1024, description="A larger item is rejected.")
-    drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running items.")
+    drain_seconds: Seconds = Field(default=30.0, description="How long a stop waits for running items.")
     hints: bool = Field(default=False, description="Also wake up on `changes.<keyspace>.queue_items` in Kafka.")
-    stuck_seconds: float = Field(default=900.0, gt=0, description="Age of an unfinished item at which Dagster warns.")
-    metrics_port: int | None = Field(default=None, description="Where `writetime work` serves Prometheus metrics.")
-    metrics_host: str = "127.0.0.1"
+    stuck_seconds: Seconds = Field(default=900.0, description="Age of an unfinished item at which Dagster warns.")
+    metrics_port: Port | None = Field(default=None, description="Where `writetime work` serves Prometheus metrics.")
+    metrics_host: Text = "127.0.0.1"
 
     def queue(self, name: str) -> Queue:
         """Return the settings of a queue."""
@@ -473,24 +510,24 @@ class Embedded(_Section):
     servers: list[Literal["zookeeper", "kafka", "cassandra"]] = Field(
         default=["zookeeper", "kafka", "cassandra"], description="The servers to start; the others are external."
     )
-    home: Path = Path(".writetime/servers")
-    cassandra_storage_port: int = 17000
-    cassandra_heap_mb: int = 768
+    home: LocalPath = Path(".writetime/servers")
+    cassandra_storage_port: Port = 17000
+    cassandra_heap_mb: int = Field(default=768, ge=64)
     commitlog_sync: Literal["batch", "periodic"] = "batch"
-    kafka_controller_port: int = 19093
-    kafka_heap_mb: int = 384
-    start_timeout_seconds: float = 120.0
+    kafka_controller_port: Port = 19093
+    kafka_heap_mb: int = Field(default=384, ge=64)
+    start_timeout_seconds: RequestSeconds = 120.0
 
 
 class Replay(_Section):
     """Replayable pub/sub."""
 
-    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="How long a publisher retries.")
-    poll_seconds: float = Field(
-        default=1.0, gt=0, description="How often an idle subscriber looks for a batch that ZooKeeper does not have."
+    publish_timeout_seconds: RequestSeconds = Field(default=30.0, description="How long a publisher retries.")
+    poll_seconds: Seconds = Field(
+        default=1.0, description="How often an idle subscriber looks for a batch that ZooKeeper does not have."
     )
     queues: list[QueueName] = Field(default=[], description="Queues that Dagster copies into the lake.")
-    keep_days: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    keep_days: dict[str, Annotated[Days, Field(gt=0)]] = Field(
         default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
     )
     batches_per_run: int = Field(default=500, ge=1, description="Maximum number of batches in one Dagster run.")
@@ -514,7 +551,7 @@ class Settings(BaseSettings):
     """All settings. Create it with `load()`, which finds the file and turns mistakes into one readable error."""
 
     model_config = SettingsConfigDict(
-        env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
     )
 
     cassandra: Cassandra = Cassandra()
@@ -550,11 +587,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: arguments of a test, then the environment, then the secrets' folder, then the file."""
-        del dotenv_settings
-        sources = [init_settings, env_settings]
+        del env_settings, dotenv_settings
+        sources = [init_settings, Variables(settings_cls)]
         if folder := os.environ.get(SECRETS_VARIABLE):
             sources.append(
-                NestedSecretsSettingsSource(
+                SecretFiles(
                     file_secret_settings,
                     secrets_dir=folder,
                     secrets_dir_missing="error",
@@ -562,7 +599,7 @@ class Settings(BaseSettings):
                     secrets_nested_delimiter="__",
                 )
             )
-        return *sources, TomlConfigSettingsSource(settings_cls, config_path())
+        return *sources, TomlFile(settings_cls, config_path())
 
 
 class InvalidSettings(WritetimeError):
@@ -590,10 +627,13 @@ def load(**overrides: Any) -> Settings:
         raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
     # The variables that name the file and the folder are not settings: no field is called `config` or `secrets`.
     try:
-        return Settings(**overrides)
+        settings = Settings(**overrides)
     except ValidationError as e:
         raise InvalidSettings(f"settings ({path} and WRITETIME_* variables)", faults(e, Settings)) from None
     except SettingsError as e:
-        raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e}") from None
+        raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e.__cause__ or e}") from None
     except ValueError as e:
         raise WritetimeError(f"{path} is not valid TOML: {e}") from None
+    if ignored := unused(Settings, os.environ.get(SECRETS_VARIABLE)):
+        raise InvalidSettings("settings", ignored)
+    return settings

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from writetime.clients.tls import require_readable
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
@@ -226,6 +227,8 @@ def serve(settings: Settings) -> None:
         print(f"warning: {e}", file=sys.stderr, flush=True)
     app = create_app(settings)
     config = server_config(app, settings)
+    files = {name: getattr(settings.ingest, name) for name in ("tls_certificate_file", "tls_key_file")}
+    require_readable({f"ingest.{name}": file for name, file in files.items()})
     try:
         config.load()
     except OSError as e:

@@ -13,11 +13,10 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
+from writetime.core.setting_types import power_of_two
 
 Number = TypeVar("Number", int, np.ndarray)
-MAX_BUCKETS = 1 << 16
 ALL = -1
 """The bucket of a file with rows of all buckets."""
 
@@ -36,11 +35,10 @@ def check_buckets(buckets: int) -> int:
     Raises:
         WritetimeError: it is not a power of two up to 65,536.
     """
-    if not 1 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
-        raise WritetimeError(
-            f"{counted(buckets, 'bucket')}: a power of two from 1 to {MAX_BUCKETS:,} is needed (lake.buckets)"
-        )
-    return buckets
+    try:
+        return power_of_two(buckets)
+    except ValueError as e:
+        raise WritetimeError(str(e)) from None
 
 
 def buckets_of(tokens: pa.Array | pa.ChunkedArray, buckets: int) -> np.ndarray:

@@ -263,10 +263,10 @@ def create_table(
     buckets, and with `more` properties of its changes.
 
     Raises:
-        WritetimeError: as in `open_table` and `follow`, or `lake.buckets` is not a power of two.
+        WritetimeError: as in `open_table` and `follow`.
     """
     storage = table_storage(settings, schema.full_name)
-    buckets = check_buckets(settings.lake.buckets)
+    buckets = settings.lake.buckets
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)

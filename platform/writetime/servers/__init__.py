@@ -40,7 +40,7 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
         WritetimeError: two of them have the same port, a port is in use, or a server does not start.
     """
     all_servers = servers(settings)
-    _require_distinct_ports(all_servers)
+    require_distinct_ports(all_servers)
     # All are checked before the first starts: if one cannot start, none is started.
     needed = [server for server in all_servers if server.must_start()]
     jars.fetch(*(server.name for server in needed))
@@ -58,8 +58,12 @@ def down(settings: Settings) -> list[tuple[str, bool]]:
     return [(name, ServerFolder(settings.embedded.home / name).stop()) for name in reversed(_SERVERS) if name in named]
 
 
-def _require_distinct_ports(all_servers: Sequence[EmbeddedServer]) -> None:
-    """Compare the ports before anything starts: a port is free until its first server listens."""
+def require_distinct_ports(all_servers: Sequence[EmbeddedServer]) -> None:
+    """Compare the ports before anything starts: a port is free until its first server listens.
+
+    Raises:
+        WritetimeError: two servers have the same port.
+    """
     taken: dict[tuple[str, int], str] = {}
     for server in all_servers:
         for setting, port in server.ports.items():
