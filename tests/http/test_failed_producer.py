@@ -12,6 +12,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.http.ingress import serve
 from writetime.http.outbox import Outbox
+from writetime.servers.process import free_port
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order", True)
 
@@ -24,7 +25,7 @@ def test_an_ingress_with_a_failed_producer_ends_with_an_error(monkeypatch: pytes
 
     monkeypatch.setattr("writetime.http.ingress.Outbox", Failing)
     with pytest.raises(WritetimeError, match="the Kafka producer has failed for good: out of order; start the ingress"):
-        serve(changed(Settings(), NO_BROKER, port=0))
+        serve(changed(Settings(), NO_BROKER, port=free_port()))
 
 
 def test_events_that_a_failed_producer_refuses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def broker(kafka: Settings, cassandra: Settings) -> Settings:
     """Settings with a topic for this module's tests."""
     # Work items go to the database.
     del cassandra
-    settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
+    settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=free_port())
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
     return settings
 

@@ -37,6 +37,7 @@ from writetime.http.bodies import MAX_PARTS
 from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from writetime.runtime import jars
 from writetime.runtime.java import java
+from writetime.servers.process import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -214,7 +215,7 @@ def test_an_upgrade_is_ignored_and_the_body_is_kept(ingress: Running) -> None:
 
 def test_the_http_client_of_java_is_understood(kafka: Settings, tmp_path: Path) -> None:
     """It asks for HTTP/2 in each call, by default."""
-    settings = changed(kafka, topic=f"java-{uuid.uuid4().hex[:8]}", port=0)
+    settings = changed(kafka, topic=f"java-{uuid.uuid4().hex[:8]}", port=free_port())
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=1)
     with running(settings) as ingress:
         said = run_java(tmp_path, f"http://127.0.0.1:{ingress.port}/events", "3")

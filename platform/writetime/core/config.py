@@ -465,7 +465,9 @@ class WorkQueue(_Section):
     lease_seconds: Seconds = Field(default=300.0, description="After this time a silent worker's shards go to others.")
     threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
     batch_rows: int = Field(default=256, ge=1, le=1000, description="Maximum number of items in one conditional batch.")
-    bucket_seconds: int = Field(default=3600, ge=1, le=366 * 86_400, description="For a new queue; fixed from then on.")
+    bucket_seconds: int = Field(
+        default=3600, ge=1, le=100 * 366 * 86_400, description="For a new queue; fixed from then on."
+    )
     close_after_seconds: Seconds = Field(
         default=900.0, description="After its end, a bucket stays open for late inserts for this time."
     )
