@@ -240,14 +240,14 @@ def test_a_tick_queries_kafka_equally_often_for_many_tables(
     # Ticks share the topic of the watermarks, and the first one after ten minutes opens it again.
     monkeypatch.setattr(followed, "_topics", {})
     followed.shared_watermarks(settings).read()
-    asked, ask = 0, kafka._ask
+    asked, ask = 0, kafka.ask_cluster
 
     def count(*arguments: Any) -> Any:
         nonlocal asked
         asked += 1
         return ask(*arguments)
 
-    monkeypatch.setattr(kafka, "_ask", count)
+    monkeypatch.setattr(kafka, "ask_cluster", count)
     with DagsterInstance.ephemeral() as instance:
         assert len(requested(tick(instance, names[0]))) == 1
         of_one, asked = asked, 0

@@ -34,6 +34,7 @@ from dagster import (
 )
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.topics import alter_topic
 from writetime.clients import database, kafka
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -56,6 +57,8 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 def produce(settings: Settings, *values: bytes | None, days_ago: int = 0) -> None:
+    if days_ago:
+        alter_topic(settings, settings.ingest.topic, {"message.timestamp.type": "CreateTime"})
     producer = Producer(kafka.client_config(settings, acks="all"))
     at = int((time.time() - 86_400 * days_ago) * 1000)
     for i, value in enumerate(values):

@@ -161,7 +161,8 @@ def test_a_table_whose_schema_cannot_be_read_does_not_stop_the_others(
 def test_a_topic_that_kafka_refuses_does_not_stop_the_others(captured: Captured) -> None:
     # Each message is older than the broker takes.
     refused = changes_topic(f"{captured.keyspace}.{_BAD}")
-    ensure_topics(captured.settings, {refused: {"message.timestamp.before.max.ms": "0"}}, 1)
+    options = {"message.timestamp.type": "CreateTime", "message.timestamp.before.max.ms": "0"}
+    ensure_topics(captured.settings, {refused: options}, 1)
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     with captured.agent():
         write_rows(captured, _BAD, "good")

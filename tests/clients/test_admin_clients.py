@@ -11,14 +11,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from writetime.cli import check
 from writetime.clients import kafka
 from writetime.clients.topic_retention import topic_retention_seconds
 from writetime.core import config
 from writetime.core.config import Kafka, Settings
-from writetime.wire import publishing
-from writetime.wire.publishing import SCHEMAS_TOPIC, Sender
-from writetime.wire.watermarks import WATERMARKS_TOPIC, ensure_watermarks_topic
+from writetime.wire.publishing import Sender
 
 
 @pytest.fixture
@@ -71,9 +68,8 @@ class Client:
         return self._answer(*names)
 
     def describe_configs(self, asked: list[Any], request_timeout: float) -> dict[Any, Future[Any]]:
-        value, policy = SimpleNamespace(value="1000"), SimpleNamespace(value="compact,delete")
-        options = {"max.message.bytes": value, "retention.ms": value, "cleanup.policy": policy}
-        return self._answer(*asked, value=options)
+        value = SimpleNamespace(value="1000")
+        return self._answer(*asked, value=dict.fromkeys(("max.message.bytes", "segment.bytes", "retention.ms"), value))
 
 
 REQUESTS: dict[str, Callable[[Settings], Any]] = {
@@ -93,26 +89,6 @@ def test_a_client_is_kept_until_it_has_answered(
     # Brokers list the topics as requested.
     monkeypatch.setattr(kafka, "wait_until", lambda *_: True)
     request_(config.load())
-
-
-def test_a_shared_topic_that_kafka_deletes_from_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once per process, with the remedy, and by `writetime check`."""
-    monkeypatch.setattr(kafka, "_admin", Client)
-    monkeypatch.setattr(publishing, "ensure_topics", lambda *_: [])
-    monkeypatch.setattr(publishing, "_looked_at", set())
-    for _ in range(2):
-        publishing.ensure_schemas_topic(config.load())
-        ensure_watermarks_topic(config.load())
-    # Threads of earlier tests' clients may log, too.
-    logged = [record.getMessage() for record in caplog.records if record.name == publishing.__name__]
-    assert [line.split(", so")[0] for line in logged] == [
-        f"topic {topic} has cleanup.policy=compact,delete" for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC)
-    ]
-    assert f"--entity-name {SCHEMAS_TOPIC} --add-config cleanup.policy=compact`" in logged[0]
-    monkeypatch.setattr(check, "answers", lambda _: True)
-    assert [line for line in check._kafka(config.load()) if isinstance(line, check.Fault)] == logged
 
 
 def test_an_answer_that_does_not_come_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

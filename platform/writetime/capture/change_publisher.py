@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from writetime.clients.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
 from writetime.clients.schema_registry import SchemaRefused
+from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.counts import counted
@@ -309,6 +310,8 @@ class ChangePublisher:
             if not self._sender.flush(self._stop):
                 raise Transient(f"Kafka has not acknowledged the schema of {schema.full_name}, and the program ends")
             with _of_topic(name):
+                if lossy := lossy_faults(self._settings, {name: Keeps.UNREAD}, log):
+                    raise Refused("; ".join(map(str, lossy)), name)
                 partitions = len(partitions_of(self._settings, name))
                 found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
             self._topics[announced] = found

@@ -8,26 +8,28 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from writetime import servers
 from writetime.clients import database, zookeeper
-from writetime.clients.kafka import NoTopic, answers, fault_of_connections
+from writetime.clients.kafka import answers, fault_of_connections, topic_names
 from writetime.clients.tls import require_readable
+from writetime.clients.topic_options import Keeps, faults_of
 from writetime.core import config
 from writetime.core.config import InvalidSettings, Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import is_installed
 from writetime.core.settings_sources import exposed
+from writetime.ingest.topics import kept_in, least_bytes
 from writetime.lake.followed_tables import cdc_statement, followed_tables, is_captured
 from writetime.lake.lake_storage import lake_storage
 from writetime.runtime.java import java
 from writetime.servers.process import port_answers
 from writetime.view.expected_rows import of_entry
-from writetime.wire.publishing import SCHEMAS_TOPIC, loss_of
+from writetime.wire.publishing import SCHEMAS_TOPIC
+from writetime.wire.topic_names import keeps_of
 from writetime.wire.watermarks import WATERMARKS_TOPIC
 
 _ZOOKEEPER_SECONDS = 5
@@ -120,10 +122,14 @@ def _database(settings: Settings) -> Iterator[str]:
 def _kafka(settings: Settings) -> Iterator[str]:
     brokers = settings.kafka.bootstrap_servers
     if answers(settings):
-        for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
-            with suppress(NoTopic):
-                if (fault := loss_of(settings, topic)) is not None:
-                    yield Fault(fault)
+        there = set(topic_names(settings))
+        of_ingest = {topic: keeps for topic, keeps in kept_in(settings).items() if topic in there}
+        others = {topic: keeps for topic in there if (keeps := _kept_in(topic)) is not None}
+        found = faults_of(
+            settings, {topic: of_ingest[topic] for topic in there & of_ingest.keys()}, least_bytes(settings)
+        )
+        for faults in (found | faults_of(settings, others)).values():
+            yield from map(Fault, [faults] if isinstance(faults, WritetimeError) else faults)
         yield f"answers at {brokers}"
         return
     reason = fault_of_connections(settings) or "no answer within a second"
@@ -131,6 +137,13 @@ def _kafka(settings: Settings) -> Iterator[str]:
         f"no broker answers at {brokers} ({reason}); start the embedded servers with `writetime up`, or set "
         "kafka.bootstrap_servers and kafka.client"
     )
+
+
+def _kept_in(topic: str) -> Keeps | None:
+    """Return the messages that Kafka must keep in a topic of the platform; None for another topic."""
+    if topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
+        return Keeps.LATEST
+    return keeps_of(topic)
 
 
 def _zookeeper(settings: Settings) -> Iterator[str]:

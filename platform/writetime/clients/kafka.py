@@ -43,6 +43,7 @@ class UnreadableHeaders(ValueError):
 
 
 TIMEOUT_SECONDS = 15.0
+DAY_MS = 86_400_000
 _REASON_SECONDS = 1.0
 # A client reports a timeout shortly after the request has timed out.
 _GRACE_SECONDS = 5.0
@@ -90,15 +91,16 @@ def _require_accepted(options: tuple[tuple[str, str], ...]) -> None:
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
-    """Create the topics that do not exist, with their own options, and wait until brokers list them all.
+    """Create the topics that do not exist, and wait until brokers list them all. Each gets its own options, and for the
+    others the values of `new_topic_options`.
 
     Returns:
         The names of those that were created.
     """
     # This request also shows the client which broker is the controller now.
     there = set(topic_names(settings))
-    replicas = settings.kafka.replication_factor
-    new = [NewTopic(t, partitions, replicas, config=dict(o)) for t, o in topics.items() if t not in there]
+    replicas, common = settings.kafka.replication_factor, new_topic_options(settings)
+    new = [NewTopic(t, partitions, replicas, config={**common, **o}) for t, o in topics.items() if t not in there]
     if not new:
         return []
     created = []
@@ -109,12 +111,38 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
             created.append(name)
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _fault_of(settings, f"topic {name} cannot be created", e) from None
+                raise fault_of(settings, f"topic {name} cannot be created", e) from None
     # A broker may report a topic as created before it lists the topic itself.
     if not wait_until(lambda: set(topics) <= set(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
         names = ", ".join(topics)
         raise Transient(f"topics were created, and brokers do not list all after {TIMEOUT_SECONDS:.0f} s: {names}")
     return created
+
+
+def new_topic_options(settings: Settings) -> dict[str, str]:
+    """Return the options of new topics. A guarantee rests on each of them, so none is left to the brokers' defaults."""
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": str(round(settings.kafka.retention_days * DAY_MS)),
+        "retention.bytes": "-1",
+        # Kafka's own default.
+        "max.message.bytes": "1048588",
+        # The broker keeps a message as the client has compressed it. Otherwise it could be too large only there.
+        "compression.type": "producer",
+        # A batch must fit into a segment.
+        "segment.bytes": str(1 << 30),
+        # Retention counts from the arrival, and no clock of a client makes the broker refuse or delete a message.
+        "message.timestamp.type": "LogAppendTime",
+        "min.insync.replicas": str(majority(settings.kafka.replication_factor)),
+        "unclean.leader.election.enable": "false",
+        # How long readers of a compacted topic can see that a key was deleted.
+        "delete.retention.ms": str(DAY_MS),
+    }
+
+
+def majority(replicas: int) -> int:
+    """Return how many replicas must have a message before its acknowledgement."""
+    return replicas // 2 + 1
 
 
 def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
@@ -129,7 +157,7 @@ def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
             answer_of(future)
         except KafkaException as e:
             if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise _fault_of(settings, f"topic {name} cannot be deleted", e) from None
+                raise fault_of(settings, f"topic {name} cannot be deleted", e) from None
     if not wait_until(lambda: set(topics).isdisjoint(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
         names = ", ".join(topics)
         raise Transient(f"topics were deleted, and brokers still list some after {TIMEOUT_SECONDS:.0f} s: {names}")
@@ -141,7 +169,7 @@ def topic_names(settings: Settings) -> list[str]:
     Raises:
         WritetimeError: no broker answers.
     """
-    return _ask(settings, "topics", lambda admin: sorted(admin.list_topics(timeout=TIMEOUT_SECONDS).topics))
+    return ask_cluster(settings, "topics", lambda admin: sorted(admin.list_topics(timeout=TIMEOUT_SECONDS).topics))
 
 
 def partitions_of(settings: Settings, topic: str) -> list[int]:
@@ -157,7 +185,7 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
             raise KafkaException(described.error)
         return sorted(described.partitions)
 
-    return _ask(settings, f"topic {topic}", ask)
+    return ask_cluster(settings, f"topic {topic}", ask)
 
 
 def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
@@ -181,7 +209,7 @@ def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
                     raise
         return found
 
-    return _ask(settings, "ids of topics", ask) if topics else {}
+    return ask_cluster(settings, "ids of topics", ask) if topics else {}
 
 
 def has_topic(settings: Settings, topic: str) -> bool:
@@ -197,23 +225,15 @@ def max_message_bytes(settings: Settings, topic: str) -> int:
     """Return the largest message size of a topic.
 
     Raises:
-        WritetimeError: there is no such topic, or no broker answers.
-    """
-    return int(topic_option(settings, topic, "max.message.bytes"))
-
-
-def topic_option(settings: Settings, topic: str, name: str) -> str:
-    """Return an option of a topic, or the broker's default for it.
-
-    Raises:
         NoTopic: there is no such topic.
         WritetimeError: no broker answers, or Kafka refuses to describe the topic.
     """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
-    options = _ask(
+    options = ask_cluster(
         settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked, request_timeout=TIMEOUT_SECONDS))
     )
-    return options[name].value
+    # Kafka refuses a batch that is larger than a segment.
+    return min(int(options[name].value) for name in ("max.message.bytes", "segment.bytes"))
 
 
 def beginning_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
@@ -280,10 +300,10 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
         return listed.cluster_id, ends, refused
 
     latest: Any = OffsetSpec.latest()
-    cluster, ends, refused = _ask(settings, "offsets of topics", ask)
+    cluster, ends, refused = ask_cluster(settings, "offsets of topics", ask)
     for error in refused.values():
         _forget_leaders(error)
-    faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
+    faults = {name: fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
     return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults, cluster)
 
 
@@ -317,7 +337,7 @@ def committed(
     Raises:
         WritetimeError: an offset cannot be read; a `Transient` if that may pass.
     """
-    answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
+    answer = ask_cluster(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
     for tp in answer:
         if tp.error is not None:
             raise kind_of(tp.error)(
@@ -334,7 +354,7 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
     """
     wanted = [TopicPartition(topic, p, o) for p, o in offsets.items()]
     with _member_of(settings, group) as consumer:
-        answer = _ask(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
+        answer = ask_cluster(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
     for tp in answer or []:
         if tp.error is not None:
             raise kind_of(tp.error)(
@@ -380,7 +400,7 @@ def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
 
 def group_is_live(settings: Settings, group: str) -> bool:
     """Return whether a consumer group has members now."""
-    described = _ask(
+    described = ask_cluster(
         settings,
         f"group {group}",
         lambda admin: _first(admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)),
@@ -519,7 +539,7 @@ def _offsets(
                 partitions_of(settings, topic)
             raise
 
-    return _ask(settings, f"offsets of topic {topic}", ask)
+    return ask_cluster(settings, f"offsets of topic {topic}", ask)
 
 
 def _of_listed(error: KafkaException) -> KafkaException:
@@ -541,8 +561,13 @@ def _offset_of(answer: Future[Any]) -> int:
     return offset
 
 
-def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
-    """Send a request to the cluster; repeat it while the topic or group is being created or moved."""
+def ask_cluster(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
+    """Send a request to the cluster; repeat it while the topic or group is being created or moved.
+
+    Raises:
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers, or Kafka refuses it; `what` names the request.
+    """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         admin = _admin(settings)
@@ -553,7 +578,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
                 raise NoTopic(f"{what} does not exist; run `writetime init`") from None
             _forget_leaders(e)
             if e.args[0].code() not in ASK_AGAIN or time.monotonic() > deadline:
-                raise _fault_of(settings, what, e) from None
+                raise fault_of(settings, what, e) from None
         finally:
             # A poll delivers the client's log lines.
             admin.poll(0)
@@ -590,7 +615,8 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
-def _fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
+def fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
+    """Return the error for users of a request that failed; `what` names the request."""
     fault, brokers = error.args[0], settings.kafka.bootstrap_servers
     if fault.code() in NO_ANSWER:
         return Transient(

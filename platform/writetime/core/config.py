@@ -125,6 +125,9 @@ class Kafka(_Section):
 
     bootstrap_servers: Addresses = "127.0.0.1:19092"
     replication_factor: int = Field(default=1, ge=1, le=32_767)
+    retention_days: float = Field(
+        default=7.0, ge=1, le=36_500, description="Retention of new topics of events, changes and row events."
+    )
     client: dict[str, SecretStr] = {}
 
     @model_validator(mode="after")

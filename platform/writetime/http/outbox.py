@@ -5,6 +5,7 @@ confluent-kafka has a producer for asyncio (`AIOProducer`), but it refuses heade
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,16 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from writetime.clients.kafka import client_config, max_message_bytes
+from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.http.ingress_metrics import IngressMetrics
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 
+log = logging.getLogger(__name__)
+
+TOPIC_CHECK_SECONDS = 30.0
+"""While events arrive, how often the options of their topic are checked."""
 _POLL_SECONDS = 0.002
 _PROBE_SECONDS = 2.0
 _PROBE_KEPT_SECONDS = 1.0
@@ -76,14 +82,23 @@ class Outbox:
         self._probe_lock = asyncio.Lock()
         self._probe_fault: str | None = None
         self._probe_kept_until = 0.0
+        # Why the topic would lose events, and the check that finds it.
+        self._lossy: str | None = None
+        self._is_checked = False
+        self._checking: asyncio.Task[None] | None = None
+        self._next_check = 0.0
         self.pending = 0
         metrics.pending.set_function(lambda: self.pending)
 
     async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[Fault | None]:
         """Send events with their Kafka values; return, for each, None once the broker has it, else the fault.
 
-        An event with a fault may still be in the topic, unless it is too large.
+        An event with a fault may still be in the topic, unless it is too large. While the topic would lose events, each
+        has a fault.
         """
+        checking = self._check_in_time()
+        if self._lossy is not None:
+            return [Fault(self._lossy)] * len(messages)
         faults = await self._send(self._producer, messages)
         # The broker refuses whole batches of the producer, with events that are small, and of other calls.
         if large := [i for i, fault in enumerate(faults) if fault is not None and fault.is_too_large]:
@@ -92,7 +107,27 @@ class Outbox:
             alone = await self._send(self._single, [messages[i] for i in large])
             for i, fault in zip(large, alone, strict=True):
                 faults[i] = fault
-        return faults
+        if not self._is_checked and checking is not None:
+            # The topic may have been created without Writetime since the start.
+            await asyncio.wait([checking], timeout=self._settings.ingest.ack_timeout_seconds)
+        return faults if self._lossy is None else [Fault(self._lossy)] * len(messages)
+
+    def _check_in_time(self) -> asyncio.Task[None] | None:
+        """Start a check of the topic if it is due; return the last one."""
+        if self._loop.time() >= self._next_check and (self._checking is None or self._checking.done()):
+            self._next_check = self._loop.time() + (TOPIC_CHECK_SECONDS if self._is_checked else _PROBE_KEPT_SECONDS)
+            self._checking = self._loop.create_task(self._check_topic())
+        return self._checking
+
+    async def _check_topic(self) -> None:
+        try:
+            lossy = await asyncio.to_thread(_lossy, self._settings)
+        except WritetimeError:
+            # The broker does not answer, which the events show, too.
+            return
+        if lossy is not None and lossy != self._lossy:
+            log.error("events are refused: %s", lossy)
+        self._lossy, self._is_checked = lossy, True
 
     async def largest(self) -> int | None:
         """Return the largest message that the topic takes (bytes); None if Kafka does not say."""
@@ -143,7 +178,8 @@ class Outbox:
                 except WritetimeError as e:
                     self._probe_fault = str(e)
                 self._probe_kept_until = self._loop.time() + _PROBE_KEPT_SECONDS
-        return self._probe_fault
+        self._check_in_time()
+        return self._probe_fault or self._lossy
 
     def close(self) -> None:
         """Wait for the broker's answers to pending events; each comes within `ack_timeout_seconds`."""
@@ -179,13 +215,23 @@ class Outbox:
 
 
 def check(settings: Settings) -> None:
-    """Check that the brokers have the topic.
+    """Check that the brokers have the topic, and that its options lose no event.
 
     Raises:
         BrokerUnreachableError: no broker answers.
-        WritetimeError: the topic is missing, or librdkafka refuses a setting of `kafka.client`.
+        WritetimeError: the topic is missing or would lose events, or librdkafka refuses a setting of `kafka.client`.
     """
     _probe(_producer(settings), settings)
+    if (lossy := _lossy(settings, log)) is not None:
+        raise WritetimeError(lossy)
+
+
+def _lossy(settings: Settings, log: logging.Logger | None = None) -> str | None:
+    """Return why the topic would lose events that it has acknowledged, or never acknowledge one; None if it would not.
+    Log its other faults.
+    """
+    topics, least_bytes = {settings.ingest.topic: Keeps.UNREAD}, settings.ingest.max_event_bytes
+    return "; ".join(map(str, lossy_faults(settings, topics, log, least_bytes))) or None
 
 
 def _probe(producer: Producer, settings: Settings) -> None:

@@ -1,11 +1,11 @@
 """The topics of ingest."""
 
 from writetime.clients.kafka import ensure_topics
+from writetime.clients.topic_options import Keeps
 from writetime.core.config import Settings
 
 # The largest size of a message's headers and batch; a dead letter must have room for its original.
 _ENVELOPE_BYTES = 64 * 1024
-_DAY_MS = 86_400_000
 
 
 def ensure_ingest_topics(settings: Settings) -> list[str]:
@@ -13,8 +13,18 @@ def ensure_ingest_topics(settings: Settings) -> list[str]:
     ingest = settings.ingest
     largest = max(1024 * 1024, ingest.max_event_bytes) + _ENVELOPE_BYTES
     topics = {
-        ingest.topic: {"retention.ms": str(7 * _DAY_MS), "max.message.bytes": str(largest)},
+        ingest.topic: {"max.message.bytes": str(largest)},
         # Dead letters wait for an operator, so they stay until they are deleted.
         ingest.dead_letter_topic: {"retention.ms": "-1", "max.message.bytes": str(largest + _ENVELOPE_BYTES)},
     }
     return ensure_topics(settings, topics, ingest.partitions)
+
+
+def kept_in(settings: Settings) -> dict[str, Keeps]:
+    """Return the topics of ingest, with the messages that Kafka must keep in them."""
+    return {settings.ingest.topic: Keeps.UNREAD, settings.ingest.dead_letter_topic: Keeps.ALL}
+
+
+def least_bytes(settings: Settings) -> int:
+    """Return the size of the largest message that the topics of ingest must accept."""
+    return settings.ingest.max_event_bytes

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics
+from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError, reason_of
 from writetime.core.outages import is_outage
@@ -225,11 +226,15 @@ class Tables:
         assert self.topics is not None
         there = sorted({str(table_of_topic(topic)) for topic in (*ends.ends, *ends.faults)})
         names = self._names or there
-        for name in names:
-            if name not in self._tables:
-                self._tables[name] = TableLanding(
-                    self._settings, name, self.topics, self.reporter, accept_gap=self._accept_gap
-                )
+        new = [name for name in names if name not in self._tables]
+        for name in new:
+            self._tables[name] = TableLanding(
+                self._settings, name, self.topics, self.reporter, accept_gap=self._accept_gap
+            )
+        # Messages are read nevertheless, before Kafka deletes more. A missing message sets its table aside.
+        with suppress(WritetimeError):
+            for fault in lossy_faults(self._settings, {changes_topic(name): Keeps.UNREAD for name in new}, log):
+                log.error("%s", fault)
         if not self._names:
             # A table whose topic was deleted, such as by `writetime forget`, no longer exists.
             self._tables = {name: table for name, table in self._tables.items() if name in set(there)}

@@ -56,7 +56,7 @@ from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
-from writetime.landing.tasks import DECODED_TOGETHER, Part, write_part
+from writetime.landing.tasks import DECODED_TOGETHER, Part, gap_remedy, write_part
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
@@ -275,7 +275,7 @@ class Landing:
             if is_other and not accept_gap:
                 raise WritetimeError(
                     f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
-                    f"was deleted. Its messages that had not landed are lost. {self._remedy}"
+                    f"was deleted. Its messages that had not landed are lost. {gap_remedy(self.name)}"
                 )
             if is_other:
                 begins = beginning_offsets(self._settings, self._topic, list(ends))
@@ -300,8 +300,12 @@ class Landing:
                 return count
             self._note_snapshots(table)
             skipped = {(s.partition, s.offset) for s in skips_of(now) if s.topic_id == topic_id}
-            parts = self._parts(begins, reached, ChangeWriter.of(table, table.schema(now)), skipped, starts)
+            writer = ChangeWriter.of(table, table.schema(now))
+            parts = self._parts(begins, reached, writer, skipped, starts, accept_gap=accept_gap)
             written = list(run(write_part, parts))
+            missing = sum(each.missing for each in written)
+            if missing:
+                raise_history(table, time_of_lake(table))
             files = [file for each in written for file in each.files]
             number = (now.transaction(self._topic) or 0) + 1
             places = {place_name(self._topic, p): offset for p, offset in reached.items()}
@@ -316,7 +320,7 @@ class Landing:
             if is_new:
                 count += sum(file.rows for file in files)
                 passed = sum(begins[p] <= offset < reached[p] for p, offset in skipped if p in reached)
-                passed += sum(each.void for each in written)
+                passed += sum(each.void for each in written) + missing
                 self.offsets_landed += sum(offset - begins[p] for p, offset in reached.items()) - passed
             now = table.changes.load()
             if is_new and number % FAN == 0:
@@ -337,6 +341,8 @@ class Landing:
         writer: ChangeWriter,
         skipped: Collection[tuple[int, int]],
         starts: Mapping[str, Start],
+        *,
+        accept_gap: bool,
     ) -> list[Part]:
         """Share the partitions out: each separately, or few messages together, because each part costs a connection."""
         new = [p for p, begin in begins.items() if begin < ends[p]]
@@ -352,6 +358,7 @@ class Landing:
                 self._registry,
                 frozenset(skipped),
                 {source: start for source, start in starts.items() if start.since or start.truncation},
+                accept_gap,
             )
             for some in ([new] if few and new else [[p] for p in new])
         ]
@@ -456,16 +463,9 @@ class Landing:
         if landed < first and not accept_gap:
             raise WritetimeError(
                 f"topic {self._topic}, partition {partition} begins at offset {first}, and the messages from {landed} "
-                f"on were not landed: they are gone. {self._remedy}"
+                f"on were not landed: they are gone. {gap_remedy(self.name)}"
             )
         return max(landed, first)
-
-    @property
-    def _remedy(self) -> str:
-        return (
-            f"Take a snapshot now, bring it in with `writetime backfill {self.name}`, then continue with "
-            f"`writetime land {self.name} --accept-gap`"
-        )
 
 
 def _other_places(now: TableVersion, topic: str, partitions: int) -> Iterator[str]:

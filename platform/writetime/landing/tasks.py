@@ -31,7 +31,7 @@ class Part:
 
     `schemas` has all schemas of the table that messages before the ends may name, by fingerprint. `registry` has those
     that messages name by registry ids. The messages in `skipped`, by partition and offset, are left out. `counted_from`
-    has the position from which the changes of a source count.
+    has the position from which the changes of a source count. With `accepts_gaps`, messages may be missing.
     """
 
     settings: Settings
@@ -42,16 +42,18 @@ class Part:
     registry: Registry | None
     skipped: frozenset[tuple[int, int]]
     counted_from: Mapping[str | None, Start]
+    accepts_gaps: bool = False
 
 
 @dataclass
 class Written:
-    """The files of a part, and the number of changes that do not count because the table has been truncated or created
-    again since.
+    """The files of a part, the number of changes that do not count because the table has been truncated or created
+    again since, and the number of messages that Kafka no longer has.
     """
 
     files: list[WrittenFile] = field(default_factory=list)
     void: int = 0
+    missing: int = 0
 
 
 def write_part(part: Part) -> Written:
@@ -59,7 +61,7 @@ def write_part(part: Part) -> Written:
     committed.
 
     Raises:
-        WritetimeError: a message is not a change of the table; the error names its place.
+        WritetimeError: a message is not a change of the table, or is missing; the error names its place.
     """
     written = Written()
     written.files = part.writer.write(_changes(part, written))
@@ -69,14 +71,49 @@ def write_part(part: Part) -> Written:
 def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
     topic = changes_topic(part.writer.schema.full_name)
     decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
-    read = messages_between(part.settings, topic, part.starts, part.ends)
-    messages = (message for message in read if place_of(message) not in part.skipped)
+    messages = _messages(part, topic, written)
     while some := list(islice(messages, DECODED_TOGETHER)):
         changes = _decoded(decoder, part.writer.schema, some)
         if part.counted_from:
             changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
         written.void += len(some) - len(changes)
         yield from changes.to_batches()
+
+
+def _messages(part: Part, topic: str, written: Written) -> Iterator[Message]:
+    """Yield the messages that are not skipped. Agents send them without transactions, so each offset has one, until
+    Kafka compacts the topic.
+    """
+    expected = dict(part.starts)
+    for message in messages_between(part.settings, topic, part.starts, part.ends):
+        place = partition, offset = place_of(message)
+        if offset != expected[partition]:
+            _miss(part, written, partition, expected[partition], offset)
+        expected[partition] = offset + 1
+        if place not in part.skipped:
+            yield message
+    for partition, end in part.ends.items():
+        if expected[partition] < end:
+            _miss(part, written, partition, expected[partition], end)
+
+
+def _miss(part: Part, written: Written, partition: int, start: int, end: int) -> None:
+    written.missing += end - start
+    if not part.accepts_gaps:
+        table = part.writer.schema.full_name
+        raise WritetimeError(
+            f"topic {changes_topic(table)}, partition {partition}: Kafka no longer has the messages from {start} to "
+            f"{end - 1}, which were not landed. `writetime check` names the option of the topic that is the cause. "
+            f"{gap_remedy(table)}"
+        )
+
+
+def gap_remedy(table: str) -> str:
+    """Return what to do if messages of a table's topic are gone before they landed."""
+    return (
+        f"Take a snapshot now, bring it in with `writetime backfill {table}`, then continue with `writetime land "
+        f"{table} --accept-gap`"
+    )
 
 
 def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message]) -> pa.Table:

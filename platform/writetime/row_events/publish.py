@@ -12,6 +12,7 @@ published from its start, and a lake that was restored to an earlier state is de
 of the topic, so that a lost topic is detected, too.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from writetime.clients.kafka import (
     topic_ids,
 )
 from writetime.clients.schema_registry import SchemaRefused
+from writetime.clients.topic_options import Keeps, command_to_set, lossy_faults
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.counts import counted
@@ -51,8 +53,10 @@ from writetime.row_events.messages import encode_events, event_avro, lacking_key
 from writetime.row_events.stream import GENERATION, has_other_table
 from writetime.row_events.stream_files import FIRST, batch_files, merged_to, read_to
 from writetime.schema.table import TableSchema
-from writetime.wire.publishing import Sender, command_to_set, ensure_schemas_topic
+from writetime.wire.publishing import Sender, ensure_schemas_topic
 from writetime.wire.topic_names import row_events_topic
+
+log = logging.getLogger(__name__)
 
 PUBLISHED = "row_events/published"
 # A message is at most this large (bytes, not compressed): twice the largest change, as an UPDATE has two images.
@@ -184,6 +188,8 @@ class EventPublisher(Sender):
         self._what = f"row events cannot be published to {self._topic}"
         options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
         ensure_topics(settings, {self._topic: options}, settings.row_events.partitions)
+        if lossy := lossy_faults(settings, {self._topic: Keeps.CHOSEN}, log):
+            raise WritetimeError("; ".join(map(str, lossy)))
         if settings.row_events.format == "avro":
             ensure_schemas_topic(settings)
         own: dict[str, Any] = {"transactional.id": self._group, "message.max.bytes": MAX_MESSAGE_BYTES}

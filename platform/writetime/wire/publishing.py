@@ -27,10 +27,10 @@ from writetime.clients.kafka import (
     ensure_topics,
     messages_between,
     place_of,
-    topic_option,
 )
 from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
+from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
@@ -39,8 +39,9 @@ from writetime.schema.fingerprints import fingerprint, single_object_header
 log = logging.getLogger(__name__)
 
 SCHEMAS_TOPIC = "writetime.schemas"
-_POLICY, _COMPACT = "cleanup.policy", "compact"
-# The topics whose policy this process has checked, with their brokers.
+# One message has the progress of all tables of a source, or the schema of a table with all its types.
+_LARGEST_BYTES = 64 << 20
+# The topics whose options this process has checked, with their brokers.
 _looked_at: set[tuple[str, str]] = set()
 _FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
 # Characters of an error that are logged; it may quote the message.
@@ -197,40 +198,19 @@ def ensure_schemas_topic(settings: Settings) -> None:
 
 
 def ensure_compacted(settings: Settings, topic: str, **options: str) -> None:
-    """Create a compacted topic of one partition if it does not exist. If Kafka deletes its messages, log that once."""
-    if ensure_topics(settings, {topic: {_POLICY: _COMPACT, **options}}, 1):
+    """Create a compacted topic of one partition if it does not exist. If one exists whose options are wrong, log that
+    once: the messages of all tables depend on it.
+    """
+    own = {"cleanup.policy": "compact", "max.message.bytes": str(_LARGEST_BYTES), **options}
+    if ensure_topics(settings, {topic: own}, 1):
         return
     known = settings.kafka.bootstrap_servers, topic
     if known not in _looked_at:
-        _looked_at.add(known)
-        # Publishing works without the right to describe the topic's options.
+        # Publishing works if no answer comes now.
         with suppress(WritetimeError):
-            if (fault := loss_of(settings, topic)) is not None:
+            for fault in lossy_faults(settings, {topic: Keeps.LATEST}, log):
                 log.error("%s", fault)
-
-
-def loss_of(settings: Settings, topic: str) -> str | None:
-    """Return why Kafka deletes messages of a topic that has to be compacted, with the remedy; None if it does not.
-
-    Raises:
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
-    """
-    policy = topic_option(settings, topic, _POLICY)
-    if policy == _COMPACT:
-        return None
-    return (
-        f"topic {topic} has {_POLICY}={policy}, so Kafka deletes messages that are still needed: set it to {_COMPACT}, "
-        f"such as with {command_to_set(settings, topic, _POLICY, _COMPACT)}"
-    )
-
-
-def command_to_set(settings: Settings, topic: str, option: str, value: str) -> str:
-    """Return the shell command that sets an option of a topic, in backquotes."""
-    return (
-        f"`kafka-configs.sh --bootstrap-server {settings.kafka.bootstrap_servers} --alter --entity-type topics "
-        f"--entity-name {topic} --add-config {option}={value}`"
-    )
+            _looked_at.add(known)
 
 
 class CompactedTopic(Generic[T]):
