@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.settings import write_settings
+from writetime.cli import check
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -65,8 +66,10 @@ def test_each_invalid_setting_is_a_line(file: Path) -> None:
     assert "alerts.owners.0: Value error, 'data' is not an owner that Dagster accepts" in owner
 
 
-def test_each_passed_check_is_a_short_line(settings: Settings, tmp_path: Path) -> None:
+def test_each_passed_check_is_a_short_line(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On real servers, with a table whose changes are not logged at first."""
+    # Other tests leave topics with bad options on this broker.
+    monkeypatch.setattr(check, "topic_names", lambda _: [])
     name = f"{settings.cassandra.keyspace}.orders"
     tables = {settings.cassandra.keyspace: {"orders": {}}}
     write_settings(settings.model_copy(update={"tables": tables}), tmp_path / "writetime.toml")
