@@ -3,6 +3,7 @@
 Parquet files and commits go through the same client (delta-rs's object store), so that there is one set of options.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,15 @@ class Storage:
 
         whole = fs.PyFileSystem(opened(self.root, tuple(self.options.items())))
         return fs.SubTreeFileSystem(self.below, whole) if self.below else whole
+
+    def sync(self, path: str) -> None:
+        """Make a file, or the names in a folder, durable. Object stores answer a request only when they are."""
+        if self.is_local:
+            opened = os.open(f"{self.address}/{path}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
 
 
 def lake_storage(settings: Settings) -> Storage:

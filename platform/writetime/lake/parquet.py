@@ -17,6 +17,7 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.outages import is_outage
 from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.footers import SealedFooter, read_footer
 from writetime.lake.lake_storage import Storage
 
 PARTITION = "token_bucket"
@@ -114,15 +115,20 @@ def write_file(
         filesystem.create_dir(folder)
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
+    options: Any = {"compression": layout.codec, "use_dictionary": repeating, "write_page_checksum": True}
     with (
-        filesystem.open_output_stream(path) as sink,
-        pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
+        filesystem.open_output_stream(path) as output,
+        SealedFooter(output) as sink,
+        pq.ParquetWriter(sink, table.schema, **options) as writer,
     ):
         sizes = []
         for rows in _row_groups(table, in_memory, layout):
             writer.write_table(rows, row_group_size=layout.row_group_rows)
             sizes.append(_bytes_in_memory(rows.select([PLACE]) if PLACE in rows.column_names else rows))
         writer.add_key_value_metadata({_GROUP_SIZES: json.dumps(sizes)})
+        # The writer writes its footer when it is closed.
+        sink.hold()
+    storage.sync(path)
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
@@ -248,7 +254,11 @@ def read_files(storage: Storage, paths: Sequence[str], schema: pa.Schema) -> lis
 @contextmanager
 def open_file(storage: Storage, path: str, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a file of the lake to read it, with options of `pq.ParquetFile`. Its faults are those of `reading`."""
-    with reading(storage, path), pq.ParquetFile(path, filesystem=storage.filesystem(), **options) as file:
+    with (
+        reading(storage, path),
+        storage.filesystem().open_input_file(path) as opened,
+        pq.ParquetFile(opened, metadata=read_footer(opened), page_checksum_verification=True, **options) as file,
+    ):
         yield file
 
 
@@ -263,21 +273,28 @@ def reading(storage: Storage, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise Missing(_fault(storage, path, "does not exist")) from None
+        raise Missing(fault_of(storage, path, "does not exist")) from None
     except (pa.ArrowInvalid, OSError) as e:
         # The error of a damaged page has no number. Those of disks and networks have one, or name it.
         if isinstance(e, OSError) and (e.errno is not None or is_outage(e)):
             raise
-        raise Unreadable(_fault(storage, path, f"cannot be read: {' '.join(plain_text(e).split())}")) from e
+        raise Unreadable(fault_of(storage, path, f"cannot be read: {' '.join(plain_text(e).split())}")) from e
 
 
-def _fault(storage: Storage, path: str, fault: str) -> str:
+def fault_of(storage: Storage, path: str, fault: str, *, of_log: bool = False) -> str:
+    """Return the text of a fault of a file of a table of the lake, with the remedy (`remedy_of`)."""
+    remedy = remedy_of(storage, of_log=of_log)
+    return f"{storage.address}/{path} {fault}" + (f"; if it is lost or damaged, {remedy}" if remedy else "")
+
+
+def remedy_of(storage: Storage, *, of_log: bool) -> str | None:
+    """Return what to do about a damaged file of a table of the lake, or of its log; None if it is another table."""
     *_, table, part = storage.address.split("/")
-    remedy = {
-        "changes": "restore it, or load the table again, as docs/backup.md describes",
+    whole = "restore it, or load the table again, as docs/backup.md describes"
+    return {
+        "changes": f"repair the log with `writetime rebuild {table} changes`, or {whole}" if of_log else whole,
         **dict.fromkeys(("state", "view", "row_events"), f"rebuild it with `writetime rebuild {table} {part}`"),
     }.get(part)
-    return f"{storage.address}/{path} {fault}" + (f"; if it is lost or damaged, {remedy}" if remedy else "")
 
 
 def _read(storage: Storage, path: str, names: Sequence[str]) -> pa.Table:
