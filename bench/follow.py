@@ -217,7 +217,7 @@ def is_current(settings: Settings, table: LakeTable) -> bool:
         return False
     newest = table.changes.load().version
     events, view = position_of(table.row_events.load(), STREAM), position_of(table.view_files.load().version, VIEW)
-    reached = [at.changes for at in (events, view) if at is not None]
+    reached = [at.changes.version for at in (events, view) if at is not None]
     return len(reached) == 2 and min(reached) >= newest and not not_published(table)
 
 

@@ -140,7 +140,7 @@ def test_a_step_that_is_no_longer_wanted_holds_no_state(
         publish(settings, schema_of(settings, "a"), *range(10, 20))
         wait_for(lambda: is_done(settings, name, 13))
         table = open_table(settings, name)
-        wait_for(lambda: state.files_since(table, table.changes.load(), state.folded_version(table.state.load())) == [])
+        wait_for(lambda: state.unfolded(table, table.changes.load(), table.state.load()) == [])
     assert has_published(settings, name, 3)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.made import add, new_table, write
 from tests.support.published import command
+from tests.support.repaired import NAME, settings_of
 from writetime.core import config
 from writetime.lake import state
 from writetime.row_events import stream
@@ -15,7 +16,6 @@ from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.long
 
-NAME = "shop.items"
 REBUILD = ("rebuild", NAME)
 COMMANDS = (("view", NAME), ("row-events", NAME), ("maintain", NAME), ("view", NAME, "--where", "id = 7 AND n = 1"))
 
@@ -44,13 +44,6 @@ def _overwrite(path: Path, begin: int, end: int) -> None:
     found = bytearray(path.read_bytes())
     found[begin:end] = bytes(byte ^ 0xFF for byte in found[begin:end])
     path.write_bytes(found)
-
-
-def settings_of(folder: Path) -> Path:
-    """Write settings with a lake in a folder. Nothing is cached, so that each command reads the files."""
-    file = folder / "writetime.toml"
-    file.write_text(f'[lake]\npath = "{folder / "lake"}"\ncache = "{folder / "cache"}"\ncache_gib = 0\nbuckets = 4\n')
-    return file
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def moved(value: Any, seconds: int) -> Any:
 def all_of(table: LakeTable) -> pa.Table:
     """The merge of all levels, of the rows that they dropped, and of the changes that are not folded in."""
     held, changes = table.state.load(), table.changes.load()
-    new = state.files_since(table, changes, state.folded_version(held))
+    new = state.unfolded(table, changes, held)
     return merge_files(
         [Source(table.state.storage, tuple(held.files)), Source(table.changes.storage, tuple(new))], table.schema()
     )

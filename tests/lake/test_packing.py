@@ -58,7 +58,7 @@ def test_packed_changes_are_not_new(tmp_path: Path, is_long: bool) -> None:
         packed = number % 16 == 15 and pack(table)
         rows, changes = table.row_events.find(), table.changes.load()
         last = rows and position_of(rows, stream.NAMES)
-        for used in [last.changes, state.folded_version(table.state.load())] if last else []:
+        for used in [last.changes.version, state.folded_version(table.state.load())] if last else []:
             assert sum(file.rows for file in state.files_since(table, changes, used)) == 4, packed
         state.fold(table)
         stream.extend(table, number)

@@ -62,7 +62,7 @@ def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
     assert_right(table, cache)
     before = [(path, path.stat().st_ino) for path in files_of(cache)]
     now = table.state.load()
-    waiting = state.files_since(table, table.changes.load(), state.folded_version(now))
+    waiting = state.unfolded(table, table.changes.load(), now)
     assert len(before) == len(now.files) + len(waiting)
     assert_right(table, cache)
     assert [(path, path.stat().st_ino) for path in files_of(cache)] == before

@@ -279,7 +279,7 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
         for part, names in ((table.row_events, stream.NAMES), (table.view, NAMES)):
             position = position_of(part.load(), names)
             assert position is not None
-            assert (position.changes, position.batch.as_of) == (table.changes.load().version, 100 * SECOND)
+            assert (position.changes.version, position.batch.as_of) == (table.changes.load().version, 100 * SECOND)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

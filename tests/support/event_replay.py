@@ -62,7 +62,7 @@ class Consumer:
         position = position_of(stream, NAMES)
         if position is None:
             return
-        schema = table.schema(table.changes.load(position.changes))
+        schema = table.schema(table.changes.load(position.changes.version))
         events = event_schema(schema)
         # Rows of events from before a change of the schema have the fields from before.
         labels = {c.label for c in schema.columns}

@@ -16,11 +16,12 @@ from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
 from writetime.lake.delta import Conflict
-from writetime.lake.table import LakeTable, create_missing_parts, open_table
+from writetime.lake.log_repair import repair_log
+from writetime.lake.table import LakeTable, create_missing_parts, open_table, table_storage
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
-from writetime.row_events.stream import extend
+from writetime.row_events.stream import extend, require_stream
 from writetime.row_events.stream_files import events_since
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.view.expected_rows import check_of
@@ -47,7 +48,9 @@ def row_events(*, table: str, first: int, form: str) -> None:
     lake_table = open_table(config.load(), table)
     if form == "avsc":
         click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
-    elif form == "jsonl":
+        return
+    require_stream(lake_table)
+    if form == "jsonl":
         for part in events_since(lake_table, first):
             for lines in json_lines(part):
                 sys.stdout.buffer.write(lines)
@@ -81,16 +84,29 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.argument("parts", metavar="[state|view|row_events]...", type=click.Choice(list(_REBUILD)), nargs=-1)
+@click.argument(
+    "parts", metavar="[changes|state|view|row_events]...", type=click.Choice(["changes", *_REBUILD]), nargs=-1
+)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. The default is the state and the view; a missing state or view is always included. If the
-    view cannot be rebuilt because its rows are not as expected, the row events are rebuilt anyway. The database is not
-    read.
+    row events from the state. The default is the state and the view. A state or view that is missing, and a state that
+    has other changes than the lake, are always included. If the view cannot be rebuilt because its rows are not as
+    expected, the row events are rebuilt anyway. The database is not read.
+
+    The changes cannot be rebuilt. `changes` ends their log before its first damaged commit. Landing reads the messages
+    of these commits again, and a backfill its SSTables. Stop the programs that follow the table first.
     """
     settings = config.load()
-    wanted = {*(parts or ("state", "view")), *create_missing_parts(settings, table)}
+    if "changes" in parts:
+        lost = repair_log(table_storage(settings, table).folder("changes"))
+        click.echo(f"{'changes':<10} {counted(lost, 'commit')} removed from the log")
+    wanted = {*parts} - {"changes"} if parts else {"state", "view"}
+    if not wanted:
+        return
+    wanted |= {*create_missing_parts(settings, table, wanted)}
     lake_table = open_table(settings, table)
+    if not state.follows_changes(lake_table):
+        wanted.add("state")
     faults: list[str] = []
     for part, (make, noun, rest) in _REBUILD.items():
         if part not in wanted:

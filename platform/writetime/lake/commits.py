@@ -6,18 +6,22 @@ conditional put in object stores).
 """
 
 import functools
+import hashlib
 import json
+import os
 import time
+import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.parquet import PARTITION, Unreadable, WrittenFile, fault_of
 from writetime.lake.store_clock import micros_behind
 
 if TYPE_CHECKING:
@@ -28,6 +32,11 @@ else:
     obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
 
 Action = dict[str, Any]
+
+# Each commit has at least one of these.
+_ACTIONS = frozenset({"add", "cdc", "commitInfo", "domainMetadata", "metaData", "protocol", "remove", "txn"})
+# In `commitInfo`: the digest of the commit's number and its other actions.
+_CONTENT = "writetime.content"
 
 # Options of connections, which each kind of store has.
 _OF_CLIENT = frozenset(
@@ -66,17 +75,57 @@ def read_commit(storage: Storage, version: int) -> bytes | None:
         return None
 
 
-def actions_of(commit: bytes) -> list[Action]:
-    """Return the actions of a commit."""
-    return [orjson.loads(line) for line in commit.splitlines() if line]
+def actions_of(storage: Storage, version: int, commit: bytes) -> list[Action]:
+    """Return the actions of a commit, by its file.
+
+    Raises:
+        Unreadable: the file is empty, cut or changed, as a power failure or a disk leaves it. A file that another
+            program wrote has no digest. If such a file is changed and still has valid actions, nothing shows it.
+    """
+    try:
+        actions = [orjson.loads(line) for line in commit.splitlines() if line]
+        wanted = actions[0].get("commitInfo", {}).get(_CONTENT)
+    except (ValueError, IndexError, AttributeError):
+        fault = "is cut or changed" if commit.strip() else "is empty"
+        raise Unreadable(fault_of(storage, commit_name(version), fault, of_log=True)) from None
+    content = commit.partition(b"\n")[2]
+    if wanted not in {None, _content_digest(version, content)} or all(_ACTIONS.isdisjoint(each) for each in actions):
+        raise Unreadable(fault_of(storage, commit_name(version), "is changed", of_log=True))
+    return actions
+
+
+def digest_of(commit: bytes) -> int:
+    """Return a number that identifies a commit, by its file: its time and the random names of its files make it unique.
+    Delta stores numbers of 63 bits. It is never 0.
+    """
+    return int.from_bytes(hashlib.sha256(commit).digest()[:8]) >> 1 or 1
 
 
 def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
-    """Write a commit; return its file, or None if there is another one with its number."""
-    data = b"\n".join(map(orjson.dumps, actions))
+    """Write a commit; return its file, or None if there is another one with its number. It is durable, and so are the
+    names of the files that it adds.
+    """
+    actions = list(actions)
+    added = [action["add"] for action in actions if "add" in action]
+    # Files of vectors are in the folder of the table.
+    for folder in {"", *(add["path"].rpartition("/")[0] for add in added if "deletionVector" not in add)}:
+        storage.sync(folder)
+    data = _serialised(version, actions)
     # A client repeats a request whose answer was lost. Then the store answers that the file exists.
     is_made = put_new(storage, commit_name(version), data) or read_commit(storage, version) == data
     return data if is_made else None
+
+
+def _serialised(version: int, actions: Iterable[Action]) -> bytes:
+    """Return the file of a commit. Its first action, `commitInfo`, has a digest of the others."""
+    first, *rest = actions
+    content = b"\n".join(map(orjson.dumps, rest))
+    about = first["commitInfo"] | {_CONTENT: _content_digest(version, content)}
+    return orjson.dumps({"commitInfo": about}) + b"\n" + content
+
+
+def _content_digest(version: int, content: bytes) -> int:
+    return digest_of(b"%d\n" % version + content)
 
 
 def put_new(storage: Storage, path: str, data: bytes) -> bool:
@@ -85,6 +134,8 @@ def put_new(storage: Storage, path: str, data: bytes) -> bool:
     Raises:
         WritetimeError: the store refuses the file. It is a `Transient` if this may pass, and then the file may exist.
     """
+    if storage.is_local:
+        return _put_new_locally(storage, path, data)
     try:
         opened = _store_of(storage.root, tuple(storage.options.items()))
         obstore.put(opened, f"{storage.below}/{path}" if storage.below else path, data, mode="create")
@@ -92,6 +143,27 @@ def put_new(storage: Storage, path: str, data: bytes) -> bool:
         return False
     except exceptions.BaseError as e:
         raise kind_of(e)(f"{storage.address}/{path} cannot be written: {_first_line(e)}") from None
+    return True
+
+
+def _put_new_locally(storage: Storage, path: str, data: bytes) -> bool:
+    """Do the same on a disk. The file is durable before it has its name, and its name when this returns."""
+    target = Path(storage.address, path)
+    written = target.with_name(f"_{uuid.uuid4().hex}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        target.hardlink_to(written)
+    except FileExistsError:
+        return False
+    except OSError as e:
+        raise kind_of(e)(f"{target} cannot be written: {plain_text(e)}") from None
+    finally:
+        written.unlink(missing_ok=True)
+    storage.sync(path.rpartition("/")[0])
     return True
 
 

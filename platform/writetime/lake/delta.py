@@ -26,11 +26,13 @@ from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.outages import kind_of
 from writetime.lake import commits
+from writetime.lake.checkpoints import seal_checkpoint
 from writetime.lake.commits import Action
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.log_repair import fault_in_log, require_sound_log
+from writetime.lake.parquet import PARTITION, Unreadable, WrittenFile, remedy_of
 from writetime.lake.store_clock import clock_fault
-from writetime.lake.versions import BUCKETS, DataFile, Opened, TableVersion
+from writetime.lake.versions import BUCKETS, CommitId, DataFile, Opened, TableVersion
 
 if TYPE_CHECKING:
     import deltalake
@@ -59,6 +61,7 @@ ATTEMPTS = 20
 _RECENT = 32
 # A table that is further behind is opened again, from its last checkpoint.
 _FOLLOWED = 100
+_REASON_CHARACTERS = 200
 _log = logging.getLogger(__name__)
 # Names in the Delta protocol: of a commit, and of a checkpoint in one file, as delta-rs writes it; and of the file that
 # names the last checkpoint.
@@ -146,6 +149,9 @@ class BucketedTable:
             )
         except exceptions.DeltaError as e:
             raise kind_of(e)(f"{self.storage.address} cannot be created: {plain_text(e)}") from None
+        self._sync_commit(0)
+        for folder in ("", "..", "../.."):
+            self.storage.sync(folder)
 
     def load(self, version: int | None = None) -> TableVersion:
         """Return the newest version, or the requested one.
@@ -159,13 +165,36 @@ class BucketedTable:
             return self._recent[version]
         found = TableVersion(Opened(self._open_at(version)), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
+        found.digest = self._digest(version)
         return found
+
+    def has_commit(self, commit: CommitId, now: TableVersion) -> bool:
+        """Return whether a commit that another table has recorded is one of this table. At most one commit is read. If
+        its file was trimmed, or its digest was not recorded, its number decides.
+
+        Args:
+            commit: the commit.
+            now: a version of this table that was loaded just now.
+        """
+        if commit.version > now.version and commit.version > self.load().version:
+            return False
+        known = now if commit.version == now.version else self._recent.get(commit.version)
+        digest = self._digest(commit.version) if known is None else known.digest
+        return 0 in {digest, commit.digest} or digest == commit.digest
+
+    def _digest(self, version: int) -> int:
+        commit = commits.read_commit(self.storage, version)
+        return 0 if commit is None else commits.digest_of(commit)
 
     def _open_at(self, version: int | None) -> "deltalake.DeltaTable":
         try:
             return deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options))
         except exceptions.DeltaError as e:
-            raise kind_of(e)(f"{self.storage.address} cannot be opened as a Delta table: {plain_text(e)}") from None
+            # delta-rs adds the structures of its listing, or a trace of its calls.
+            reason, kind = plain_text(e).partition("\n")[0][:_REASON_CHARACTERS], kind_of(e)
+            remedy = None if kind is Transient else remedy_of(self.storage, of_log=True)
+            rest = f"; if its log is damaged, {remedy}" if remedy else ""
+            raise kind(f"{self.storage.address} cannot be opened as a Delta table: {reason}{rest}") from None
 
     def _newest(self, *, is_kept: bool) -> TableVersion:
         """Return the newest version: the last known one with the commits since, or the table opened again."""
@@ -174,12 +203,16 @@ class BucketedTable:
             self._recent.clear()
             return self._open()
         assert self._kept
-        found, _ = self._kept
+        before, _ = self._kept
+        found = before
         for _ in range(_FOLLOWED):
             commit = commits.read_commit(self.storage, found.version + 1)
             if commit is None:
+                if found is not before:
+                    # The program that made the commit may have ended before its name was durable.
+                    self.storage.sync("_delta_log")
                 return found
-            following = found.followed_by(commits.actions_of(commit))
+            following = found.followed_by(commits.actions_of(self.storage, found.version + 1, commit))
             if following is None:
                 break
             found = following
@@ -187,7 +220,14 @@ class BucketedTable:
         return self._open()
 
     def _open(self) -> TableVersion:
-        found = TableVersion(Opened(self._open_at(None)), self._open_at)
+        require_sound_log(self.storage)
+        try:
+            found = TableVersion(Opened(self._open_at(None)), self._open_at)
+        except Transient:
+            raise
+        except WritetimeError as e:
+            raise Unreadable(fault_in_log(self.storage) or str(e)) from None
+        self.storage.sync("_delta_log")
         _require_format(self.storage, found.properties.get(FORMAT))
         # Its log may begin after its commit.
         commit = commits.read_commit(self.storage, found.version)
@@ -196,6 +236,7 @@ class BucketedTable:
         return found
 
     def _keep(self, found: TableVersion, commit: bytes) -> None:
+        found.digest = commits.digest_of(commit)
         self._kept = found, commit
         self._recent[found.version] = found
         if len(self._recent) > _RECENT:
@@ -336,6 +377,7 @@ class BucketedTable:
                 ),
                 post_commithook_properties=_only_commit(),
             )
+            self._sync_commit(now.table.version())
             self.checkpoint_after(now.table.version())
             return True
 
@@ -398,9 +440,15 @@ class BucketedTable:
                 return
             try:
                 self._open_at(version).create_checkpoint()
-            except (WritetimeError, exceptions.DeltaError) as e:
+                seal_checkpoint(self.storage, version)
+            except (WritetimeError, OSError, exceptions.DeltaError) as e:
                 # The commit itself succeeded, and the next checkpoint will have it.
                 _log.warning("%s: the checkpoint %d cannot be written: %s", self.storage.address, version, e)
+
+    def _sync_commit(self, version: int) -> None:
+        """Make a commit by delta-rs durable."""
+        self.storage.sync(commits.commit_name(version))
+        self.storage.sync("_delta_log")
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the table."""
@@ -421,6 +469,7 @@ class BucketedTable:
                 now.table.alter.set_table_properties(
                     {name: found}, raise_if_not_exists=False, post_commithook_properties=_only_commit()
                 )
+                self._sync_commit(now.table.version())
                 self.checkpoint_after(now.table.version())
             return True
 
@@ -437,7 +486,8 @@ class BucketedTable:
 
         The numbers of an application never decrease, so those of any version are lower bounds of the newest ones.
         """
-        actions = commits.actions_of(commits.read_commit(self.storage, version) or b"")
+        commit = commits.read_commit(self.storage, version)
+        actions = [] if commit is None else commits.actions_of(self.storage, version, commit)
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
 
     def trim_log(self, keep_from: int, hours: float, most_hours: float) -> int:
@@ -484,6 +534,7 @@ class BucketedTable:
             if new:
                 fields: list[deltalake.Field] = list(deltalake.Schema.from_arrow(pa.schema(new)).fields)
                 now.table.alter.add_columns(fields, post_commithook_properties=_only_commit())
+                self._sync_commit(now.table.version())
                 self.checkpoint_after(now.table.version())
             return bool(new)
 

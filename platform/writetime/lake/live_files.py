@@ -140,7 +140,7 @@ class LiveFiles:
             commit = commits.read_commit(self._storage, self._at + 1)
             if commit is None:
                 return False
-            _apply(self._files, commits.actions_of(commit))
+            _apply(self._files, commits.actions_of(self._storage, self._at + 1, commit))
             self._at += 1
         return True
 
@@ -151,8 +151,9 @@ class LiveFiles:
         now = self._table.load().version
         at, actions = read_checkpoint(self._storage, now, "remove")
         for version in range(at + 1, now + 1):
-            commit = commits.read_commit(self._storage, version) or b""
-            actions += [each["remove"] for each in commits.actions_of(commit) if "remove" in each]
+            if commit := commits.read_commit(self._storage, version):
+                found = commits.actions_of(self._storage, version, commit)
+                actions += [each["remove"] for each in found if "remove" in each]
         return [(a["path"], Vector.of_action(a.get("deletionVector")), a["deletionTimestamp"] or 0) for a in actions]
 
     def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:

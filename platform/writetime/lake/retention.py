@@ -16,10 +16,10 @@ from writetime.lake.history import after, raise_history, until
 from writetime.lake.live_files import has_vectors
 from writetime.lake.merging import Runner, Source, by_bucket_of_result, merge_files
 from writetime.lake.parquet import WrittenFile, conform, sort, write_rows
-from writetime.lake.state import BASE, folded_version, levels_to_fold, sources_of_tasks
+from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
 from writetime.lake.store_clock import clock_fault, require_right_clock
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
+from writetime.lake.versions import CommitId, TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
 from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
@@ -103,22 +103,25 @@ def used_changes(table: LakeTable) -> TableVersion | None:
     The files of this version may be merged under a name with its number. Nothing reads them again as new changes.
     """
     rows = table.row_events.find()
-    followed = [rows and rows.transaction(ROWS_CHANGES), table.view.load().transaction(VIEW_CHANGES)]
-    return _oldest(table.changes, [folded_version(table.state.load()), *followed])
+    followed = [rows and rows.commit_of(ROWS_CHANGES), table.view.load().commit_of(VIEW_CHANGES)]
+    return _oldest(table.changes, [folded_commit(table.state.load()), *followed])
 
 
 def folded_changes(table: LakeTable) -> TableVersion | None:
     """Return the version of `changes` that the state has; None before the first fold, or if its log is missing."""
-    return _oldest(table.changes, [folded_version(table.state.load())])
+    return _oldest(table.changes, [folded_commit(table.state.load())])
 
 
-def _oldest(part: BucketedTable, versions: Iterable[int | None]) -> TableVersion | None:
-    """Return the oldest of these versions whose log still exists; None if there is none. A step at an earlier version
-    cannot continue from it, so nothing is kept for that step.
+def _oldest(part: BucketedTable, recorded: Iterable[CommitId | None]) -> TableVersion | None:
+    """Return the version of the oldest of these commits that exists, with its log; None if there is none. A step at
+    another commit cannot continue from it, so nothing is kept for that step.
     """
-    for version in sorted({version for version in versions if version is not None}):
+    now = part.load()
+    for commit in sorted({commit for commit in recorded if commit is not None}):
+        if not part.has_commit(commit, now):
+            continue
         try:
-            return part.load(version)
+            return part.load(commit.version)
         except Transient:
             raise
         except WritetimeError:
@@ -151,7 +154,7 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
     if _is_clock_ahead(table):
         return
     rows = table.row_events.find()
-    states = [rows and rows.transaction(ROWS_STATE), table.view.load().transaction(VIEW_STATE)]
+    states = [rows and rows.commit_of(ROWS_STATE), table.view.load().commit_of(VIEW_STATE)]
     needed = {
         table.changes: used_changes(table),
         table.state: _oldest(table.state, states),

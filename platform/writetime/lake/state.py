@@ -1,8 +1,8 @@
 """The state of a table, as levels. A batch of changes appends a small merged level to each bucket that it touches.
 
-The state of a bucket is the merge of all its levels. The state follows `changes` by the version of that Delta table.
-The last transaction of the application `changes` in `state` is the version up to which changes are folded in. A change
-may be folded twice, because merging is idempotent.
+The state of a bucket is the merge of all its levels. The state follows the commits of `changes`. The last transactions
+of the applications `changes` and `changes/commit` in `state` are the number and the digest of the commit up to which
+changes are folded in. A change may be folded twice, because merging is idempotent.
 """
 
 import math
@@ -22,7 +22,7 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
 from writetime.lake.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
-from writetime.lake.versions import DataFile, TableVersion, by_bucket, by_folder, by_part
+from writetime.lake.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.schema.table import TableSchema
 
 # Checks new levels before they are committed.
@@ -46,9 +46,14 @@ def folded_version(state: TableVersion) -> int | None:
     return state.transaction(FOLDED)
 
 
+def folded_commit(state: TableVersion) -> CommitId | None:
+    """Return the commit of `changes` up to which the state has folded them; None at first."""
+    return state.commit_of(FOLDED)
+
+
 def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dict[int, list[DataFile]]:
     """Return the files of `changes` that are not folded in yet, by bucket."""
-    return by_bucket(files_since(table, changes, folded_version(state)), table.buckets)
+    return by_bucket(unfolded(table, changes, state), table.buckets)
 
 
 def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> dict[int, Contents]:
@@ -77,10 +82,42 @@ def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple
     return parts, by_part(files, parts, buckets)
 
 
-def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:
-    """Return the files of `changes` that have changes from after a version of it; all files if the version is None."""
-    if version is None:
+def unfolded(table: LakeTable, changes: TableVersion, state: TableVersion) -> list[DataFile]:
+    """Return the files of `changes` that a version of the state has not folded yet.
+
+    Raises:
+        WritetimeError: the state has folded a commit that the changes do not have.
+    """
+    commit = folded_commit(state)
+    if commit is None:
         return changes.files
+    if not _follows(table, changes, state):
+        raise WritetimeError(
+            f"{table.state.storage.address} has changes up to commit {commit.version} of "
+            f"{table.changes.storage.address}, which {has_lost(commit, changes)}: rebuild it with `writetime rebuild "
+            f"{table.name} state`"
+        )
+    return files_since(table, changes, commit.version)
+
+
+def follows_changes(table: LakeTable) -> bool:
+    """Return whether the changes have all commits that the state has folded."""
+    return _follows(table, table.changes.load(), table.state.load())
+
+
+def _follows(table: LakeTable, changes: TableVersion, state: TableVersion) -> bool:
+    commit = folded_commit(state)
+    return commit is None or table.changes.has_commit(commit, changes)
+
+
+def has_lost(commit: CommitId, changes: TableVersion) -> str:
+    """Return why a commit is not one of the changes, and the possible cause."""
+    what = "does not exist" if commit.version > changes.version else "is another one now"
+    return f"{what} (one of the two is a copy of an earlier time, or lost its newest commits)"
+
+
+def files_since(table: LakeTable, changes: TableVersion, version: int) -> list[DataFile]:
+    """Return the files of `changes` that have changes from after a version of it."""
     if version >= changes.version:
         return []
     known = _known(table, version)
@@ -122,12 +159,14 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
     Raises:
         Conflict: tombstones were dropped meanwhile: run this again.
     """
-    changes = table.changes.load(until)
+    changes = table.changes.load()
+    if until is not None and until < changes.version:
+        changes = table.changes.load(until)
     state = table.state.load()
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
         return 0
-    files = files_since(table, changes, folded_version(state))
+    files = unfolded(table, changes, state)
     schema = table.schema(changes)
     parts, files_of = in_parts(table.changes.storage, files, table.buckets)
     of_state = StateFiles(table, state, parts=parts)
@@ -144,7 +183,9 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
     levels = [level for each in run(_Fold.run, tasks) for level in each]
     if staged:
         staged(levels)
-    new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
+    commit = changes.commit_id
+    also = commit.numbers(FOLDED)
+    new = table.state.append(levels, FOLDED, commit.version, also, given={HORIZON: horizon_of(state)})
     return len(files) if new else 0
 
 
@@ -271,7 +312,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     schema = table.schema(changes)
     levels = _merged(table, table.changes.storage, changes.by_bucket, schema, run)
     rebuilt = (state.transaction(_REBUILT) or 0) + 1
-    numbers = {FOLDED: changes.version, GENERATION: generation_of(changes), _REBUILT: rebuilt}
+    numbers = changes.commit_id.numbers(FOLDED) | {GENERATION: generation_of(changes), _REBUILT: rebuilt}
     if created_of(state) == created_of(changes):
         table.state.rewrite(state, state.files, levels, data_change=False, also=numbers)
     else:

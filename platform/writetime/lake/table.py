@@ -11,15 +11,16 @@ The table's schema is kept as JSON (`schema.stored`) in the properties of `chang
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
-from writetime.core.errors import MissingTable, NotInLake, WritetimeError
+from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
 from writetime.lake.delta import FORGET_REMOVED, BucketedTable
@@ -227,9 +228,10 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     return table.with_buckets(check_buckets(int(first or 0)))
 
 
-def create_missing_parts(settings: Settings, name: str) -> list[str]:
+def create_missing_parts(settings: Settings, name: str, wanted: Collection[str] = ()) -> list[str]:
     """Create the state and the view of a table again, empty, if they are missing; return their names. A new state must
-    be rebuilt before anything else uses it.
+    be rebuilt before anything else uses it. Before this, remove the `wanted` parts, by their names, that cannot be
+    opened.
 
     Raises:
         NotInLake: the lake does not have the changes of the table.
@@ -237,14 +239,34 @@ def create_missing_parts(settings: Settings, name: str) -> list[str]:
     table = _with_changes(table_storage(settings, name), name, Cache.of(settings))
     changes = table.changes.load()
     schema, buckets = table.schema(changes), int(changes.properties[BUCKETS])
-    wanted = {"state": (table.state, change_schema(schema)), "view": (table.view, view_schema(schema))}
-    missing = [part for part, (delta, _) in wanted.items() if not delta.exists()]
+    for part in wanted:
+        _remove_damaged(table, part)
+    parts = {"state": (table.state, change_schema(schema)), "view": (table.view, view_schema(schema))}
+    missing = [part for part, (delta, _) in parts.items() if not delta.exists()]
     for part in missing:
-        delta, fields = wanted[part]
+        delta, fields = parts[part]
         delta.create(fields, buckets, {})
         if created_of(changes):
             delta.replace(delta.load(), [], fields, {CREATED: created_of(changes)})
     return missing
+
+
+def _remove_damaged(table: LakeTable, part: str) -> None:
+    """Remove the folder of a part that exists and cannot be opened."""
+    delta: BucketedTable = getattr(table, part)
+    try:
+        if delta.exists():
+            delta.load()
+        if delta is table.view and delta.exists():
+            table.view_files.load()
+    except Transient:
+        raise
+    except WritetimeError:
+        filesystem = delta.storage.filesystem()
+        # The log comes first, so that its other files belong to no table if this is killed.
+        for info in sorted(filesystem.get_file_info(fs.FileSelector("", recursive=True)), key=lambda i: i.path):
+            if info.is_file:
+                filesystem.delete_file(info.path)
 
 
 def _with_changes(storage: Storage, name: str, cache: Cache) -> LakeTable:

@@ -131,6 +131,7 @@ def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> d
         offset += len(data) + 2 * _LENGTH.size
     with storage.filesystem().open_output_stream(_name(unique)) as sink:
         sink.write(b"".join(parts))
+    storage.sync(_name(unique))
     for path, vector in written.items():
         _kept.keep(storage, vector, rows[path])
     return written

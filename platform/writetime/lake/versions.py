@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -24,6 +24,23 @@ else:
     exceptions = WhenUsed("deltalake.exceptions")
 
 BUCKETS = "writetime.buckets"
+# The name of a transaction with the digest of a commit follows that of the one with its number.
+_DIGEST = "/commit"
+
+
+class CommitId(NamedTuple):
+    """A commit of a Delta table: its number, and the digest of its file, 0 if it is not known.
+
+    A table that loses its newest commits, or is restored from a copy, gives their numbers to other commits. So a number
+    alone does not identify a commit.
+    """
+
+    version: int
+    digest: int
+
+    def numbers(self, name: str) -> dict[str, int]:
+        """Return the transaction numbers by which a commit of another table records this one."""
+        return {name: self.version, f"{name}{_DIGEST}": self.digest}
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,13 @@ class TableVersion:
         self.version = opened.table.version() if since is None else since[0]
         self._paths = None if since is None else since[1]
         self._numbers: Mapping[str, int] = {} if since is None else since[2]
+        self.digest = 0
+        """The digest of the commit of this version, 0 if its file is not known."""
+
+    @property
+    def commit_id(self) -> CommitId:
+        """The commit of this version."""
+        return CommitId(self.version, self.digest)
 
     @cached_property
     def table(self) -> "deltalake.DeltaTable":
@@ -147,6 +171,11 @@ class TableVersion:
         if found is None:
             found = self._opened.transaction(app_id, lambda: self._open_at(self.version))
         return found
+
+    def commit_of(self, name: str) -> CommitId | None:
+        """Return the commit of another table that this version records under a name; None if it records none."""
+        version = self.transaction(name)
+        return None if version is None else CommitId(version, self.transaction(f"{name}{_DIGEST}") or 0)
 
     def followed_by(self, actions: Sequence[Action]) -> "TableVersion | None":
         """Return the next version, by the actions of its commit; None if these change the table itself."""

@@ -34,7 +34,7 @@ SEQUENCE = "view/sequence"
 
 VIEW_GENERATION, VIEW_AS_OF = "view/generation", "view/as_of"
 VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
-"""In a commit to the view: the generation of the table, the time (microseconds), and the versions of `changes` and
+"""In a commit to the view: the generation of the table, the time (microseconds), and the commits of `changes` and
 `state` whose rows it has. The next refresh continues from there.
 """
 
@@ -137,9 +137,8 @@ def rewrite(
         SEQUENCE: (before.version.transaction(SEQUENCE) or 0) + 1,
         VIEW_GENERATION: generation_of(changes),
         VIEW_AS_OF: instant,
-        VIEW_CHANGES: changes.version,
-        VIEW_STATE: state.version,
     }
+    numbers |= changes.commit_id.numbers(VIEW_CHANGES) | state.commit_id.numbers(VIEW_STATE)
     table.view_files.commit(before, change, numbers, {AS_OF: str(instant)}, vectors=False)
     return sum(file.rows for file in written)
 

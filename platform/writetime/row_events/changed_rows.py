@@ -21,10 +21,10 @@ from writetime.lake.buckets import ALL, are_few, bucket_of_part, buckets_of, tok
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
-from writetime.lake.state import contents, files_since, folded_version, generation_of, parts_of
+from writetime.lake.state import contents, files_since, folded_version, generation_of, has_lost, parts_of, unfolded
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import anything_expires, expiring_places, first_places, size_at
-from writetime.lake.versions import TableVersion, by_part
+from writetime.lake.versions import CommitId, TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events
@@ -44,8 +44,12 @@ class TooLate(WritetimeError):
     """The rows as of the last batch no longer exist, because it was too long ago."""
 
 
+class OtherChanges(TooLate):
+    """The last batch has read a commit that `changes` does not have."""
+
+
 class Names(NamedTuple):
-    """The names of the numbers that a commit of a batch records, as transactions of Delta."""
+    """The names of the numbers that a commit of a batch records, as transactions of Delta (`CommitId.numbers`)."""
 
     generation: str
     sequence: str
@@ -56,19 +60,19 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a follower of a table's changes: its last batch, and the versions of `changes` and `state` that
+    """The position of a follower of a table's changes: its last batch, and the commits of `changes` and `state` that
     this batch has read.
     """
 
     batch: Batch
-    changes: int
-    state: int
+    changes: CommitId
+    state: CommitId
 
     def numbers(self, names: Names) -> dict[str, int]:
         """Return the numbers that a commit records."""
         batch = self.batch
-        values = (batch.generation, batch.sequence, batch.as_of, self.changes, self.state)
-        return dict(zip(names, values, strict=True))
+        own = {names.generation: batch.generation, names.sequence: batch.sequence, names.as_of: batch.as_of}
+        return own | self.changes.numbers(names.changes) | self.state.numbers(names.state)
 
 
 @dataclass(frozen=True)
@@ -192,11 +196,22 @@ def _static_rows_alone(several: Iterable[Rows], whole: pa.Array) -> Places:
 
 def position_of(version: TableVersion, names: Names) -> Position | None:
     """Return the position that a version of a Delta table records; None before its first batch."""
-    numbers = [version.transaction(name) for name in names]
-    if any(number is None for number in numbers):
+    generation, sequence, as_of = (version.transaction(name) for name in names[:3])
+    changes, state = version.commit_of(names.changes), version.commit_of(names.state)
+    if generation is None or sequence is None or as_of is None or changes is None or state is None:
         return None
-    generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
     return Position(Batch(generation, sequence, as_of), changes, state)
+
+
+def require_same_changes(table: LakeTable, last: Position, changes: TableVersion) -> None:
+    """Check that the last batch has read a commit of the changes, given a version of these that was loaded just now.
+
+    Raises:
+        OtherChanges: it has not.
+    """
+    if not table.changes.has_commit(last.changes, changes):
+        lost = has_lost(last.changes, changes)
+        raise OtherChanges(f"commit {last.changes.version} of {table.changes.storage.address} {lost}")
 
 
 def as_of_next(last: Position, instant: int) -> int:
@@ -237,26 +252,28 @@ def next_rows(
     Raises:
         TooLate: see the class.
         Transient: the lake cannot be read now.
+        WritetimeError: as `unfolded`.
     """
+    require_same_changes(table, last, changes)
     try:
         # A state with more changes cannot be used.
-        if (folded_version(state) or 0) > last.changes:
-            state = table.state.load(last.state)
-        known = table.changes.load(last.changes)
+        if (folded_version(state) or 0) > last.changes.version:
+            state = table.state.load(last.state.version)
+        known = table.changes.load(last.changes.version)
     except Transient:
         raise
     except WritetimeError as e:
         raise TooLate(str(e)) from None
-    if (folded_version(state) or 0) > last.changes:
+    if (folded_version(state) or 0) > last.changes.version:
         # The state was lost and created again, so its versions differ.
-        raise TooLate(f"version {last.state} of the state is not the one of the last batch")
+        raise TooLate(f"version {last.state.version} of the state is not the one of the last batch")
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = reshaped(schema_before, schema)
-    added = files_since(table, changes, last.changes)
+    added = files_since(table, changes, last.changes.version)
     parts = table.buckets if everything else parts_of(table.changes.storage, added, table.buckets)
     # With the cells that lived at the last batch or live now, expired since, and were dropped.
     of_state = StateFiles(table, state, min(last.batch.as_of, batch.as_of), parts)
-    waiting = by_part(files_since(table, known, folded_version(state)), parts, table.buckets)
+    waiting = by_part(unfolded(table, known, state), parts, table.buckets)
     new = by_part(added, parts, table.buckets)
     old = of_state.all_contents({part: waiting.get(part, []) for part in waiting.keys() | new.keys()})
     rows = [
@@ -288,8 +305,10 @@ def moved_on(table: LakeTable, last: Position) -> Position | None:
     """
     # The state first: it never holds more than the changes that are read after it.
     state, changes = table.state.load(), table.changes.load()
+    if not table.changes.has_commit(last.changes, changes):
+        return None
     try:
-        known = table.changes.load(last.changes)
+        known = table.changes.load(last.changes.version)
     except Transient:
         raise
     except WritetimeError:
@@ -298,7 +317,7 @@ def moved_on(table: LakeTable, last: Position) -> Position | None:
     if known.version >= changes.version or not is_same or files_since(table, changes, known.version):
         return None
     batch = Batch(last.batch.generation, last.batch.sequence + 1, last.batch.as_of)
-    return Position(batch, changes.version, state.version)
+    return Position(batch, changes.commit_id, state.commit_id)
 
 
 def reshaped(before: TableSchema, after: TableSchema) -> bool:

@@ -1,7 +1,7 @@
 """The Delta table `row_events` of a captured table: one commit per batch, each following from the one before.
 
-A batch leads from one version of `changes`, as of one time, to the next. Its commit records this version and time, the
-batch's number, and a version of `state` that has no more than that version of `changes`, all as Delta transactions. So
+A batch leads from one version of `changes`, as of one time, to the next. Its commit records the commit of this version,
+the time, the batch's number, and the commit of a version of `state` that has no more changes, as Delta transactions. So
 a batch that was killed before its commit leaves nothing, and a repeated one counts once.
 """
 
@@ -24,6 +24,7 @@ from writetime.lake.views import time_of_lake
 from writetime.row_events.changed_rows import (
     ChangedRows,
     Names,
+    OtherChanges,
     Position,
     TooLate,
     as_of_next,
@@ -31,6 +32,7 @@ from writetime.row_events.changed_rows import (
     moved_on,
     next_rows,
     position_of,
+    require_same_changes,
 )
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.events import Batch, event_schema
@@ -127,6 +129,7 @@ def extend(
     number = now // 1_000_000
     try:
         if last and follows:
+            require_same_changes(table, last, changes)
             # Events from before the drop have values that the column no longer has.
             follows = not _column_is_back(table, last, changes)
         if last is None:
@@ -142,17 +145,12 @@ def extend(
         tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
         written = [file for files in run(_Write.run, tasks) for file in files]
     except (Unreadable, FileNotFoundError, TooLate) as e:
-        gone = f"are gone ({e}), because they are older than lake.vacuum_hours"
-        fault = gone if isinstance(e, FileNotFoundError | TooLate) else f"are damaged ({e})"
-        raise TooLate(
-            f"{table.name}: the rows as of the last batch of row events {fault}: rebuild the events with `writetime "
-            f"rebuild {table.name} row_events`"
-        ) from None
-    if last and follows and not written and last.changes == changes.version and batch.as_of >= last.batch.as_of:
+        raise _cannot_continue(table, e) from None
+    if last and follows and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
         return 0
     if staged:
         staged(written)
-    numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {TABLE_GENERATION: generation}
+    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES) | {TABLE_GENERATION: generation}
     if not follows:
         numbers[FIRST] = batch.sequence
     if last is not None and not follows:
@@ -162,6 +160,34 @@ def extend(
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
     _pack_in_turn(table, batch)
     return sum(file.rows for file in written)
+
+
+def require_stream(table: LakeTable) -> None:
+    """Check that the changes of a table have those whose events the stream has.
+
+    Raises:
+        WritetimeError: a commit of them is missing, or another one has its number.
+    """
+    stream = table.row_events.find()
+    if stream and (last := position_of(stream, NAMES)) and generation_of(stream) == generation_of(table.changes.load()):
+        try:
+            require_same_changes(table, last, table.changes.load())
+        except OtherChanges as e:
+            raise _cannot_continue(table, e) from None
+
+
+def _cannot_continue(table: LakeTable, met: Exception) -> TooLate:
+    """Return the error if the stream cannot continue from its last batch."""
+    if isinstance(met, OtherChanges):
+        fault = f"are of other changes ({met})"
+    elif isinstance(met, FileNotFoundError | TooLate):
+        fault = f"are gone ({met}), because they are older than lake.vacuum_hours"
+    else:
+        fault = f"are damaged ({met})"
+    return TooLate(
+        f"{table.name}: the rows as of the last batch of row events {fault}: rebuild the events with `writetime "
+        f"rebuild {table.name} row_events`"
+    )
 
 
 def move_on(table: LakeTable) -> None:
@@ -189,7 +215,7 @@ def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> 
     if not (again := {d.name for d in schema.dropped} & {c.name for c in schema.columns}):
         return False
     try:
-        before = table.schema(table.changes.load(last.changes))
+        before = table.schema(table.changes.load(last.changes.version))
     except Transient:
         raise
     except WritetimeError as e:

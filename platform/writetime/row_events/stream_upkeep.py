@@ -20,7 +20,7 @@ def keep_up(settings: Settings, table: LakeTable, run: Runner = map) -> None:
     position = position_of(table.row_events.load(), NAMES)
     if position is None:
         return
-    state.fold(table, run, until=position.changes)
+    state.fold(table, run, until=position.changes.version)
     state.compact(table, run)
     if position.batch.sequence % _TRIM_BATCHES == 0:
         retention.trim_logs(table, settings.lake.vacuum_hours)

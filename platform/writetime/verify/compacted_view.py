@@ -20,7 +20,7 @@ from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import BucketView, present_views, time_now
-from writetime.row_events.changed_rows import CLOCKS_DIFFER, Position, position_of
+from writetime.row_events.changed_rows import CLOCKS_DIFFER, Position, position_of, require_same_changes
 from writetime.view.placed_rows import NAMES
 
 if TYPE_CHECKING:
@@ -99,12 +99,13 @@ def _ahead_of_clock(as_of: int) -> str | None:
 
 def _compare(table: LakeTable, view: TableVersion, position: Position, met: list[Exception]) -> CompactedView | None:
     """Compare a version of the view. `met` receives the error if the expected rows cannot be computed."""
-    changes, state = table.changes.load(position.changes), table.state.load(position.state)
+    require_same_changes(table, position, table.changes.load())
+    changes, state = table.changes.load(position.changes.version), table.state.load(position.state.version)
     if created_of(view) != created_of(changes):
         # Landing has begun the view of a later table of the name.
         return None
-    if (folded_version(state) or 0) > position.changes:
-        raise WritetimeError(f"version {position.state} of the state is not the one of that time")
+    if (folded_version(state) or 0) > position.changes.version:
+        raise WritetimeError(f"version {position.state.version} of the state is not the one of that time")
     parts = present_views(table, state, changes, position.batch.as_of)
     wanted = _as_in(view.fields, view_schema(table.schema(changes)))
     storage = table.view.storage

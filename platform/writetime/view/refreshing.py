@@ -24,12 +24,12 @@ from writetime.lake.contents import StateFiles
 from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import Unreadable, WrittenFile, deleted_if_refused
-from writetime.lake.state import files_since, folded_version, generation_of
+from writetime.lake.state import generation_of, pending
 from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.touched import next_expiry
 from writetime.lake.vectors import read_vector, write_vectors
-from writetime.lake.versions import TableVersion, by_bucket
+from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_of_lake
 from writetime.row_events.changed_rows import (
@@ -136,7 +136,7 @@ def refresh(
         found = _joined(run(WholeBucket.run, tasks))
     if unfit is not None:
         unfit.update(found.unfit)
-    is_new = not last or last.changes != changes.version or batch.as_of < last.batch.as_of
+    is_new = not last or last.changes.version != changes.version or batch.as_of < last.batch.as_of
     if not whole and not found.files and not found.marks and not is_new:
         return Refreshed(before.rows, 0, 0, 0, False)
     if staged:
@@ -146,7 +146,7 @@ def refresh(
     change = _change(table, before, found, whole=whole)
     written = sum(file.rows for file in found.files)
     rows = written if whole else before.rows + written - found.gone
-    numbers = Position(batch, changes.version, state.version).numbers(NAMES)
+    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
     trimmed = before.version.transaction(TRIMMED) or 0
     trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
     if trims := trims and time.monotonic() >= table.view_trims_at:
@@ -171,13 +171,15 @@ def _has_present_rows(table: LakeTable, before: LiveVersion, state: TableVersion
         return False
     if last.batch.generation != generation_of(changes) or created_of(before.version) != created_of(changes):
         return False
-    if last.changes != changes.version and moved_on(table, last) is None:
+    if not table.changes.has_commit(last.changes, changes):
+        return False
+    if last.changes.version != changes.version and moved_on(table, last) is None:
         return False
     now = as_of_next(last, time_of_lake(table))
     if now < last.batch.as_of:
         return False
     # With the data that lived then, expired since, and was dropped.
-    waiting = by_bucket(files_since(table, changes, folded_version(state)), table.buckets)
+    waiting = pending(table, changes, state)
     held = StateFiles(table, state, last.batch.as_of).all_contents(waiting).values()
     sources = [source for each in held for source in each.sources]
     expires_at = next_expiry(sources, last.batch.as_of // 1_000_000, table.cache)
