@@ -5,12 +5,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cassandra import Unauthorized
 from cassandra.cluster import Session
 from cassandra.protocol import OverloadedErrorMessage
 
 from writetime.capture.node_schemas import Node, Unreachable
-from writetime.clients.database import DatabaseUnreachable, connect, node_of
+from writetime.clients.database import DatabaseUnreachable, connect, is_without_answer, node_of
 from writetime.core import config
+
+
+def _metadata(hosts: list[SimpleNamespace]) -> SimpleNamespace:
+    return SimpleNamespace(all_hosts=lambda: hosts, get_host=lambda _: hosts[0])
 
 
 class _ShuttingDown:
@@ -18,7 +23,7 @@ class _ShuttingDown:
 
     def __init__(self) -> None:
         self.hosts = [SimpleNamespace(address="127.0.0.1", is_up=True, endpoint=None)]
-        self.cluster = SimpleNamespace(connection_factory=self.execute)
+        self.cluster = SimpleNamespace(connection_factory=self.execute, metadata=_metadata(self.hosts))
 
     def get_pools(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(host=host) for host in self.hosts]
@@ -41,6 +46,7 @@ class _Connecting:
 
     def __init__(self) -> None:
         self.hosts = [SimpleNamespace(address=f"127.0.0.{i}") for i in (1, 2)]
+        self.cluster = SimpleNamespace(metadata=_metadata(self.hosts))
         self.asked = 0
 
     def get_pools(self) -> list[SimpleNamespace]:
@@ -52,6 +58,19 @@ def test_a_node_is_connected_before_it_is_queried() -> None:
     session = _Connecting()
     assert node_of(session, "127.0.0.2").address == "127.0.0.2"  # type: ignore[arg-type]
     assert session.asked == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        # Of `CassandraAuthorizer.authorize`, `Roles.hasSuperuserStatus` and `CassandraAuthorizer.checkPermission`.
+        ("Unable to perform authorization of permissions: Cannot achieve consistency level LOCAL_ONE", True),
+        ("Unable to perform authorization of super-user permission: Operation timed out", True),
+        ("User writer has no MODIFY permission on <table ks.t> or any of its parents", False),
+    ],
+)
+def test_rights_that_cannot_be_read_are_an_outage(message: str, passes: bool) -> None:
+    assert is_without_answer(Unauthorized(f'Error from server: code=2100 [Unauthorized] message="{message}"')) is passes
 
 
 def test_names_without_addresses_are_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

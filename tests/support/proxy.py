@@ -1,10 +1,12 @@
-"""A TCP proxy before the database that delays replies, loses those of conditional writes, or cuts the connection."""
+"""A TCP proxy before the database that delays replies, loses those of conditional writes, cuts the connection, or
+answers in the database's place.
+"""
 
 import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -18,22 +20,33 @@ _PREPARE = 9
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on; `delay` and `loss` may change at any time."""
+    """Passes everything on; `delay` and `loss` may change at any time.
 
-    def __init__(self, cassandra: Cassandra, rng: random.Random) -> None:
+    Args:
+        cassandra: where the database is.
+        rng: decides which replies are lost.
+        address: where it listens, on this machine.
+        port: 0 for one of its own.
+    """
+
+    def __init__(self, cassandra: Cassandra, rng: random.Random, address: str = "127.0.0.1", port: int = 0) -> None:
         self.delay = 0.0
         self._is_down = False
+        # Connections that it answered itself.
+        self.answered = 0
+        self._answer: Callable[[bytes], bytes] | None = None
         self.loss = 0.0
         self.lost = 0
         self.replies = 0
         self._target = cassandra.contact_points[0], cassandra.port
+        self._listens = address, port
         self._rng = rng
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        start = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        start = asyncio.start_server(self._serve, *self._listens)
         self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result(5)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
@@ -55,6 +68,20 @@ class Proxy:
         finally:
             self._is_down = False
 
+    @contextmanager
+    def answering(self, answer: Callable[[bytes], bytes]) -> Iterator[None]:
+        """End all connections, and answer each request on a new one by a function of its header. No bytes are no
+        answer.
+        """
+        self._answer = answer
+        asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result(5)
+        try:
+            yield
+        finally:
+            self._answer = None
+            # Nobody answers on the connections that are open now.
+            asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result(5)
+
     async def _stop(self) -> None:
         self._server.close()
         await self._end_connections()
@@ -70,6 +97,10 @@ class Proxy:
         try:
             if self._is_down:
                 return
+            if self._answer is not None:
+                self.answered += 1
+                await self._answer_all(client, to_client, self._answer)
+                return
             server, to_server = await asyncio.open_connection(*self._target)
             preparing: set[bytes] = set()
             both = self._forward(client, to_server, preparing), self._reply(server, to_client, preparing)
@@ -78,12 +109,20 @@ class Proxy:
             for way in rest:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
-            pass  # The server is down: the client sees its connection closed.
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # The server is down, or the client has closed the connection.
         finally:
             for writer in (to_client, to_server):
                 if writer is not None:
                     writer.close()
+
+    async def _answer_all(
+        self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter, answer: Callable[[bytes], bytes]
+    ) -> None:
+        while True:
+            header, _ = await _frame(client)
+            to_client.write(answer(header))
+            await to_client.drain()
 
     async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, preparing: set[bytes]) -> None:
         try:
@@ -126,3 +165,8 @@ class Proxy:
 async def _frame(source: asyncio.StreamReader) -> tuple[bytes, bytes]:
     header = await source.readexactly(_FRAME_HEADER)
     return header, await source.readexactly(int.from_bytes(header[5:], "big"))
+
+
+def answer_frame(request: bytes, operation: int, body: bytes) -> bytes:
+    """Return the answer of CQL protocol 4 to a request with this header."""
+    return bytes([0x84, 0]) + request[2:4] + bytes([operation]) + len(body).to_bytes(4, "big") + body

@@ -102,6 +102,7 @@ class Node:
     def __init__(self, session: Session, address: str | None) -> None:
         assert session.cluster is not None
         self._session = session
+        self._configured = address
         self._host = node_of(session, address)
         self.events = SchemaEvents(session.cluster, lambda: [self._host])
 
@@ -117,9 +118,19 @@ class Node:
             Unreachable: the node does not answer.
         """
         try:
+            self._follow_address()
             return [row._asdict() for row in self._session.execute(query, host=self._host)]
+        except WritetimeError as e:
+            raise Unreachable(f"node {self._host.address} is not in the cluster: {e}") from None
         except DRIVER_FAULTS as e:
             raise Unreachable(f"node {self._host.address} does not answer: {e}") from None
+
+    def _follow_address(self) -> None:
+        """Use the only node's new address, if it has another one by now."""
+        assert self._session.cluster is not None
+        assert self._session.cluster.metadata is not None
+        if self._session.cluster.metadata.get_host(self._host.endpoint) is None:
+            self._host = node_of(self._session, self._configured)
 
     def id(self) -> str:
         """Return the node's host id."""

@@ -35,6 +35,7 @@ from cassandra.pool import Host
 from cassandra.protocol import ErrorMessage
 
 from writetime.clients import tls
+from writetime.clients.reconnection import ReconnectingCluster
 from writetime.core.config import Cassandra, Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.waiting import wait_until
@@ -52,6 +53,8 @@ _AGREEMENT_SECONDS = 1
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
 # Those of them that a request gets again. The class of the message has no common base with the other one.
 _REFUSALS = (RequestValidationException, protocol.RequestValidationException)  # type: ignore[attr-defined]
+# Cassandra refuses a request so if it cannot read its tables of roles and rights (`CassandraAuthorizer`, `Roles`).
+_UNREADABLE_RIGHTS = "Unable to perform authorization"
 # Pauses between attempts to connect to a node that is down: the first, and the longest.
 RECONNECT_SECONDS = (0.5, 2.0)
 _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
@@ -91,17 +94,20 @@ def connect(settings: Settings) -> Iterator[Session]:
         serial_consistency_level=getattr(ConsistencyLevel, cassandra.serial_consistency),
         request_timeout=cassandra.request_timeout_seconds,
     )
-    credentials, encryption = _credentials(cassandra), _tls(cassandra)
+    if cassandra.tls_ca_file is not None and not cassandra.tls_check_addresses:
+        log.warning("any certificate of %s is accepted for a node: tls_check_addresses is off", cassandra.tls_ca_file)
+    # A fault in a file of certificates is reported as such. A connection does not report it.
+    _tls(cassandra)
     cluster: Cluster | None = None
     try:
         try:
             # This resolves the names of the contact points.
-            cluster = Cluster(
+            cluster = ReconnectingCluster(
                 cassandra.contact_points,
+                lambda: _tls(cassandra),
                 port=cassandra.port,
                 execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-                auth_provider=credentials,
-                ssl_context=encryption,
+                auth_provider=_credentials(cassandra),
                 protocol_version=PROTOCOL_VERSION,
                 # A request of more than 4,096 bytes is sent in pieces. The last piece would wait for the
                 # acknowledgement of the earlier ones, which the peer delays by 40 ms.
@@ -153,7 +159,10 @@ def node_of(session: Session, address: str | None) -> Host:
     Raises:
         WritetimeError: there are several, or none with this address.
     """
-    hosts: list[Host] = list(session.hosts or ())
+    assert session.cluster is not None
+    assert session.cluster.metadata is not None
+    # `session.hosts` has the nodes that were known when it was opened.
+    hosts: list[Host] = session.cluster.metadata.all_hosts()
     found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
     if not found:
         known = ", ".join(sorted(str(h.address) for h in hosts))
@@ -247,7 +256,7 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
 
 def is_without_answer(fault: BaseException) -> bool:
     """Return whether a fault is one of `DRIVER_FAULTS` that shows that the database does not answer at the moment."""
-    return isinstance(fault, DRIVER_FAULTS) and not isinstance(fault, _REFUSALS)
+    return isinstance(fault, DRIVER_FAULTS) and (not isinstance(fault, _REFUSALS) or _UNREADABLE_RIGHTS in str(fault))
 
 
 def driver_reason(fault: Exception) -> str:
@@ -291,6 +300,5 @@ def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
         "cassandra", cassandra.tls_ca_file, cassandra.tls_certificate_file, cassandra.tls_key_file
     )
     if not cassandra.tls_check_addresses:
-        log.warning("any certificate of %s is accepted for a node: tls_check_addresses is off", cassandra.tls_ca_file)
         context.check_hostname = False
     return context

@@ -31,7 +31,7 @@ from cassandra.cluster import Session
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-from writetime.clients.database import DRIVER_FAULTS, nodes_agree, timestamp_as_written
+from writetime.clients.database import DRIVER_FAULTS, is_without_answer, nodes_agree, timestamp_as_written
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
@@ -317,7 +317,7 @@ class EventWriter:
 
     def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
-        if isinstance(error, Unauthorized):
+        if isinstance(error, Unauthorized) and not is_without_answer(error):
             raise WritetimeError(f"the database refuses all writes to {self._table}: {error}")
         if isinstance(error, InvalidRequest | SyntaxException):
             self._handle_refusal(lane, error, outcomes)
@@ -369,9 +369,9 @@ class EventWriter:
             try:
                 for statement in (self._insert, self._first_seen):
                     self._session.prepare(statement.query_string)
-            except (InvalidRequest, SyntaxException, Unauthorized) as e:
-                raise WritetimeError(f"the database refuses all writes to {self._table}: {e}") from None
-            except DRIVER_FAULTS:
+            except DRIVER_FAULTS as e:
+                if not is_without_answer(e):
+                    raise WritetimeError(f"the database refuses all writes to {self._table}: {e}") from None
                 self._delay(lane)
                 return
             if not nodes_agree(self._session):

@@ -21,7 +21,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, PreparedStatement
 
-from writetime.clients.database import timestamp_as_written
+from writetime.clients.database import is_without_answer, timestamp_as_written
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
@@ -379,9 +379,9 @@ def named(of: str) -> Iterator[None]:
     """Convert the driver's exceptions in the block to `Unknown`, or to a `WritetimeError` if the database refuses."""
     try:
         yield
-    except (InvalidRequest, SyntaxException, Unauthorized) as e:
-        raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
     except Exception as e:
+        if isinstance(e, (InvalidRequest, SyntaxException, Unauthorized)) and not is_without_answer(e):
+            raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
         # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
         raise Unknown(f"{type(e).__name__}: {e}") from None
 

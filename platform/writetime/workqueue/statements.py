@@ -9,6 +9,7 @@ from cassandra.cluster import ResponseFuture
 from cassandra.protocol import SyntaxException
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
 
+from writetime.clients.database import is_without_answer
 from writetime.core.errors import Transient, WritetimeError
 
 integer = Struct(">i").pack
@@ -44,9 +45,9 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
     future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
     try:
         return await answer
-    except (InvalidRequest, SyntaxException, Unauthorized) as e:
-        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
     except Exception as e:
+        if isinstance(e, (InvalidRequest, SyntaxException, Unauthorized)) and not is_without_answer(e):
+            raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
         # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
         raise Unknown(f"{type(e).__name__}: {e}") from None
 
