@@ -146,7 +146,7 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
         unmet = f"{counted(len(found), 'check')} did not pass"
         outcome = unmet if run.status is DagsterRunStatus.SUCCESS else run.status.value.lower()
         title = f"run {run.run_id} of job {run.job_name}: {outcome}"
-        is_known = alerts.send(settings, title, [*found, *fault], run.run_id)
+        is_known = alerts.send(settings, title, [*found, *fault], run.run_id).result()
     tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
     if ALERT_AGAIN in run.tags and is_known:
         tags |= {_WRONG: wrong, _ALERTED_AT: str(alerted_at or time.time())}

@@ -8,12 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import certifi
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
+from tests.support.fake_registry import (
+    BAD_ANSWERS,
+    JSON_ANSWERS,
+    Answer,
+    FakeRegistry,
+    answer,
+    bomb,
+    error,
+    fake_registry,
+    flood,
+)
 from tests.support.waiting import wait_for
 from writetime.clients import schema_registry
 from writetime.clients.schema_registry import Registry, SchemaRefused
@@ -86,6 +97,18 @@ def test_a_bad_answer_is_retried(fake: FakeRegistry, method: str, name: str) -> 
     assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
     # Nothing waits for the rest of an answer.
     wait_for(lambda: "schema registry" not in [thread.name for thread in threading.enumerate()])
+
+
+@pytest.mark.parametrize("act", [flood, bomb])
+def test_an_answer_without_an_end_takes_little_memory(
+    fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch, act: Answer
+) -> None:
+    monkeypatch.setattr(schema_registry, "TIMEOUT_SECONDS", 15.0)
+    fake.instead = lambda m, path: act
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(Transient, match=r"bytes|encoding"):
+        client(fake.url).get(1)
+    assert psutil.Process().memory_info().rss - before < 256 << 20
 
 
 def test_no_versions(fake: FakeRegistry) -> None:

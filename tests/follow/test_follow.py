@@ -227,6 +227,7 @@ def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> No
             wait_for(lambda: has_published(settings, bad, 5))
             assert len(shown(settings, bad)) == 3
             wait_for(lambda: reports(settings)[bad].steps["view"].unexpected)
+            wait_for(lambda: posted)
             assert [alert["title"] for alert in posted] == [f"{bad}: view fails, and is retried"]
             assert "`v` not in set ['20']: 1 of " in posted[0]["text"]
             send(settings, schema_of(settings, "bad"), write(20, 0, 9, v="twenty"))

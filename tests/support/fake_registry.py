@@ -1,5 +1,6 @@
 """A schema registry in this process that answers like Confluent's, or with answers that a test sets."""
 
+import gzip
 import json
 import re
 import socket
@@ -60,6 +61,26 @@ def drip(handler: "Handler") -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     while not handler.registry.ends.wait(0.05):
         handler.wfile.write(b" ")
+
+
+def flood(handler: "Handler") -> None:
+    """Say as much as possible, for ever."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+    while not handler.registry.ends.is_set():
+        handler.wfile.write(bytes(1 << 20))
+
+
+def bomb(handler: "Handler") -> None:
+    """Say 4 GB in compressed form."""
+    one = gzip.compress(bytes(1 << 26))
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + 64 * one)
+    handler.close_connection = True
+
+
+def continues(handler: "Handler") -> None:
+    """Announce an answer again and again."""
+    while not handler.registry.ends.wait(0.05):
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 class FakeRegistry(ThreadingHTTPServer):
@@ -159,6 +180,9 @@ BAD_ANSWERS: dict[str, Answer] = {
     "cut-json": answer(b'{"id": 1'),
     "html": answer(b"<html>Welcome</html>", Content_Type="text/html"),
     "not-utf-8": answer(b'{"id": "\xff\xfe'),
+    "flood": flood,
+    "bomb": bomb,
+    "continues": continues,
     "not-gzip": answer(b"plain", Content_Encoding="gzip"),
     "deep": answer(b"[" * 100_000),
     "id-null": answer(b'{"id": null, "schema": null}'),

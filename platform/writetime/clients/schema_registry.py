@@ -4,8 +4,8 @@ A message begins with a zero byte and the schema's id (four bytes, big-endian); 
 `<topic>-value`. References: "Schema Registry API Reference" and "Formats, Serializers, and Deserializers" (wire format,
 TopicNameStrategy) of Confluent Platform's documentation.
 
-The client is that of confluent-kafka. It returns any JSON that it receives, and its timeout applies to each read. So
-each answer is checked here, and each call has a time limit.
+The client is that of confluent-kafka. It returns any JSON that it receives, of any size, and its timeout applies to
+each read. So each answer is checked here, and each call has limits of time and bytes.
 """
 
 import json
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 HEADER_BYTES = 5
 TIMEOUT_SECONDS = 15.0
 """The time limit of a call, from its connection to the end of its answer."""
+
+ANSWER_BYTES = 16 << 20
+"""The limit of an answer. Confluent's registry accepts schemas of up to 1 MB by default."""
 
 # Statuses below 500 that may pass by themselves, and those of a rejected schema.
 _MAY_PASS = (408, 425, 429)
@@ -156,6 +159,10 @@ class Registry:
                 client = self._client = SchemaRegistryClient(self._configuration | authorities)
             except OSError as e:
                 raise WritetimeError(f"schema_registry.tls_ca_file: {self._ca_file} cannot be read: {e}") from None
+            session = client._rest_client.session
+            # A few bytes of a compressed answer may be as large as the memory.
+            session.headers["Accept-Encoding"] = "identity"
+            session.event_hooks = {"response": [_limit]}
         return client
 
     def _authorities(self) -> str | None:
@@ -197,6 +204,18 @@ class _Refusal(WritetimeError):
             case _:
                 remedy = "see its log"
         super().__init__(f"schema registry {url} refuses {what}: {status} {text}; {remedy}")
+
+
+def _limit(answer: Any) -> None:
+    """Read the body of an answer up to the limit of bytes. The client would read it whole."""
+    if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise ValueError(f"it answered in the encoding {encoding!r}, which was not accepted")
+    body = bytearray()
+    for part in answer.iter_raw():
+        body += part
+        if len(body) > ANSWER_BYTES:
+            raise ValueError(f"its answer has more than {ANSWER_BYTES:,} bytes")
+    answer._content = bytes(body)
 
 
 def _versions(answer: Any) -> list[Any]:
