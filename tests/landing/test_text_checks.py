@@ -56,6 +56,28 @@ def places(name: str) -> dict[str, tuple[str, Any]]:
     }
 
 
+def test_bytes_that_decoding_loses() -> None:
+    types = {"cell": "tuple<int, text>", "set": "set<frozen<tuple<int, text>>>", "udt": "v"}
+    table = parse_table(
+        "CREATE TYPE ks.v (a frozen<tuple<int, text>>); CREATE TABLE ks.t (k int PRIMARY KEY, "
+        + ", ".join(f"c_{place} {cql_type}" for place, cql_type in types.items())
+        + ")"
+    )
+    made = {
+        "cell": lambda data: {**cell(None, 5), "value_bytes": data},
+        "set": lambda data: {"elements": [{"path": None, "path_bytes": data, **cell_of_set(5)}]},
+        "udt": lambda data: {"fields": {"a": {**cell(None, 5), "value_bytes": data}}},
+    }
+    for place, make in made.items():
+        for data, is_sound in ((b"\0\0\0\0", True), (b"\0\0\0\2\0\0", False), (b"\0\0\0\1", False)):
+            changes = pa.Table.from_pylist([{f"c_{place}": make(data)}], change_schema(table))
+            if is_sound:
+                check_texts(changes, table)
+                continue
+            with pytest.raises(WritetimeError, match=f"column c_{place}: 0x{data.hex()} is not a valid"):
+                check_texts(changes, table)
+
+
 def cell_of_set(write_time: int) -> dict[str, Any]:
     return {"write_time": write_time, "tombstone": False}
 

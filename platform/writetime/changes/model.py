@@ -11,6 +11,9 @@ A change is the part of one row that one source has: its cells with their write 
   (a counter's cell also has its `shards`, and `value` is the sum of those that count)
 - `origin`: the source that the change was read from
 
+A decoded value may have lost parts of its bytes (`schema.serialise.loses_parts`). A cell of such a type also has
+`value_bytes`, and an element with such a path `path_bytes`: the serialised value, where the decoded one gives others.
+
 Write times are in microseconds; `expiry`, `deletion_time` and `ttl` are in seconds. `changes.position` encodes
 `position` and `end`.
 """
@@ -22,6 +25,7 @@ import pyarrow as pa
 
 from writetime.schema.mapping import stored_type
 from writetime.schema.names import fold
+from writetime.schema.serialise import loses_parts
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, is_complex
 
@@ -63,9 +67,16 @@ _PREFIX = "column_"
 _PREFIXED = re.compile(f"(?:{_PREFIX})*(?:{'|'.join(RESERVED)})")
 
 
-def cell_type(value: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of a cell."""
-    return pa.struct([("value", value), *_CELL_TIMES])
+def cell_type(cql_type: CqlType) -> pa.DataType:
+    """Return the Arrow type of a cell with a value of a type."""
+    return _cell([("value", cql_type)])
+
+
+def _cell(parts: list[tuple[str, CqlType]]) -> pa.DataType:
+    """Return the Arrow type of a cell. Bytes come last, because older changes lack them."""
+    values = [(name, stored_type(t)) for name, t in parts]
+    exact = [(f"{name}_bytes", pa.binary()) for name, t in parts if loses_parts(t)]
+    return pa.struct([*values, *_CELL_TIMES, *exact])
 
 
 # The results are cached, because each merge needs those of all columns.
@@ -73,21 +84,23 @@ def cell_type(value: pa.DataType) -> pa.DataType:
 def column_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a static or regular column: a cell, or a column tombstone and the cells of its parts."""
     if cql_type == Native("counter"):
-        return pa.struct([*cell_type(stored_type(cql_type)), ("shards", pa.list_(pa.field("element", SHARD)))])
+        return pa.struct([*cell_type(cql_type), ("shards", pa.list_(pa.field("element", SHARD)))])
     if not is_complex(cql_type):
-        return cell_type(stored_type(cql_type))
-    match cql_type:
-        case Collection("list", (element,)):
-            parts = [("path", pa.string()), ("value", stored_type(element))]
-        case Collection("set", (element,)):
-            parts = [("path", stored_type(element))]
-        case Collection(_, (key, value)):
-            parts = [("path", stored_type(key)), ("value", stored_type(value))]
-        case _:
-            fields = [(name, cell_type(stored_type(t))) for name, t in udt_fields(cql_type)]
-            return pa.struct([("tombstone", TOMBSTONE), ("fields", pa.struct(fields))])
-    element_type = pa.struct([*parts, *_CELL_TIMES])
-    return pa.struct([("tombstone", TOMBSTONE), ("elements", pa.list_(pa.field("element", element_type)))])
+        return cell_type(cql_type)
+    if isinstance(cql_type, Collection):
+        elements = pa.list_(pa.field("element", _cell(element_types(cql_type))))
+        return pa.struct([("tombstone", TOMBSTONE), ("elements", elements)])
+    fields = [(name, cell_type(t)) for name, t in udt_fields(cql_type)]
+    return pa.struct([("tombstone", TOMBSTONE), ("fields", pa.struct(fields))])
+
+
+def element_types(cql_type: Collection) -> list[tuple[str, CqlType]]:
+    """Return the names and the types of the values of a collection's element: its path, and its value unless it is that
+    of a set.
+    """
+    if cql_type.kind == "list":
+        return [("path", Native("timeuuid")), ("value", cql_type.arguments[0])]
+    return list(zip(("path", "value"), cql_type.arguments, strict=False))
 
 
 def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:

@@ -530,7 +530,7 @@ class BucketedTable:
 
         def attempt() -> bool:
             have = (now := self.load()).fields
-            new = [f for f in schema if f.name not in have.names or not _holds(have.field(f.name).type, f.type)]
+            new = [f for f in schema if not holds_fields(have, pa.schema([f]))]
             if new:
                 fields: list[deltalake.Field] = list(deltalake.Schema.from_arrow(pa.schema(new)).fields)
                 now.table.alter.add_columns(fields, post_commithook_properties=_only_commit())
@@ -578,6 +578,29 @@ def _add_action(storage: Storage, file: WrittenFile) -> "transaction.AddAction":
     return transaction.AddAction(
         add["path"], add["size"], add["partitionValues"], add["modificationTime"], add["dataChange"], add["stats"]
     )
+
+
+def holds_fields(have: pa.Schema, wanted: pa.Schema) -> bool:
+    """Return whether a schema has all fields of another one, including nested ones."""
+    return all(f.name in have.names and _holds(have.field(f.name).type, f.type) for f in wanted)
+
+
+def takes_fields(have: pa.Schema, wanted: pa.Schema) -> bool:
+    """Return whether fields can be added to a schema so that it holds all fields of another one: no field of both has
+    another form.
+    """
+    return all(f.name not in have.names or _takes(have.field(f.name).type, f.type) for f in wanted)
+
+
+def _takes(have: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_struct(wanted) and pa.types.is_struct(have):
+        names = {f.name: f.type for f in have}
+        return all(f.name not in names or _takes(names[f.name], f.type) for f in wanted)
+    if pa.types.is_map(wanted) and pa.types.is_map(have):
+        return _takes(have.key_type, wanted.key_type) and _takes(have.item_type, wanted.item_type)
+    if pa.types.is_list(wanted) and pa.types.is_list(have):
+        return _takes(have.value_type, wanted.value_type)
+    return have == wanted
 
 
 def _holds(have: pa.DataType, wanted: pa.DataType) -> bool:

@@ -23,7 +23,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
-from writetime.lake.delta import FORGET_REMOVED, BucketedTable
+from writetime.lake.delta import FORGET_REMOVED, BucketedTable, holds_fields, takes_fields
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.lake_storage import Storage, lake_storage
@@ -109,11 +109,15 @@ class LakeTable:
             joined = join_schemas(current, schema)
             # The labels come first, so that all processes add the same fields for a column.
             joined = labelled(joined, self._record_labels(now, joined))
-            if to_json(joined) == to_json(current):
+            fields = change_schema(joined)
+            if to_json(joined) == to_json(current) and holds_fields(now.fields, fields):
                 return joined
-            for part in (self.changes, self.state):
-                part.add_fields(change_schema(joined))
-            self.view.add_fields(view_schema(joined))
+            # The next refresh replaces a view of another form.
+            if takes_fields(self.view.load().fields, view_schema(joined)):
+                self.view.add_fields(view_schema(joined))
+            # A version of Writetime may have more fields than the one that made the table.
+            for part in (self.state, self.changes):
+                part.add_fields(fields)
             # The schema comes last, so that a process that reads it finds its fields.
             self._replace_schema(now, joined)
 

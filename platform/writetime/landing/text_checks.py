@@ -1,19 +1,21 @@
-"""Checks decoded changes before they land: texts that stand for numbers, addresses and UUIDs must be valid.
+"""Checks decoded changes before they land: texts that stand for numbers, addresses and UUIDs must be valid, and so
+must serialised values.
 
 In Avro, `decimal`, `varint`, `inet`, `uuid` and `timeuuid` are strings. So a message may match its schema and have an
-invalid text. Once landed, it would stop each merge of its table that compares it.
+invalid text. The bytes that decoding loses (`path_bytes`, `value_bytes`) may be invalid, too. Once landed, it would
+stop each merge of its table that compares it.
 """
 
 from collections.abc import Iterator
 
 import pyarrow as pa
 
-from writetime.changes.model import field_name, udt_fields
+from writetime.changes.model import element_types, field_name, udt_fields
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
-from writetime.schema.serialise import serialiser
+from writetime.schema.serialise import loses_parts, serialiser
 from writetime.schema.table import TableSchema
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze, is_complex
 from writetime.schema.values import decoder
 
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -48,6 +50,9 @@ def check_texts(changes: pa.Table, schema: TableSchema) -> None:
             for name, texts in _leaves(values, column.type) if column in keys else _cells(values, column.type):
                 if (wrong := _first_wrong(texts, name)) is not None:
                     raise WritetimeError(f"column {column.name}: {wrong[:_SHOWN]!r} is not a valid {name}")
+        if column not in keys:
+            for cell_type, cells in _values_of_cells(one_chunk(changes[field_name(column)]), column.type):
+                _check_bytes(cells, cell_type, column.name)
 
 
 def _has_texts(cql_type: CqlType) -> bool:
@@ -82,6 +87,33 @@ def _cells(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[str, pa.Array]
         fields = pc.struct_field(values, "fields")
         for name, field_type in udt_fields(cql_type):
             yield from _leaves(pc.struct_field(fields, [name, "value"]), field_type)
+
+
+def _values_of_cells(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[CqlType, pa.Array]]:
+    """Yield the bytes that decoding loses of a static or regular column, with the types of the values."""
+    if not is_complex(cql_type):
+        parts = [("value", cql_type)]
+        cells = values
+    elif isinstance(cql_type, Collection):
+        parts, cells = element_types(cql_type), pc.struct_field(values, "elements").flatten()
+    else:
+        for name, field_type in udt_fields(cql_type):
+            yield from _values_of_cells(pc.struct_field(values, ["fields", name]), freeze(field_type))
+        return
+    for name, part_type in parts:
+        if loses_parts(part_type):
+            yield part_type, pc.struct_field(cells, f"{name}_bytes")
+
+
+def _check_bytes(values: pa.Array, cql_type: CqlType, column: str) -> None:
+    """Check serialised values; mostly there are none."""
+    decode = decoder(cql_type)
+    for data in values.drop_null().unique().to_pylist():
+        try:
+            decode(data)
+        except Exception as e:
+            # Each type raises its own errors.
+            raise WritetimeError(f"column {column}: 0x{data[:_SHOWN].hex()} is not a valid {cql_type}: {e}") from None
 
 
 def _leaves(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[str, pa.Array]]:

@@ -68,8 +68,11 @@ def _simple(
     cells: pa.StructArray, cql_type: CqlType, group: np.ndarray, deleted: Deletion, dropped_at: int
 ) -> tuple[pa.StructArray, np.ndarray]:
     times = cell_times(cells, dropped_at)
-    values = cells.field("value")
-    best = times.latest(group, len(deleted.write_time), lambda tied: serialised(values.take(pa.array(tied)), cql_type))
+
+    def decide(tied: np.ndarray) -> pa.Array:
+        return serialised(*_taken(cells, "value", cql_type, pa.array(tied)))
+
+    best = times.latest(group, len(deleted.write_time), decide)
     live = (best >= 0) & (times.write_time[best] > deleted.write_time)
     return take_present(cells, np.where(live, best, -1)), live
 
@@ -93,20 +96,21 @@ def _elements(
     lengths = numbers(pc.list_value_length(lists))
     group = np.repeat(group, lengths)
     path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
-    path, value_type = elements.field("path"), cql_type.arguments[-1]
-    element, head, _ = group_by(group, pa.nulls(len(path), pa.binary()), comparable(path, path_type))
+    value_type = cql_type.arguments[-1]
+    paths = comparable(elements.field("path"), path_type, _bytes(elements, "path"))
+    element, head, _ = group_by(group, pa.nulls(len(paths), pa.binary()), paths)
     groups_of = group[head]
     times = cell_times(elements, dropped_at)
 
     def decide(tied: np.ndarray) -> pa.Array:
         indices = pa.array(tied)
-        paths = path.take(indices)
         if cql_type.kind == "set":
-            return serialised(paths, path_type)
-        values = elements.field("value").take(indices)
+            return serialised(*_taken(elements, "path", path_type, indices))
         if not has_forms(path_type):
-            return serialised(values, value_type)
-        return serialised_row([values, paths], [value_type, path_type])
+            return serialised(*_taken(elements, "value", value_type, indices))
+        parts = [_taken(elements, name, t, indices) for name, t in (("value", value_type), ("path", path_type))]
+        arrays, types, others = zip(*parts, strict=True)
+        return serialised_row(arrays, types, others)
 
     best = times.latest(element, len(head), decide, of_tombstones=has_forms(path_type))
     live = best >= 0
@@ -115,3 +119,17 @@ def _elements(
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     some = counts > 0
     return pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(best[live])), type=lists.type), some
+
+
+def _bytes(cells: pa.StructArray, name: str) -> pa.Array | None:
+    """Return the bytes of the values or paths of cells where decoding lost some; None if it loses none of the type."""
+    place = cells.type.get_field_index(f"{name}_bytes")
+    return None if place < 0 else cells.flatten()[place]
+
+
+def _taken(
+    cells: pa.StructArray, name: str, cql_type: CqlType, indices: pa.Array
+) -> tuple[pa.Array, CqlType, pa.Array | None]:
+    """Return the values or paths of some cells, their type and their bytes, for `value_order.serialised`."""
+    others = _bytes(cells, name)
+    return cells.field(name).take(indices), cql_type, None if others is None else others.take(indices)

@@ -57,7 +57,7 @@ def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np
 def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[pa.Array, np.ndarray]:
     """Return the value of a column in each row of a state, and whether any of its cells lives."""
     if not is_complex(cql_type):
-        lives = _cells_live(column, as_of)
+        lives = cells_live(column, as_of)
         return pc.if_else(lives, column.field("value"), pa.scalar(None, stored_type(cql_type))), mask_of(lives)
     parts = column.flatten()[1]
     if not isinstance(cql_type, Collection):
@@ -73,7 +73,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
             some,
         )
     elements = parts.flatten()
-    lives = _cells_live(elements, as_of)
+    lives = cells_live(elements, as_of)
     row = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))[mask_of(lives)]
     elements = elements.filter(lives)
     some = np.bincount(row, minlength=len(parts)) > 0
@@ -94,7 +94,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     return pa.ListArray.from_arrays(offsets, entries, type=arrow, mask=absent), some
 
 
-def _cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:
+def cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:
     """Return which cells exist, are not tombstones, and have not expired (`AbstractCell.isLive`)."""
     unexpired = pc.greater(cells.field("deletion_time"), as_of).fill_null(True)
     deleted = cells.field("tombstone").fill_null(False)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from writetime.changes.position import AT, position_encoder
 from writetime.core.arrow import bytes_of, pc
-from writetime.schema.serialise import serialiser
+from writetime.schema.serialise import serialised_values, serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
@@ -23,8 +23,12 @@ _NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
 _SIGNED = ("bigint", "int", "smallint", "timestamp", "tinyint")
 
 
-def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Return bytes or text that compare as the serialised values do; null where a value is empty."""
+def serialised(array: pa.Array, cql_type: CqlType, others: pa.Array | None = None) -> pa.Array:
+    """Return bytes or text that compare as the serialised values do; null where a value is empty. `others` are the
+    values' bytes where decoding lost some (`schema.serialise.loses_parts`).
+    """
+    if others is not None and others.null_count < len(others):
+        return pc.coalesce(others, serialised(array, cql_type))
     if isinstance(cql_type, Native):
         # 36 hexadecimal characters sort as the 16 bytes do.
         if cql_type.name in (*_BYTES, "uuid", "timeuuid"):
@@ -37,8 +41,10 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
     return pa.array([None if v is None else inner(v) for v in plain(array).to_pylist()], pa.binary())
 
 
-def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Return bytes or text that compare as values of the type do in the database; null where a value is empty."""
+def comparable(array: pa.Array, cql_type: CqlType, others: pa.Array | None = None) -> pa.Array:
+    """Return bytes or text that compare as values of the type do in the database; null where a value is empty. `others`
+    are as for `serialised`.
+    """
     if isinstance(cql_type, Native):
         if cql_type.name in _BYTES:
             return array
@@ -50,16 +56,25 @@ def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
             return _time_order(array)
     inner, encode = serialiser(cql_type), position_encoder([Column("value", cql_type)])
     values = plain(array).to_pylist()
+    if others is not None and others.null_count < len(others):
+        pairs = zip(values, others.to_pylist(), strict=True)
+        raw = [inner(value) if other is None else other for value, other in pairs]
+        return pa.array([encode([data], AT) if data else None for data in raw], pa.binary())
     return pa.array([None if v is None else encode([inner(v)], AT) for v in values], pa.binary())
 
 
-def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.Array:
-    """Return bytes that compare as the serialised values of several arrays do, one after the other."""
+def serialised_row(
+    arrays: Sequence[pa.Array], types: Sequence[CqlType], others: Sequence[pa.Array | None] | None = None
+) -> pa.Array:
+    """Return bytes that compare as the serialised values of several arrays do, one after the other. `others` are for
+    each array as for `serialised`.
+    """
     blobs = position_encoder([Column("value", Native("blob"))] * len(types))
-    inners = [serialiser(t) for t in types]
-    columns = [plain(array).to_pylist() for array in arrays]
-    rows = zip(*columns, strict=True)
-    return pa.array([blobs([s(v) for s, v in zip(inners, row, strict=True)], AT) for row in rows], pa.binary())
+    columns = []
+    for array, cql_type, other in zip(arrays, types, others or [None] * len(types), strict=True):
+        bytes_ = [None] * len(array) if other is None else other.to_pylist()
+        columns.append(serialised_values(plain(array).to_pylist(), bytes_, cql_type))
+    return pa.array([blobs(row, AT) for row in zip(*columns, strict=True)], pa.binary())
 
 
 def has_forms(cql_type: CqlType) -> bool:

@@ -3,7 +3,8 @@
 Numbers are compared by their bits, so a not-a-number equals itself and -0.0 differs from 0.0.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,17 @@ from writetime.merge.order import group_by
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in the order of the database, each at most once, with the place of each: token, partition key, position."""
+    """Rows in the order of the database, each at most once, with the place of each: token, partition key, position.
+
+    `lost_bytes` are, by column, the serialised values where decoding lost some of their bytes; only of both sides of a
+    comparison.
+    """
 
     values: pa.Table
     tokens: pa.Array
     keys: pa.Array
     positions: pa.Array
+    lost_bytes: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,16 @@ def changed(before: Rows, after: Rows) -> Matched:
     both = np.flatnonzero(~differs)
     i, j = found.before[both], found.after[both]
     for name in after.values.column_names:
-        one, other = one_chunk(before.values[name]), one_chunk(after.values[name])
-        differs[both] |= different(take(one, i), take(other, j))
+        differs[both] |= different_values(before, i, after, j, name)
     return Matched(found.before[differs], found.after[differs])
+
+
+def different_values(one: Rows, i: np.ndarray, other: Rows, j: np.ndarray, name: str) -> np.ndarray:
+    """Return where the values of a column differ between the rows `i` of one table and the rows `j` of the other."""
+    values = different(take(one_chunk(one.values[name]), i), take(one_chunk(other.values[name]), j))
+    if name not in one.lost_bytes:
+        return values
+    return values | different(take(one.lost_bytes[name], i), take(other.lost_bytes[name], j))
 
 
 def different(one: pa.Array, other: pa.Array) -> np.ndarray:

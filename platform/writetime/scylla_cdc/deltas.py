@@ -29,11 +29,14 @@ from writetime.changes.model import (
     TOMBSTONE,
     change_schema,
     column_type,
+    element_types,
     field_name,
     udt_fields,
 )
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
+from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
+from writetime.schema.serialise import loses_parts, other_bytes
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
@@ -270,7 +273,9 @@ class Rows:
         live = ~nulls_of(raw)
         there = live | dead
         times = self._cell_times(live, dead, rows)
-        return pa.StructArray.from_arrays([decode(raw, cql_type), *times], fields=list(arrow), mask=pa.array(~there))
+        values = decode(raw, cql_type)
+        parts = [values, *times, *_bytes(raw, values, cql_type)]
+        return pa.StructArray.from_arrays(parts, fields=list(arrow), mask=pa.array(~there))
 
     def _cell_times(self, live: np.ndarray, dead: np.ndarray, rows: np.ndarray) -> list[pa.Array]:
         there = live | dead
@@ -308,12 +313,12 @@ class Rows:
             flags += [False] * written + [True] * gone
         of = np.repeat(np.arange(self.count), counts)
         gone_flags = np.array(flags, bool)
-        path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
         arrow = column_type(cql_type).field("elements").type
-        children = [decode(pa.array(paths, pa.binary()), path_type)]
-        if not is_set:
-            children.append(decode(pa.array(values, pa.binary()), cql_type.arguments[-1]))
-        children += self._cell_times(~gone_flags, gone_flags, of)
+        raws = [pa.array(each, pa.binary()) for each in ((paths,) if is_set else (paths, values))]
+        types = [t for _, t in element_types(cql_type)]
+        children = list(map(decode, raws, types))
+        exact = [part for each in zip(raws, children, types, strict=True) for part in _bytes(*each)]
+        children += [*self._cell_times(~gone_flags, gone_flags, of), *exact]
         elements = pa.StructArray.from_arrays(children, fields=list(arrow.value_type))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), elements, type=arrow), counts > 0
@@ -340,6 +345,14 @@ class Rows:
         ]
         some = np.any([cell.is_valid().to_numpy(zero_copy_only=False) for cell in cells], axis=0)
         return pa.StructArray.from_arrays(cells, fields=list(arrow)), some
+
+
+def _bytes(raw: pa.Array, values: pa.Array, cql_type: CqlType) -> list[pa.Array]:
+    """Return the bytes of decoded values where decoding lost some, if it loses some of the type's values."""
+    if not loses_parts(cql_type):
+        return []
+    found = map(other_bytes(cql_type), raw.to_pylist(), plain(values).to_pylist())
+    return [pa.array(list(found), pa.binary())]
 
 
 def _flags(array: pa.Array) -> np.ndarray:

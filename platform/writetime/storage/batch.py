@@ -14,6 +14,7 @@ from writetime.changes.model import KINDS, MARKER, ORIGIN, SHARD, TOMBSTONE, cha
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.constant_arrays import Constant
 from writetime.core.errors import reason_of
+from writetime.schema.serialise import loses_parts, other_bytes
 from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import decoder, read_vint
@@ -30,6 +31,7 @@ _KIND_ROW = Constant(KINDS[0], pa.string())
 _NO_END = Constant(None, pa.binary())
 _NO_MARKER = Constant(None, MARKER)
 _NO_TOMBSTONE = Constant(None, TOMBSTONE)
+_NO_BYTES = Constant(None, pa.binary())
 _NO_TTL = Constant(None, pa.int32())
 _NO_TIME = Constant(None, pa.int64())
 _IS_NO_TOMBSTONE = Constant(False, pa.bool_())
@@ -127,6 +129,13 @@ class BatchMaker:
         self._decoders: dict[int, Callable[[bytes], Any]] = {
             line.index: decoder(line.type) for line in plan.lines() if _needs_python(line)
         }
+        # Of values whose bytes are kept if decoding loses some of them.
+        self._exact = {
+            line.index: other_bytes(line.type)
+            for stored in plan.stored()
+            for line in (stored, *stored.children)
+            if line.shape == L.SIMPLE and loses_parts(line.type)
+        }
         self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
 
     def batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
@@ -136,7 +145,7 @@ class BatchMaker:
             CorruptFile: a value is invalid for its type. Then no batch is returned. The error has the offset of the
                 change.
         """
-        work = _Work(buffers, table, self._plan, self._decoders, self._encode)
+        work = _Work(buffers, table, self._plan, self._decoders, exact=self._exact, encode=self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
         except MemoryError:
@@ -223,6 +232,8 @@ class _Work:
         table: int,
         plan: Plan,
         decoders: dict[int, Callable[[bytes], Any]],
+        *,
+        exact: dict[int, Callable[[bytes | None, Any], bytes | None]],
         encode: Callable[[Sequence[bytes | None], bytes], bytes] | None,
     ) -> None:
         lines = buffers.columns[plan.start : plan.end].tolist()
@@ -231,7 +242,10 @@ class _Work:
         self._table = buffers.tables[table].tolist()
         self._table_arrays = buffers.table_arrays[table]
         self._decoders = decoders
+        self._exact = exact
         self._encode = encode
+        # The bytes of decoded values, by line, where decoding lost some.
+        self._bytes: dict[int, pa.Array] = {}
         self._without_times: dict[int, tuple[pa.Array, pa.Array, pa.Array]] = {}
         self._clustering_lengths = [
             self._columns[c][L.LENGTH]
@@ -400,6 +414,7 @@ class _Work:
         if isinstance(line.type, Collection) and line.type.kind != "set":
             children.append(self.values(cell, count, offsets))
         children += self._times(cell, count, None)
+        children += [self._bytes_of(each, count) for each in (path, cell) if each.index in self._exact]
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
         # A missing column has no elements. The struct around it distinguishes it from an empty one.
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
@@ -414,6 +429,8 @@ class _Work:
             children = self._counters(line, self._times(line, count, validity))
         else:
             children = [self.values(line, count), *self._times(line, count, validity)]
+            if line.index in self._exact:
+                children.append(self._bytes_of(line, count))
         return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
 
     def _counters(self, line: Line, times: list[pa.Array]) -> list[pa.Array]:
@@ -478,6 +495,10 @@ class _Work:
         content = arrays[L.VALUES][: count * L.WIDTH[line.form]]
         return pa.Array.from_buffers(arrow, count, [validity, _buffer(content)])
 
+    def _bytes_of(self, line: Line, count: int) -> pa.Array:
+        """Return the bytes of the values of a line that `values` has returned, where decoding lost some."""
+        return self._bytes.get(line.index, _NO_BYTES.times(count))
+
     def _decoded(self, line: Line, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None) -> pa.Array:
         decode = self._decoders[line.index]
         arrays = self._arrays[line.index]
@@ -489,9 +510,12 @@ class _Work:
             # The changes of a partition may be in the next window. Then an invalid key is a fault of that window.
             has_value = has_value * (self._row_counts > 0)
         places = zip(pairwise(offsets), has_value.tolist(), strict=True)
-        parts = (content[start:end] if has else None for (start, end), has in places)
+        parts = [content[start:end] if has else None for (start, end), has in places]
         try:
             values = _each(lambda part: None if part is None else decode(part), parts)
+            if line.index in self._exact:
+                found = list(map(self._exact[line.index], parts, values))
+                self._bytes[line.index] = pa.array(found, pa.binary())
             try:
                 return pa.array(values, arrow)
             except MemoryError:

@@ -86,7 +86,7 @@ class Line:
     def no_cell(self) -> Constant:
         """A null of the Arrow type of a cell, repeated."""
         is_counter = self.form == L.COUNTER
-        return Constant(None, column_type(self.type) if is_counter else cell_type(stored_type(self.type)))
+        return Constant(None, column_type(self.type) if is_counter else cell_type(self.type))
 
     @cached_property
     def no_column(self) -> Constant:

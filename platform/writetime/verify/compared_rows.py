@@ -1,5 +1,6 @@
 """Compares rows of two sides: by digests, and place by place."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,9 @@ import pyarrow as pa
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import bytes_of, mask_of, one_chunk, pc, take
 from writetime.core.printing import json_value
-from writetime.row_events.compare import Matched, Rows, changed, different
+from writetime.row_events.compare import Matched, Rows, changed, different_values
 from writetime.row_events.ids import siphash
-from writetime.schema.avro import encode, joined, nullable
+from writetime.schema.avro import encode, encode_bytes, joined, nullable
 from writetime.schema.table import TableSchema
 
 
@@ -20,9 +21,9 @@ def digest(rows: Rows, schema: TableSchema) -> str:
     The key columns count by their places, because equal decimals (1.0 and 1.00) have one place and may come in any
     form.
     """
-    content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular] or [
-        pa.array([b""] * len(rows.tokens), pa.large_binary())
-    ]
+    content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular]
+    content += [nullable(encode_bytes(each)) for each in rows.lost_bytes.values()]
+    content = content or [pa.array([b""] * len(rows.tokens), pa.large_binary())]
     places = joined([p.cast(pa.large_binary()) for p in (rows.keys, rows.positions)])
     zero = np.uint64(0)
     hashes = siphash(zero, zero, *bytes_of(places.cast(pa.binary())), *bytes_of(joined(content).cast(pa.binary())))
@@ -33,8 +34,9 @@ def between(rows: Rows, first: int, last: int) -> Rows:
     """Return the rows whose tokens are in a range, both ends included."""
     tokens = rows.tokens.to_numpy()
     start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
-    parts = (rows.tokens, rows.keys, rows.positions)
-    return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
+    values, *places = (part.slice(start, end - start) for part in (rows.values, rows.tokens, rows.keys, rows.positions))
+    lost_bytes = {name: each.slice(start, end - start) for name, each in rows.lost_bytes.items()}
+    return Rows(values, *places, lost_bytes=lost_bytes)
 
 
 def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
@@ -44,7 +46,7 @@ def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
     is compared with it, by their static columns alone. The rows that one side lacks are separate places.
     """
     names = [c.name for c in schema.static + schema.regular]
-    before, after = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (one, other))
+    before, after = (replace(r, values=r.values.select(names)) for r in (one, other))
     found = changed(before, after)
     if not schema.static:
         return found
@@ -53,8 +55,7 @@ def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
     )
     same = (beside.before != found.before) | (beside.after != found.after)
     for column in schema.static:
-        one_cells, other_cells = (one_chunk(side.values[column.name]) for side in (one, other))
-        same &= ~different(take(one_cells, beside.before), take(other_cells, beside.after))
+        same &= ~different_values(one, beside.before, other, beside.after, column.name)
     return Matched(beside.before[~same], beside.after[~same])
 
 

@@ -34,13 +34,12 @@ from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
 from writetime.merge import merge
 from writetime.row_events.compare import Matched, Rows
-from writetime.row_events.events import placed_rows
 from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lag import Lag, lag_of, times_at
-from writetime.verify.lost_deletions import FirstRead, rows_with_entries, whole_until
+from writetime.verify.lost_deletions import FirstRead, compared_rows, rows_with_entries, whole_until
 from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once; twice as many at most, or one partition.
@@ -169,7 +168,7 @@ def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple
 def _read_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[Rows, int]:
     views = [view for view in bucket_views(table) if view.bucket == bucket]
     held = sum(f.rows for view in views for source in view.contents.sources for f in source.files)
-    return placed_rows(*_lake_state(views, schema)), held
+    return compared_rows(*_lake_state(views, schema)), held
 
 
 def _settle(

@@ -28,6 +28,7 @@ from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
+from writetime.verify.lost_bytes import compared_columns, of_database
 
 # The values of a row, in the order of the query.
 _Row = Sequence[bytes | None]
@@ -176,11 +177,13 @@ class DatabaseTable:
         arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
         keys = [partition_key(row[: len(schema.partition_key)]) for row in found]
         positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
+        lost = {c.name: i for i, c in enumerate(schema.columns) if c in compared_columns(schema)}
         return Rows(
             pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
             pa.array([token(key) for key in keys], pa.int64()),
             pa.array(keys, pa.binary()),
             pa.array(positions, pa.binary()),
+            {name: of_database([r[i] for r in found], arrays[i], schema.columns[i].type) for name, i in lost.items()},
         )
 
     def _is_alone(self, row: _Row) -> bool:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from writetime.core.arrow import one_chunk, take
 from writetime.lake.views import time_now
-from writetime.row_events.compare import Matched, Rows, different
+from writetime.row_events.compare import Matched, Rows, different_values
 from writetime.schema.table import TableSchema
 from writetime.verify.compared_rows import is_static
 
@@ -74,8 +73,8 @@ def lag_of(
 
 def _cells_that_differ(one: Rows, other: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
     """Return for each place and each static and regular column whether the two rows differ in it."""
-    columns = []
-    for column in schema.static + schema.regular:
-        before, after = (one_chunk(side.values[column.name]) for side in (one, other))
-        columns.append(different(take(before, found.before), take(after, found.after)))
+    columns = [
+        different_values(one, found.before, other, found.after, column.name)
+        for column in schema.static + schema.regular
+    ]
     return np.array(columns, bool).reshape(len(columns), len(found.before)).T

@@ -8,7 +8,7 @@ fields of UDTs, are such cells. Elements of lists are not compared: the database
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from writetime.row_events.events import indexed_rows
 from writetime.row_events.write_times import latest_of_column
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
+from writetime.verify.lost_bytes import compared_columns, of_lake
 
 # How much earlier than a watermark a write must be (microseconds), as clocks of machines differ.
 _CLOCKS_DIFFER = 5_000_000
@@ -93,12 +94,7 @@ class FirstRead:
 
 def rows_with_entries(state: pa.Table, schema: TableSchema, as_of: int) -> LakeRows:
     """Return the rows that live in a state at a time (microseconds), and the entries of their columns."""
-    rows, index = indexed_rows(state, schema, as_of)
-    statics = np.flatnonzero(kind_codes(one_chunk(state["kind"])) == STATIC)
-    keys = one_chunk(state["key"])
-    place = pc.index_in(rows.keys, value_set=keys.take(pa.array(statics))).fill_null(-1).to_numpy()
-    # Without such an entry, the row has no static cell.
-    of_static = np.append(statics, -1)[place]
+    rows, index, of_static = _compared_rows(state, schema, as_of)
     return LakeRows(
         rows,
         [
@@ -106,6 +102,26 @@ def rows_with_entries(state: pa.Table, schema: TableSchema, as_of: int) -> LakeR
             for column in schema.static + schema.regular
         ],
     )
+
+
+def compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+    """Return the rows that live in a state at a time (microseconds), with the bytes that decoding lost."""
+    return _compared_rows(state, schema, as_of)[0]
+
+
+def _compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """Return the rows, and the index of the entry of each row, and of its static row, in the state."""
+    rows, index = indexed_rows(state, schema, as_of)
+    statics = np.flatnonzero(kind_codes(one_chunk(state["kind"])) == STATIC)
+    keys = one_chunk(state["key"])
+    place = pc.index_in(rows.keys, value_set=keys.take(pa.array(statics))).fill_null(-1).to_numpy()
+    # Without such an entry, the row has no static cell.
+    of_static = np.append(statics, -1)[place]
+    lost = {}
+    for column in compared_columns(schema):
+        entries = take(one_chunk(state[field_name(column)]), of_static if column in schema.static else index)
+        lost[column.name] = of_lake(entries, one_chunk(rows.values[column.name]), column.type, as_of // 1_000_000)
+    return replace(rows, lost_bytes=lost), index, of_static
 
 
 def _lost(cql_type: CqlType, entries: pa.Array, values: Sequence[pa.Array], until: int) -> np.ndarray:

@@ -7,14 +7,14 @@ consumer finds new tables and columns, and drops with their times, in `writetime
 is the version of the format of the messages.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
+from writetime.changes.model import KINDS, change_schema, element_types, field_name, udt_fields
 from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
@@ -24,6 +24,7 @@ from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, j
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import avro_name, stored_avro_type
+from writetime.schema.serialise import loses_parts
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import Column, TableSchema, is_later
 from writetime.schema.types import Collection, CqlType, Native, is_complex
@@ -31,7 +32,6 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 HEADER_BYTES = 10
 _BINARY = pa.large_binary()
 _ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
-_LIST_PATH = Native("timeuuid")
 _COUNTER = Native("counter")
 
 # A part of a message for each change of a batch: its bytes, null if there is no such part, or the same bytes for all.
@@ -117,7 +117,7 @@ def _column_field(column: Column, namespace: str) -> dict[str, Any]:
     namespace = f"{namespace}.{name}"
     cql_type = column.type
     if not is_complex(cql_type):
-        cell = _cell("cell", cql_type, None, namespace)
+        cell = _cell("cell", [("value", cql_type)], namespace)
         if cql_type == _COUNTER:
             text = [{"name": n, "type": "string"} for n in ("id", "kind")]
             shard = _record("shard", [*text, *map(_long, ("clock", "count", "write_time"))], namespace)
@@ -125,34 +125,22 @@ def _column_field(column: Column, namespace: str) -> dict[str, Any]:
         return _optional(name, cell)
     tombstone = _optional("tombstone", _tombstone(namespace))
     if isinstance(cql_type, Collection):
-        path, content = _element_types(cql_type)
-        elements = {"type": "array", "items": _cell("element", content, path, namespace)}
+        elements = {"type": "array", "items": _cell("element", element_types(cql_type), namespace)}
         return _optional(name, _record("column", [tombstone, {"name": "elements", "type": elements}], namespace))
     cells = []
     for field, field_type in udt_fields(cql_type):
         inner = avro_name(field)
-        cells.append(_optional(inner, _cell("cell", field_type, None, f"{namespace}.{inner}")))
+        cells.append(_optional(inner, _cell("cell", [("value", field_type)], f"{namespace}.{inner}")))
     fields = {"name": "fields", "type": _record("fields", cells, namespace)}
     return _optional(name, _record("column", [tombstone, fields], namespace))
 
 
-def _cell(name: str, content: CqlType | None, path: CqlType | None, namespace: str) -> dict[str, Any]:
-    parts = [("path", path), ("value", content)]
-    fields = [_optional(n, stored_avro_type(t, n, namespace)) for n, t in parts if t is not None]
+def _cell(name: str, parts: Sequence[tuple[str, CqlType]], namespace: str) -> dict[str, Any]:
+    fields = [_optional(n, stored_avro_type(t, n, namespace)) for n, t in parts]
     fields += [_long("write_time"), _optional("ttl", "int"), _optional("deletion_time", "long")]
-    return _record(name, [*fields, {"name": "tombstone", "type": "boolean"}], namespace)
-
-
-def _element_types(collection: Collection) -> tuple[CqlType, CqlType | None]:
-    """Return the types of an element's path and value."""
-    match collection:
-        case Collection("list", (element,)):
-            return _LIST_PATH, element
-        case Collection("set", (element,)):
-            return element, None
-        case Collection(_, (key, value)):
-            return key, value
-    raise AssertionError(collection)
+    fields.append({"name": "tombstone", "type": "boolean"})
+    fields += [_optional(f"{n}_bytes", "bytes") for n, t in parts if loses_parts(t)]
+    return _record(name, fields, namespace)
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -243,8 +231,7 @@ def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
     if not is_complex(cql_type):
         return lambda fields: _cell_parts(fields, (cql_type,))
     if isinstance(cql_type, Collection):
-        path, content = _element_types(cql_type)
-        types = (path,) if content is None else (path, content)
+        types = tuple(t for _, t in element_types(cql_type))
         return lambda fields: [*_struct(fields[0], _times), _elements(fields[1], types)]
     types = tuple(t for _, t in udt_fields(cql_type))
 
@@ -284,11 +271,11 @@ def _shards(lists: pa.ListArray) -> pa.Array:
 
 
 def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part]:
-    *values, write_time, ttl, deletion_time, tombstone = fields
+    values, (write_time, ttl, deletion_time, tombstone, *exact) = fields[: len(types)], fields[len(types) :]
     parts = [p for value, t in zip(values, types, strict=True) for p in _value(value, t)]
     parts += [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(deletion_time, encode_long)]
     flags = encode(tombstone, Native("boolean")) if pc.any(tombstone).as_py() else _ZERO
-    return [*parts, flags]
+    return [*parts, flags, *(p for each in exact for p in _nullable(each, encode_bytes))]
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
