@@ -126,11 +126,11 @@ def _comparable(value: Any, cql_type: CqlType) -> Hashable:
         return None
     match cql_type:
         case Native():
-            # The number, because a date may be beyond Python's range. A NaN would differ from itself.
+            # The number, because a date may be beyond Python's range. A NaN differs from itself, and -0.0 equals 0.0.
             found = value.value if pa.types.is_temporal(value.type) else value.as_py()
             if isinstance(found, dict):
                 return tuple(found.values())
-            return found if found == found else "NaN"  # noqa: PLR0124
+            return found.hex() if isinstance(found, float) else found
         case Collection("map", types):
             pairs = ((entry["key"], entry["value"]) for entry in value.values)
             return frozenset(tuple(map(_comparable, pair, types)) for pair in pairs)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict
+from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict, takes_fields
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN
@@ -66,7 +66,7 @@ def create_stream(table: LakeTable) -> BucketedTable:
     changes = table.changes.load()
     schema = event_schema(table.schema(changes))
     delta.create(schema, table.buckets, FORGET_REMOVED)
-    if has_other_table(table):
+    if has_other_table(table) or _has_other_form(table):
         delta.replace(delta.load(), [], schema, {CREATED: created_of(changes)})
     delta.add_fields(schema)
     properties = delta.load().properties
@@ -78,6 +78,12 @@ def create_stream(table: LakeTable) -> BucketedTable:
     for name, value in FORGET_REMOVED.items() - properties.items():
         delta.set_property(name, value)
     return delta
+
+
+def _has_other_form(table: LakeTable) -> bool:
+    """Return whether an earlier release wrote the row events, with values in another form."""
+    stream = table.row_events.find()
+    return stream is not None and not takes_fields(stream.fields, event_schema(table.schema()))
 
 
 def has_other_table(table: LakeTable) -> bool:
@@ -112,6 +118,8 @@ def extend(
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run this again.
         WritetimeError: the files with the earlier rows no longer exist, because the last batch was too long ago.
     """
+    if _has_other_form(table):
+        rebuild = True
     delta = create_stream(table)
     stream = delta.load()
     last = position_of(stream, NAMES)

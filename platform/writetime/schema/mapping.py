@@ -72,23 +72,27 @@ _STORED: dict[str, tuple[pa.DataType, Any]] = {
 
 
 def arrow_type(cql_type: CqlType) -> pa.DataType:
-    """Return the Arrow type of a value in a row (of a non-frozen collection or UDT: of its frozen form)."""
-    return _arrow(cql_type, lambda name: _NATIVES[name][0])
+    """Return the Arrow type of a value in a row (of a non-frozen collection or UDT: of its frozen form). A map is a
+    list of its entries if readers may refuse its keys.
+    """
+    return _arrow(cql_type, lambda name: _NATIVES[name][0], _may_seem_equal)
 
 
 def stored_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a value in a change or state, as `arrow_type` does for rows."""
-    return _arrow(cql_type, lambda name: _STORED.get(name, _NATIVES[name])[0])
+    return _arrow(cql_type, lambda name: _STORED.get(name, _NATIVES[name])[0], _has_map)
 
 
-def _arrow(cql_type: CqlType, native: Callable[[str], pa.DataType]) -> pa.DataType:
+def _arrow(
+    cql_type: CqlType, native: Callable[[str], pa.DataType], refuses_key: Callable[[CqlType], bool]
+) -> pa.DataType:
     def arrow(inner: CqlType) -> pa.DataType:
-        return _arrow(inner, native)
+        return _arrow(inner, native, refuses_key)
 
     match cql_type:
         case Native(name):
             return native(name)
-        case Collection("map", (key, value)) if not _has_map(key):
+        case Collection("map", (key, value)) if not refuses_key(key):
             return pa.map_(arrow(key), arrow(value))
         case Collection("map", (key, value)):
             entry = pa.struct([("key", arrow(key)), ("value", arrow(value))])
@@ -176,16 +180,33 @@ _ESCAPED = re.compile(r"^[0-9]|[^A-Za-z0-9_]|_(?=x[0-9a-f]*[^A-Za-z0-9])")
 
 def _has_map(cql_type: CqlType) -> bool:
     """Spark has no maps with maps as keys, at any depth."""
+    return any(isinstance(t, Collection) and t.kind == "map" for t in _with_parts(cql_type))
+
+
+def _may_seem_equal(cql_type: CqlType) -> bool:
+    """Return whether keys of a map that differ in the database may be equal to readers, which refuse the map or drop an
+    entry: 0.0 and -0.0, or tuples of which one has a null part and the other an empty one. Maps as keys are refused,
+    too.
+    """
+    return _has_map(cql_type) or any(
+        isinstance(t, Tuple | Udt) or t in (Native("double"), Native("float")) for t in _with_parts(cql_type)
+    )
+
+
+def _with_parts(cql_type: CqlType) -> Iterator[CqlType]:
+    """Yield a type and the types of its parts, at any depth."""
+    yield cql_type
     match cql_type:
-        case Collection("map", _):
-            return True
         case Collection(_, arguments) | Tuple(arguments):
-            return any(map(_has_map, arguments))
+            parts = list(arguments)
         case Udt(_, _, fields):
-            return any(_has_map(t) for _, t in fields)
+            parts = [t for _, t in fields]
         case Vector(element, _):
-            return _has_map(element)
-    return False
+            parts = [element]
+        case _:
+            parts = []
+    for part in parts:
+        yield from _with_parts(part)
 
 
 def data_types_page() -> str:
@@ -224,6 +245,12 @@ def _page() -> Iterator[str]:
             "array of records",
             "Spark has no maps keyed by maps: a list of entries wherever a key holds a map.",
         ),
+        (
+            freeze(Collection("map", (Native("double"), whole))),
+            "array of records",
+            "In views and row events, also a list of entries wherever a key holds a `float`, `double`, tuple or "
+            "user-defined type: see below.",
+        ),
         (Vector(Native("float"), 3), "array", "The length is the type's dimension."),
         (Tuple((whole, text)), "record", "Fields `_1`, `_2`, ...; those that a value lacks are null."),
         (
@@ -240,7 +267,21 @@ def _page() -> Iterator[str]:
     yield "**Empty values.** CQL has a value of no bytes that is not null, for any type. In a change, such a cell"
     yield "has a write time, no tombstone, and the value null; text, ascii and blob have the empty string. A map with"
     yield "such a key is null in views and row events, as maps have no null keys. A frozen map with one is null in"
-    yield "changes and states, too: the only value that they do not hold."
+    yield "changes and states, too, which have its bytes: see below."
+    yield ""
+    yield "**Keys of maps.** The database distinguishes the keys 0.0 and -0.0, and tuples and user-defined types"
+    yield "with a null part from those with an empty part. DuckDB refuses a map with two such keys, and Polars"
+    yield "drops one. So views and row events have a list of entries, structs of `key` and `value`, wherever a key"
+    yield "holds a `float`, `double`, tuple or user-defined type. Changes and states have maps, which pyarrow"
+    yield "reads."
+    yield ""
+    yield "**Bytes.** A tuple or user-defined type may have a null part, an empty part, or end before it: all are"
+    yield "null in Arrow. In the database, null and empty parts make different clusterings, elements of sets and"
+    yield "keys of maps, and as partition keys all three differ. So rows are identified by `key` and `position`."
+    yield "In changes and states, a cell with a tuple, a user-defined type, or a map that may have empty keys also"
+    yield "has `value_bytes`, and an element with such a path `path_bytes`: the serialised value where the decoded"
+    yield "one gives other bytes, else null. `writetime verify` compares these bytes. Views and row events do not"
+    yield "have them: two rows may show equal keys, and a set equal elements."
     yield ""
     yield "**Timestamps.** CQL counts int64 milliseconds, which reach the years -292275055 to 292278994. Changes and"
     yield "states hold exactly these: `int64` in Arrow, `bigint` in Spark, `long (timestamp-millis)` in Avro, also"

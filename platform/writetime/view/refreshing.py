@@ -21,6 +21,7 @@ from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
 from writetime.lake.contents import StateFiles
+from writetime.lake.delta import takes_fields
 from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import Unreadable, WrittenFile, deleted_if_refused
@@ -114,7 +115,12 @@ def refresh(
         # Landing is about to rebuild the state.
         return Refreshed(before.rows, 0, 0, 0, False)
     # Another program may have restored a version from before a column was added.
-    if table.view.add_fields(view_schema(table.schema(changes))):
+    wanted = view_schema(table.schema(changes))
+    if not takes_fields(before.version.fields, wanted):
+        # An earlier release wrote values in another form.
+        table.view.replace(before.version, [], wanted, {})
+        before, whole = table.view_files.load(), True
+    if table.view.add_fields(wanted):
         before = table.view_files.load()
     if settings.lake.view == "rewritten":
         if not whole and _has_present_rows(table, before, state, changes):
