@@ -3,12 +3,12 @@
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from writetime.core.errors import WritetimeError
+from writetime.storage.regular_files import copy_regular, read_regular
 
 
 def lock_folder(folder: Path) -> int:
@@ -63,7 +63,7 @@ def read_json(path: Path) -> Any:
         WritetimeError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except ValueError as e:
@@ -101,7 +101,7 @@ def read_lines(path: Path) -> tuple[list[Any], bool]:
         WritetimeError: a line is not JSON.
     """
     try:
-        *lines, rest = path.read_text().split("\n")
+        *lines, rest = read_regular(path).decode().split("\n")
         return [json.loads(line) for line in lines], not rest
     except FileNotFoundError:
         return [], False
@@ -113,15 +113,13 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a file in one step: once this returns, the whole copy is on the disk, and the source may be deleted.
 
     Raises:
-        WritetimeError: the copy is not as large as the source.
+        StorageError: the source is not a regular file, or became shorter.
     """
     partial = target.with_name(f"{target.name}.part")
-    with source.open("rb") as original, partial.open("wb") as copy:
-        shutil.copyfileobj(original, copy, 1 << 20)
+    with partial.open("wb") as copy:
+        copy_regular(source, copy.write)
         copy.flush()
         os.fsync(copy.fileno())
-    if partial.stat().st_size != source.stat().st_size:
-        raise WritetimeError(f"{partial} is a copy of {source}, but has another size")
     partial.replace(target)
     sync_folder(target.parent)
 

@@ -18,7 +18,7 @@ from writetime.schema.table import TableSchema
 from writetime.storage.file_errors import Missing
 from writetime.storage.folders import Folder
 from writetime.storage.infer import infer_schema
-from writetime.storage.locations import Location, find_sstables
+from writetime.storage.locations import Location, exists, find_sstables
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _of_empty_table(folder: Folder, node: str) -> NodeBackup:
 
 def _schema(locations: Sequence[Location], manifest: Manifest | None) -> TableSchema:
     path = posixpath.join(locations[0].folder, "schema.cql")
-    if locations[0].filesystem.get_file_info(path).type != FileType.File:
+    if not exists(locations[0].filesystem, path):
         raise WritetimeError(
             f"{locations[0].folder} has no schema.cql, and SSTables do not have the names of key columns: pass a file "
             "with CREATE TABLE as --schema"

@@ -9,6 +9,9 @@ from pyarrow import fs
 
 from writetime.storage.locations import read_file, resolve, without_secrets
 
+# A pipe or a device is of an unknown type. It is listed, so that reading it is refused by name.
+_FILES = (fs.FileType.File, fs.FileType.Unknown)
+
 
 class Seen:
     """The answers of stores, for a program that looks at the same folders again and again.
@@ -124,7 +127,7 @@ class Folder:
 
     def files(self) -> dict[str, fs.FileInfo]:
         """Return the files in it, by their names."""
-        return {info.base_name: info for info in self.listed() if info.type == fs.FileType.File}
+        return {info.base_name: info for info in self.listed() if info.type in _FILES}
 
     def infos(self, names: Sequence[str]) -> dict[str, fs.FileInfo]:
         """Return the files at some relative paths that exist, in one call."""
@@ -132,7 +135,7 @@ class Folder:
 
     def _infos(self, names: Sequence[str]) -> dict[str, fs.FileInfo]:
         found = self.filesystem.get_file_info([posixpath.join(self.path, name) for name in names])
-        return {name: info for name, info in zip(names, found, strict=True) if info.type == fs.FileType.File}
+        return {name: info for name, info in zip(names, found, strict=True) if info.type in _FILES}
 
     def read(self, name: str) -> bytes:
         """Read the file at a relative path.

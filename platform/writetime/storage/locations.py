@@ -1,5 +1,6 @@
 """Finds SSTables by their file names and versions, on local disks and in any storage of pyarrow or fsspec."""
 
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pyarrow import NativeFile, fs
 from writetime.core.errors import Transient, without_passwords
 from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
+from writetime.storage.regular_files import open_regular
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
@@ -75,7 +77,7 @@ class Location:
 
     def exists(self, component: str) -> bool:
         """Return whether the component exists."""
-        return self.filesystem.get_file_info(self.path(component)).type == fs.FileType.File
+        return exists(self.filesystem, self.path(component))
 
     def read(self, component: str) -> bytes:
         """Read a whole component.
@@ -111,8 +113,13 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
 
     Raises:
         Missing: there is none.
+        NotRegular: it is on a local disk, and a link, a pipe, a device, a socket or a folder.
     """
-    return _open(path, lambda: filesystem.open_input_file(path))
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        return _open(path, lambda: filesystem.open_input_file(path))
+    with _open(path, lambda: open_regular(path)) as file:
+        # pyarrow opens only paths. This one is that of the file that is open, whatever has its name now.
+        return filesystem.open_input_file(f"/dev/fd/{file.fileno()}")
 
 
 def without_secrets(address: str) -> str:
@@ -170,6 +177,20 @@ def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | N
     return Location(filesystem, folder, match["version"], match["id"], match["format"]), match["component"]
 
 
+def exists(filesystem: fs.FileSystem, path: str) -> bool:
+    """Return whether there is anything at a path. For pyarrow, a link that leads nowhere does not exist."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return os.path.lexists(path)
+    return filesystem.get_file_info(path).type != fs.FileType.NotFound
+
+
+def entries(filesystem: fs.FileSystem, folder: str) -> list[str]:
+    """Return the paths of all entries of a folder, in order. pyarrow leaves out links that lead nowhere."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return sorted(posixpath.join(folder, name) for name in os.listdir(folder))
+    return sorted(info.path for info in filesystem.get_file_info(fs.FileSelector(folder)))
+
+
 def find_sstables(path: str) -> Iterator[Location]:
     """Find the SSTables at a path: that of one component's file, or all in a folder, such as a snapshot or a backup.
 
@@ -184,13 +205,14 @@ def find_sstables(path: str) -> Iterator[Location]:
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         raise Missing(f"{path} does not exist")
-    if info.type == fs.FileType.File:
+    if info.type != fs.FileType.Directory:
         named = parse_name(filesystem, path)
         if named is None:
             raise Unsupported(f"{path} is not named like a component of an SSTable (such as nb-1-big-Data.db)")
         yield named[0]
         return
-    names = sorted(i.path for i in filesystem.get_file_info(fs.FileSelector(path)) if i.type == fs.FileType.File)
+    # Of any type: what is not a file and has the name of a component is refused when it is read, and not left out.
+    names = entries(filesystem, path)
     found = [named for name in names if (named := parse_name(filesystem, name)) is not None]
     components: dict[Location, set[str]] = {}
     for location, component in found:

@@ -39,8 +39,9 @@ from pyarrow import NativeFile, fs
 
 from writetime.core.counts import counted
 from writetime.storage.compressors import FAULTS, Decompressor, decompressor
-from writetime.storage.file_errors import CorruptFile, Missing, TornTail, Unsupported
-from writetime.storage.locations import open_file, read_file, resolve
+from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail, Unsupported
+from writetime.storage.locations import entries, open_file, read_file, resolve
+from writetime.storage.regular_files import irregular
 
 _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
 # Versions: 6 is that of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.
@@ -267,7 +268,8 @@ def find_segments(path: str) -> list[Segment]:
 
     Raises:
         Missing: there is nothing at the path.
-        Unsupported: a log file there is not named like a segment, or has an unsupported version.
+        StorageError: a log file there is not named like a segment, has an unsupported version, or is not a regular
+            file.
     """
     segments, refused = list_segments(path)
     for error in refused.values():
@@ -275,7 +277,7 @@ def find_segments(path: str) -> list[Segment]:
     return segments
 
 
-def list_segments(path: str) -> tuple[list[Segment], dict[str, Unsupported]]:
+def list_segments(path: str) -> tuple[list[Segment], dict[str, StorageError]]:
     """Return the segments at a path like `find_segments`, and the reason why each other log file there is refused, by
     its path. So a program that reads a whole folder does not stop at one file.
 
@@ -288,16 +290,19 @@ def list_segments(path: str) -> tuple[list[Segment], dict[str, Unsupported]]:
         raise Missing(f"{path} does not exist")
     paths = [path]
     if info.type == fs.FileType.Directory:
-        paths = sorted(i.path for i in filesystem.get_file_info(fs.FileSelector(path)) if i.path.endswith(".log"))
-    segments, refused = [], {}
+        paths = [each for each in entries(filesystem, path) if each.endswith(".log")]
+    segments: list[Segment] = []
+    refused: dict[str, StorageError] = {}
     for each in paths:
-        match = _NAME.search(each)
+        match = _NAME.fullmatch(posixpath.basename(each))
         if match is None:
             reason = f"{each} is not named like a commit log segment (CommitLog-7-1700000000000.log)"
             refused[each] = Unsupported(reason)
         elif int(match["version"]) not in VERSIONS:
             reason = f"{each}: commit log version {match['version']} is not supported; {VERSIONS} are"
             refused[each] = Unsupported(reason)
+        elif isinstance(filesystem, fs.LocalFileSystem) and (fault := irregular(each)) is not None:
+            refused[each] = fault
         else:
             segments.append(Segment(filesystem, each, int(match["version"]), int(match["id"])))
     return sorted(segments, key=lambda s: s.id), refused
