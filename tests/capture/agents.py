@@ -11,7 +11,7 @@ from writetime.capture.segments import readable
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
-from writetime.storage.segment import END, find_segments
+from writetime.storage.segment import END, list_segments
 
 
 def progress_of(captured: Captured) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def node_id(captured: Captured) -> str:
 
 def complete(captured: Captured) -> list[Path]:
     """The segments that the node is done with."""
-    found, _ = readable(find_segments(str(captured.node.cdc_raw)))
+    listed, _ = list_segments(str(captured.node.cdc_raw))
+    found, _ = readable(listed, lambda _: False)
     return [Path(segment.path) for segment, until in found if until == END]
 
 

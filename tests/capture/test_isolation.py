@@ -257,7 +257,7 @@ def test_an_index_that_cannot_be_read_does_not_stop_other_segments(tmp_path: Pat
         (tmp_path / f"CommitLog-7-{number}.log").write_bytes(b"")
     (tmp_path / "CommitLog-7-1_cdc.idx").mkdir()
     (tmp_path / "CommitLog-7-2_cdc.idx").write_text("10")
-    found, faults = segments.readable(find_segments(str(tmp_path)))
+    found, faults = segments.readable(find_segments(str(tmp_path)), lambda _: False)
     assert [(segment.id, until) for segment, until in found] == [(2, 10)]
     [(segment, fault)] = faults
     assert segment.id == 1

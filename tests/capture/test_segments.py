@@ -238,10 +238,15 @@ def test_a_change_that_is_too_large_does_not_stop_the_others(captured: Captured)
     captured.assert_same("t", "marks")
 
 
-def test_an_invalid_index_does_not_stop_other_segments(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_index_does_not_stop_other_segments(
+    captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     segment = captured.node.cdc_raw / "CommitLog-8-1.log"
     index = segment.with_name("CommitLog-8-1_cdc.idx")
     segment.write_bytes(b"")
+    # As of a segment that the node still has.
+    held = tmp_path / segment.name
+    held.hardlink_to(segment)
     index.write_text("no offset")
     state = captured.settings.capture.state_dir
     try:
@@ -378,10 +383,9 @@ def test_a_copy_is_on_the_disk_before_its_original_is_deleted(
     assert (target / "CommitLog-8-1.log").read_bytes() == b"changes"
 
 
-def test_a_copy_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "segment").write_bytes(b"changes")
-    monkeypatch.setattr("shutil.copyfileobj", lambda _source, target, _size: target.write(b"chan"))
-    with pytest.raises(WritetimeError, match="has another size"):
+def test_a_copy_of_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "segment").symlink_to("/dev/zero")
+    with pytest.raises(WritetimeError, match="is a symbolic link, not a regular file"):
         copy_file(tmp_path / "segment", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

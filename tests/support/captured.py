@@ -38,7 +38,7 @@ from writetime.wire.watermarks import WatermarkTopic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 # Of agents in threads: tests wait for watermarks, for the status, and for the next attempt after a fault.
-_PACE = Pace(mark=0.25, pause=0.1, status=0.25)
+_PACE = Pace(mark=0.25, pause=0.1, status=0.25, left=1.0)
 # Two fit into a segment, and one of them may be no more than half of it.
 _FILLING_BYTES = 400_000
 # A table without CDC, outside of the captured keyspaces.

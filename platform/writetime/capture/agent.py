@@ -32,6 +32,7 @@ from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.left_segments import LeftSegments
 from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.progress import OPEN, Progress, SegmentProgress
 from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
@@ -44,7 +45,7 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.storage.file_errors import Missing, Unsupported
+from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark
 
@@ -89,6 +90,7 @@ class Pace:
         pause: between a fault and the next attempt. For completed segments, this is the first pause.
         snapshot: between a fault and the next attempt, for the snapshot of a table.
         status: between two writes of the status file.
+        left: between the first sight of a segment that the node has left, and its reading.
     """
 
     schema: float = 1.0
@@ -96,6 +98,7 @@ class Pace:
     pause: float = 1.0
     snapshot: float = 60.0
     status: float = 1.0
+    left: float = 10.0
 
 
 _USUAL = Pace()
@@ -152,8 +155,9 @@ class Agent:
         self._unannounced = True
         self._found: list[tuple[Segment, int]] = []
         self._unreadable: list[tuple[Segment, str]] = []
-        # Log files that are not segments of a known version, by path.
-        self._refused: Mapping[str, Unsupported] = {}
+        # Log files that are not segments of a known version, or not regular files, by path.
+        self._refused: Mapping[str, StorageError] = {}
+        self._left = LeftSegments(pace.left)
         self._lag = Lag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
@@ -208,7 +212,9 @@ class Agent:
         listed, self._refused = list_segments(str(self._folder.path))
         # With `finished = "keep"`, segments that are done stay, and their indexes do not change any more.
         done = {i for i, progress in self._progress.segments.items() if progress.kept}
-        found, self._unreadable = readable(segment for segment in listed if segment.id not in done)
+        pending = [segment for segment in listed if segment.id not in done]
+        self._left.begin_round(pending)
+        found, self._unreadable = readable(pending, self._left.may_be_read)
         faults = [*map(str, self._refused.values()), *(fault for _, fault in self._unreadable)]
         for segment, _ in found:
             # Otherwise a segment could vanish unnoticed.
@@ -341,7 +347,8 @@ class Agent:
         for segment, until in found:
             if self._unread(segment, until):
                 return f"{segment.name} is not published"
-        return None
+        # It may have changes behind the offset in its index.
+        return next((f"{name} is not published" for name in self._left.recent), None)
 
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
         """Return the gaps in the listed segments and in earlier ones."""
@@ -564,7 +571,7 @@ def _kind_of(fault: Exception) -> str:
 def _size(path: str) -> int | None:
     """Return the bytes of a file; None if it no longer exists."""
     try:
-        return Path(path).stat().st_size
+        return Path(path).lstat().st_size
     except FileNotFoundError:
         return None
 

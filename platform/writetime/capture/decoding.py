@@ -11,8 +11,8 @@ from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
 from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
-from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window
-from writetime.storage.file_errors import CorruptFile, Missing, StorageError
+from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window, valid_index
+from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import END, Place, Segment
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class Decoder:
                 # The disk or the node failed. The segment itself has no fault.
                 raise
             except Exception as e:
+                if until == END and _was_never_written(segment, e):
+                    break
                 is_final = not isinstance(e, _Fault) and (
                     attempt > 1 if isinstance(e, CorruptFile) else isinstance(e, StorageError) or attempt == _ATTEMPTS
                 )
@@ -144,6 +146,16 @@ class Decoder:
                 set_aside_at=time.time_ns() // 1000,
             )
         return progress
+
+
+def _was_never_written(segment: Segment, fault: Exception) -> bool:
+    """Return whether a segment has no header, and no index that shows changes. A node that is killed when it makes a
+    segment leaves such a file.
+    """
+    if not isinstance(fault, TornTail) or fault.offset != 0:
+        return False
+    index = valid_index(segment)
+    return index is None or not (index.completed or index.offset)
 
 
 def _reached(progress: SegmentProgress, report: SegmentReport) -> SegmentProgress:

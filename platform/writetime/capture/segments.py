@@ -17,7 +17,9 @@ from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.locations import resolve
+from writetime.storage.regular_files import copy_regular
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class SegmentFolder:
         total = 0
         for file in self.path.iterdir():
             try:
-                total += file.stat().st_size
+                total += file.lstat().st_size
             except FileNotFoundError:
                 continue
         return total
@@ -113,7 +115,7 @@ class SegmentFolder:
             for file in (log_file, index):
                 if file.exists():
                     self._archive(file)
-        # The index is deleted last, because a segment without one is ignored and would stay forever.
+        # The index is deleted last, because without it the agent would take a live segment for one without changes.
         log_file.unlink(missing_ok=True)
         index.unlink(missing_ok=True)
         sync_folder(self.path)
@@ -185,12 +187,14 @@ def switched_file(capture: Capture, table_id: str) -> Path:
     return aside_folder(capture) / f"cdc-off-{table_id}.reason.json"
 
 
-def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[tuple[Segment, str]]]:
+def readable(
+    segments: Iterable[Segment], is_left: Callable[[Segment], bool]
+) -> tuple[list[tuple[Segment, int]], list[tuple[Segment, str]]]:
     """Return the segments with changes, each with the offset up to which it may be read (`END` if it is complete), and
     those whose index is invalid or cannot be read, each with its fault.
 
-    Only a segment that the node marks as complete counts as complete. The node marks the segments of a crash after it
-    has replayed them.
+    A segment is complete if the node marks it as complete, or has left it without the mark (`is_left`). The node marks
+    the segments of a crash after it has replayed them.
     """
     found, faults = [], []
     for segment in segments:
@@ -199,11 +203,17 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
         except Exception as e:
             if is_outage(e):
                 raise
+            if isinstance(e, CorruptFile) and is_left(segment):
+                # Nobody repairs the index, and the segment is read to its end without it.
+                found.append((segment, END))
+                continue
             # For example, the agent may not be allowed to read this index. No other segment waits for it.
             faults.append((segment, f"the index of {segment.name} cannot be read: {reason_of(e)}"))
             continue
-        if index is not None:
-            found.append((segment, END if index.completed else index.offset))
+        if (index is not None and index.completed) or is_left(segment):
+            found.append((segment, END))
+        elif index is not None:
+            found.append((segment, index.offset))
     return found, faults
 
 
@@ -240,11 +250,10 @@ def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
     if isinstance(filesystem, fs.LocalFileSystem):
         copy_file(file, Path(target))
         return
-    with file.open("rb") as source, filesystem.open_output_stream(f"{target}.part") as copy:
-        while block := source.read(1 << 20):
-            copy.write(block)
+    with filesystem.open_output_stream(f"{target}.part") as copy:
+        size = copy_regular(file, copy.write)
     filesystem.move(f"{target}.part", target)
-    if filesystem.get_file_info(target).size != file.stat().st_size:
+    if filesystem.get_file_info(target).size != size:
         raise WritetimeError(f"{target} is a copy of {file}, but has another size")
 
 

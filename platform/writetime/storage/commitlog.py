@@ -24,7 +24,7 @@ from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.room import rooms
 from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
-from writetime.storage.segment import END, Place, Segment, Stretch, stretches
+from writetime.storage.segment import END, CdcIndex, Place, Segment, Stretch, stretches
 
 # The size of a batch per table, in bytes of mutations. A larger mutation makes a larger batch.
 WINDOW = 1 << 20
@@ -186,7 +186,7 @@ class CommitLogReader:
         self, segment: Segment, start: int, until: int | None, report: SegmentReport, node: str | None
     ) -> Iterator[Window]:
         report.position = max(report.position, start)
-        index = segment.cdc_index()
+        index = segment.cdc_index() if until is None else valid_index(segment)
         complete = index is not None and index.completed
         if until is None:
             until = END if index is None or complete else index.offset
@@ -200,7 +200,7 @@ class CommitLogReader:
             report.torn_at = e.offset
             return
         # For a replayed segment the offset is the size of the file.
-        if until == END and index is not None and index.completed and index.offset != segment.size():
+        if until == END and index is not None and index.offset != segment.size():
             until = index.offset
         if report.position < until < END:
             raise CorruptFile(segment.path, report.position, f"the segment ends before the offset {until}")
@@ -356,6 +356,14 @@ class _Unread:
 def _id_of(schema: TableSchema) -> bytes:
     assert schema.id is not None
     return schema.id.bytes
+
+
+def valid_index(segment: Segment) -> CdcIndex | None:
+    """Return the `_cdc.idx` of a segment; None if there is none, or if it is invalid."""
+    try:
+        return segment.cdc_index()
+    except CorruptFile:
+        return None
 
 
 def count_mutations(segment: Segment, until: int) -> int:
