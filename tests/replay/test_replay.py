@@ -15,12 +15,13 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 
 from tests.replay.processing import done
+from tests.support.proxy import Proxy
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
-from writetime.replay.batches import Batches, Damaged, NoBatch
+from writetime.replay.batches import Batches, Damaged, NoBatch, Seal
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
 from writetime.replay.coordination import Coordination, coordination
 
@@ -199,6 +200,40 @@ def test_seek(replay_settings: Settings, queue: str) -> None:
     for to in (0, 7):
         with pytest.raises(NoBatch, match=f"not {to}"):
             seek(replay_settings, queue, "p", to)
+
+
+def test_seek_skips_no_batch_of_a_publisher_with_a_late_answer(replay_settings: Settings, queue: str) -> None:
+    """The database's time arrives late, so the time in the seal is before the call that publishes the batch."""
+    with Proxy(replay_settings.cassandra, random.Random(1)) as proxy:
+        cassandra = replay_settings.cassandra.model_copy(update={"port": proxy.port})
+        with Publisher(replay_settings.model_copy(update={"cassandra": cassandra}), queue) as publisher:
+            proxy.delay = 0.5
+            publisher.publish([b"first"])
+            proxy.delay = 0.0
+            began = datetime.now(UTC)
+            assert publisher.publish([b"second"]) == 2
+    second = replay(replay_settings, queue, 2)
+    assert next(iter(second)).seal.published_at < began
+    assert seek(replay_settings, queue, "p", began) == 2
+
+
+def test_seek_skips_no_batch_of_a_publisher_that_paused(
+    replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the time in the seal, and the seal."""
+    times: list[datetime] = []
+    original = Batches.seal
+
+    def paused(batches: Batches, seal: Seal) -> Seal:
+        times.append(datetime.now(UTC))
+        return original(batches, seal)
+
+    monkeypatch.setattr(Batches, "seal", paused)
+    with Publisher(replay_settings, queue) as publisher:
+        for n in range(1, 4):
+            assert publisher.publish([b"%d" % n]) == n
+    for n, at in enumerate(times, 1):
+        assert seek(replay_settings, queue, "p", at) == n
 
 
 def test_a_subscriber_at_work_is_woken_and_follows_a_seek(replay_settings: Settings, queue: str) -> None:

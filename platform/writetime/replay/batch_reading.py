@@ -88,16 +88,17 @@ def extent(settings: Settings, queue: str) -> tuple[int, int]:
 
 def find_time(batches: Batches, queue: str, newest: int, at: datetime) -> int:
     """Return the number of the first batch published at a time or later; that after the newest one if there is none.
+    The time is by the database's clock.
 
     Times do not fall along the numbers, so a binary search finds it.
     """
     low, high = 1, newest + 1
     while low < high:
         middle = (low + high) // 2
-        seal = batches.get(queue, middle)
-        if seal is None:
+        published_at = batches.published_at(queue, middle)
+        if published_at is None:
             raise NoBatch(f"batch {queue}-{middle} was not published, and later ones were")
-        if seal.published_at < at:
+        if published_at < at:
             low = middle + 1
         else:
             high = middle

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -138,7 +138,10 @@ class Batches:
             f"INSERT INTO {{}}.replay_batches (era, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
         )
         self._get = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} = ?")
-        self._get.consistency_level = self._serial
+        self._published_at = self._prepare(
+            f"SELECT published_at, writetime(attempt) AS sealed_at FROM {{}}.replay_batches WHERE {of_batch} = ?"
+        )
+        self._get.consistency_level = self._published_at.consistency_level = self._serial
         self._last = self._prepare(
             f"SELECT {fields} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1"
         )
@@ -223,6 +226,20 @@ class Batches:
         rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
         return _seal(rows[0]) if rows else None
 
+    def published_at(self, queue: str, n: int) -> datetime | None:
+        """Return the time of a batch for searches by time; None if it was not published. No batch gets a time before
+        its publishing began, and times do not fall along the numbers.
+
+        The publisher determines the time in a seal before it seals the batch. It may be too early (see `now`), and the
+        publisher may pause in between. The database gives the conditional insert its write time (of the Paxos ballot),
+        by the clock of the coordinating node, and later ones to later inserts of a partition. The later time counts.
+        """
+        rows = self._run(self._published_at, (queue, _era(n), n))
+        if not rows:
+            return None
+        sealed_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=rows[0].sealed_at)
+        return max(timestamp_as_written(rows[0].published_at), sealed_at)
+
     def has(self, queue: str, n: int) -> bool:
         """Return whether a batch that was sealed exists."""
         return bool(self._run(self._between, (queue, _era(n), n, n)))
@@ -280,6 +297,9 @@ class Batches:
     def now(self) -> datetime:
         """Return the time by the database's clock. Retention deletes batches by the times of publishers, and the clocks
         of their machines may be wrong.
+
+        It is too early by at most the time that the answer took, and between two answers the monotonic clock of this
+        machine may drift from the database's clock. Too early is right for retention, which then deletes later.
         """
         if self._time is None or time.monotonic() - self._time[1] >= _CLOCK_SECONDS:
             (row,) = self._run(self._now, ())

@@ -2,6 +2,11 @@
 
 Ids, delays and backoff use the clock of the node that coordinates a request, continued between two reads with this
 process's monotonic clock. So the wall clocks of enqueuers and workers do not matter.
+
+The result differs from the node's clock by at most half of the time that its answer took, and by the drift of the
+monotonic clock in a minute. Readers look back by `clock_tolerance_seconds` for items with earlier ids, and a rescan
+finds items that were later than that. A bucket is closed and dropped only after a read of all of its items. So a wrong
+time delays an item, and loses none.
 """
 
 import time
