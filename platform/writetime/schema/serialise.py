@@ -60,21 +60,21 @@ def other_bytes(cql_type: CqlType) -> Callable[[bytes | None, Any], bytes | None
     the same when it is serialised. Fields that are missing at the end, as in values from before an ALTER TYPE, count as
     null, like in the order of the database.
     """
-    inner, padded = serialiser(cql_type), _padded(cql_type)
+    inner, pad = serialiser(cql_type), padded(cql_type)
 
     def other(data: bytes | None, value: Any) -> bytes | None:
-        return None if data is None or (again := inner(value)) == data or again == padded(data) else data
+        return None if data is None or (again := inner(value)) == data or again == pad(data) else data
 
     return other
 
 
-def _padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
+def padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
     """Return a function that adds nulls for the fields that are missing at the end of a serialised value, or of its
     parts.
     """
     match cql_type:
         case Collection(_, arguments):
-            inner = [_padded(t) for t in arguments]
+            inner = [padded(t) for t in arguments]
 
             def pad(data: bytes) -> bytes:
                 parts = list(split_sequence(data, 4))
@@ -82,7 +82,7 @@ def _padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
                 return sequence(found, len(found) // len(inner))
 
         case Vector(element, dimension) if element.fixed_length is None:
-            each = _padded(element)
+            each = padded(element)
 
             def pad(data: bytes) -> bytes:
                 parts = map(each, split_vector(data, element, dimension))
@@ -90,7 +90,7 @@ def _padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
 
         case Tuple() | Udt():
             types = cql_type.arguments if isinstance(cql_type, Tuple) else [t for _, t in cql_type.fields]
-            fields = [_padded(t) for t in types]
+            fields = [padded(t) for t in types]
 
             def pad(data: bytes) -> bytes:
                 parts = split_fields(data, cql_type, len(fields))

@@ -6,7 +6,6 @@ Within collections and user-defined types that are not frozen, natives count by 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,15 @@ from writetime.changes.model import element_types, udt_fields
 from writetime.core.arrow import mask_of, pc
 from writetime.merge.live import cells_live
 from writetime.merge.value_order import plain
-from writetime.schema.serialise import loses_parts, other_bytes, sequence, serialised_values, serialiser, struct_of
+from writetime.schema.serialise import (
+    loses_parts,
+    other_bytes,
+    padded,
+    sequence,
+    serialised_values,
+    serialiser,
+    struct_of,
+)
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 from writetime.schema.values import decoder, split_fields, split_sequence
@@ -78,7 +85,8 @@ def _canonical(cql_type: CqlType) -> Callable[[bytes], bytes]:
 
 def _kept(cql_type: CqlType) -> Callable[[bytes | None], bytes | None]:
     if loses_parts(cql_type):
-        return lambda data: data
+        pad = padded(cql_type)
+        return lambda data: None if data is None else pad(data)
     decode, serialise = decoder(cql_type), serialiser(cql_type)
     return lambda data: None if data is None else serialise(decode(data))
 
@@ -135,7 +143,10 @@ def _fields(fields: pa.StructArray, cql_type: CqlType, as_of: int) -> list[bytes
 
 def _bytes(cells: pa.StructArray, name: str, cql_type: CqlType) -> list[bytes]:
     parts = dict(zip((field.name for field in cells.type), cells.flatten(), strict=True))
-    others: list[Any] = parts[f"{name}_bytes"].to_pylist() if loses_parts(cql_type) else [None] * len(cells)
+    others: list[bytes | None] = [None] * len(cells)
+    if loses_parts(cql_type):
+        pad = padded(cql_type)
+        others = [None if other is None else pad(other) for other in parts[f"{name}_bytes"].to_pylist()]
     return serialised_values(plain(parts[name]).to_pylist(), others, cql_type)
 
 
