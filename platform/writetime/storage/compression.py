@@ -100,10 +100,13 @@ class CompressedFile:
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
         self._offsets = np.append(offsets, self._file.size())
         self._needed = needed
-        within = (offsets >= 0) & (offsets <= self._file.size())
         bodies = np.diff(self._offsets) - 4
-        if offsets[0] != 0 or not within.all() or (bodies[:needed] <= 0).any() or (bodies < 0).any():
-            raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
+        within = bodies[:-1]
+        if offsets[0] != 0 or (offsets < 0).any() or (within[: needed - 1] <= 0).any() or (within < 0).any():
+            raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow were expected")
+        last = f"the last chunk begins at {offsets[-1]} by {info_path}, one of the two is damaged"
+        if bodies[-1] < (count == needed):
+            raise CorruptFile(self.path, self._file.size(), f"the file ends: {last}")
         # A wrong length must not allocate memory for data that is not there.
         self.chunk_length = min(chunk_length, self.length)
         sizes = np.minimum(self.chunk_length, self.length - self.chunk_length * np.arange(needed))
@@ -111,6 +114,8 @@ class CompressedFile:
             chunk = int(np.argmax(sizes > compressor.most * bodies[:needed]))
             size, body = counted(sizes[chunk], "byte"), counted(bodies[chunk], "compressed byte")
             expected = f"{size} of chunk {chunk} cannot come out of its {body}"
+            if chunk == count - 1:
+                raise CorruptFile(self.path, self._file.size(), f"{expected}: {last}")
             raise CorruptFile(info_path, info.offset, expected)
         self.digest = Digest(location, count)
 
@@ -183,6 +188,13 @@ class PlainFile:
         count = -(-self.length // chunk_length) if chunk_length > 0 else -1
         # Compaction may add an empty chunk, as in a compressed file. The CRC32 of no bytes is 0.
         extra = crc.data[4 + 4 * count :]
+        if count >= 0 and len(crc.data) % 4 == 0 and extra not in (b"", bytes(4)):
+            raise CorruptFile(
+                self.path,
+                self.length,
+                f"the file ends, and {crc.file} has {counted(len(crc.data) // 4 - 1, 'checksum')} of chunks of "
+                f"{counted(chunk_length, 'byte')}: one of the two is damaged",
+            )
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(
                 crc.file, 4, f"{counted(count, 'checksum')} of chunks of {counted(chunk_length, 'byte')} expected"

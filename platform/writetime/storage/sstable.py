@@ -85,7 +85,11 @@ class SSTable:
         """The index of the partitions. It is empty if the SSTable has no index."""
         index = read_index(self.location)
         if len(index.positions) and index.positions[-1] >= self.data.length:
-            raise CorruptFile(self.location.path(self.location.features.index), None, "positions beyond the data's end")
+            raise CorruptFile(
+                self.data.path,
+                self.data.length,
+                f"the file ends, and {index.path} has positions beyond: one of the two is damaged",
+            )
         return index
 
     def splits(self, target_bytes: int, tokens: tuple[int, int] = (MIN_TOKEN, MAX_TOKEN)) -> list[Split]:
