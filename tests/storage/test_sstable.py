@@ -93,15 +93,66 @@ def test_compaction_ends_a_file_with_an_empty_chunk(written: Written) -> None:
     assert extra > 0
 
 
-def test_incomplete_sets(written: Written, tmp_path: Path) -> None:
+_NEEDED = (
+    "Data.db",
+    "Statistics.db",
+    "CompressionInfo.db",
+    "CRC.db",
+    "Digest.crc32",
+    "Index.db",
+    "Partitions.db",
+    "Rows.db",
+)
+
+
+def test_components(written: Written, tmp_path: Path) -> None:
+    """One that is read and missing is refused by name, and each other one does not matter."""
+    for number, (schema, location) in enumerate(one_of_each(written)):
+        wanted = changes(location, schema)
+        here = copy(location, tmp_path / str(number))
+        for component in location.read("TOC.txt").decode().split():
+            path = Path(here.path(component))
+            content = path.read_bytes()
+            path.unlink()
+            if component in (*_NEEDED, "TOC.txt"):
+                with pytest.raises(Missing, match=f"{path.name} is missing, "):
+                    list(find_sstables(here.folder))
+            else:
+                assert list(find_sstables(here.folder)) == [here]
+                assert_same(changes(here, schema), wanted)
+            path.write_bytes(content)
+
+
+def test_components_of_indexes(written: Written, tmp_path: Path) -> None:
+    """A TOC names some that do not exist, and does not name some that do."""
+    schema, location = one_of_each(written)[0]
+    here = copy(location, tmp_path / "set")
+    with Path(here.path("TOC.txt")).open("a") as toc:
+        toc.write("SAI+aa+by_v+Meta.db\nSAI+ba+GroupMeta.db\nSI_by_v.db\nTieredData.db\nSAI+a")
+    for name in ("SAI+ba+by_w+ColumnComplete.db", "SI_by_w.db", "Filter.db.tmp"):
+        Path(here.path(name)).write_bytes(b"")
+    (Path(here.folder) / ".by_v").mkdir()
+    assert list(find_sstables(here.folder)) == [here]
+    assert_same(changes(here, schema), changes(location, schema))
+
+
+def test_an_sstable_that_a_node_is_writing_is_left_out(written: Written, tmp_path: Path) -> None:
     _, location = one_of_each(written)[0]
     here = copy(location, tmp_path / "set")
-    assert list(find_sstables(here.folder)) == [here]
-    Path(here.path("Filter.db")).unlink()
-    with pytest.raises(Missing, match=r"Filter\.db"):
-        list(find_sstables(here.folder))
-    Path(here.path("TOC.txt")).unlink()
-    assert list(find_sstables(here.folder)) == []
+    toc = Path(here.path("TOC.txt"))
+    for name in (f"{here.version}_txn_flush_5b1b6b90-eb32-11f1-ae32-02fc00000001.log", f"{toc.name}.tmp"):
+        marker = toc.with_name(name)
+        content = toc.read_bytes()
+        toc.unlink()
+        with pytest.raises(Missing, match=rf"{toc.name} is missing .* run this again later"):
+            list(find_sstables(here.folder))
+        marker.write_bytes(b"")
+        assert list(find_sstables(here.folder)) == []
+        marker.unlink()
+        toc.write_bytes(content)
+
+
+def test_a_place_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="does not exist"):
         list(find_sstables(str(tmp_path / "nowhere")))
 

@@ -14,6 +14,29 @@ from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
 from writetime.storage.regular_files import open_regular
 
+# The components that a reader uses. Cassandra and its indexes write others, such as Filter.db and SAI+ba+GroupMeta.db.
+# An index that is created or dropped later changes them, and the TOC of a snapshot, which is a hard link.
+_READ = frozenset(
+    {
+        "CRC.db",
+        "CompressionInfo.db",
+        "Data.db",
+        "Digest.crc32",
+        "Index.db",
+        "Partitions.db",
+        "Rows.db",
+        "Scylla.db",
+        "Statistics.db",
+    }
+)
+# While a node writes SSTables into a folder, Cassandra keeps a log of the transaction there (`LogFile`), and ScyllaDB
+# a temporary TOC (`sstable_version_constants::TEMPORARY_TOC_SUFFIX`).
+_TRANSACTION = re.compile(r"[a-z]{2}_txn_[a-z_]+_[0-9a-f-]+\.log")
+_COPY_AGAIN = (
+    "if it is being copied or written, run this again later; otherwise copy the SSTable again, with all of its files"
+)
+_TEMPORARY_TOC = "TOC.txt.tmp"
+
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
 
@@ -191,13 +214,20 @@ def entries(filesystem: fs.FileSystem, folder: str) -> list[str]:
     return sorted(info.path for info in filesystem.get_file_info(fs.FileSelector(folder)))
 
 
+def is_needed(component: str) -> bool:
+    """Return whether the readers use a component of this name, if an SSTable has it."""
+    return component in _READ
+
+
 def find_sstables(path: str) -> Iterator[Location]:
     """Find the SSTables at a path: that of one component's file, or all in a folder, such as a snapshot or a backup.
 
-    An SSTable without a `TOC.txt` is left out, as by the database, because a node may still be writing it.
+    An SSTable that a node is still writing is left out, as by the database: it has no `TOC.txt` yet, and the folder
+    shows that a node writes to it.
 
     Raises:
-        Missing: there is nothing at the path, or a component that a TOC lists is missing.
+        Missing: there is nothing at the path. Or an SSTable is not complete: it has no `TOC.txt`, although no node is
+            writing it, or a component is missing that the readers need.
         Unsupported: the version of the format is not supported.
         CorruptFile: a TOC is not a text.
     """
@@ -214,16 +244,25 @@ def find_sstables(path: str) -> Iterator[Location]:
     # Of any type: what is not a file and has the name of a component is refused when it is read, and not left out.
     names = entries(filesystem, path)
     found = [named for name in names if (named := parse_name(filesystem, name)) is not None]
+    is_live = any(_TRANSACTION.fullmatch(posixpath.basename(name)) for name in names)
     components: dict[Location, set[str]] = {}
     for location, component in found:
         components.setdefault(location, set()).add(component)
     for location, present in sorted(components.items(), key=lambda item: (len(item[0].id), item[0].id)):
-        if "TOC.txt" not in present:
-            continue
-        try:
-            listed = {line.strip() for line in location.read("TOC.txt").decode().splitlines() if line.strip()}
-        except UnicodeDecodeError:
-            raise CorruptFile(location.path("TOC.txt"), None, "the names of components were expected") from None
-        if missing := sorted(listed - present - {"TOC.txt"}):
-            raise Missing(f"{location.path('TOC.txt')} lists {', '.join(missing)}, which does not exist")
-        yield location
+        if "TOC.txt" in present:
+            _require_complete(location, present)
+            yield location
+        elif not is_live and _TEMPORARY_TOC not in present:
+            raise Missing(f"{location.path('TOC.txt')} is missing, so the SSTable is not complete: {_COPY_AGAIN}")
+
+
+def _require_complete(location: Location, present: set[str]) -> None:
+    toc = location.path("TOC.txt")
+    try:
+        listed = {line.strip() for line in location.read("TOC.txt").decode().splitlines()}
+    except UnicodeDecodeError:
+        raise CorruptFile(toc, None, "the names of components were expected") from None
+    if "Data.db" not in listed:
+        raise Missing(f"{toc} does not list Data.db, so it is empty or truncated: {_COPY_AGAIN}")
+    if missing := sorted((listed & _READ | {"Statistics.db"}) - present):
+        raise Missing(f"{location.path(missing[0])} is missing, and the TOC.txt of its SSTable lists it: {_COPY_AGAIN}")
