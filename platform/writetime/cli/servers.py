@@ -14,6 +14,7 @@ from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.ingest.deadletters import status_lines as ingest_lines
 from writetime.ingest.topics import ensure_ingest_topics
+from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue.inspect import status_lines as queue_lines
 
 
@@ -107,6 +108,8 @@ def _require_installation(settings: config.Settings) -> None:
 
 
 def _init(settings: config.Settings) -> None:
+    # No lake is made here, and a name that engines cannot read is refused before there is data.
+    lake_storage(settings)
     for name in database.apply_schema(settings):
         click.echo(f"schema     applied      {name}")
     for name in ensure_ingest_topics(settings):

@@ -4,6 +4,7 @@ Parquet files and commits go through the same client (delta-rs's object store), 
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.core.extras import require
 
 
@@ -66,8 +68,38 @@ class Storage:
                 os.close(opened)
 
 
+# delta-rs cannot commit below a folder with a backslash, a control character or an escape such as %25. Its list of a
+# table's files escapes the others that are left out here, and Polars (2.1) opens these names as they are. It takes `=`
+# for a value of a partition, and so does each engine that reads such folders (`key=value`).
+_READABLE = re.compile(r"[A-Za-z0-9!$&'()*+,./:;@\[\]^_|~-]*")
+
+
 def lake_storage(settings: Settings) -> Storage:
-    """Return the lake's folder; a relative path is relative to the working folder."""
+    """Return the lake's folder; a relative path is relative to the working folder.
+
+    Raises:
+        WritetimeError: engines cannot read the tables below a folder of this name.
+    """
     path = settings.lake.path.rstrip("/")
     options = {name: secret.get_secret_value() for name, secret in settings.lake.storage_options.items()}
-    return Storage(path if "://" in path else str(Path(path).resolve()), options)
+    address = path if "://" in path else str(Path(path).resolve())
+    _require_readable(settings.lake.path, address)
+    return Storage(address, options)
+
+
+def _require_readable(path: str, address: str) -> None:
+    readable = _READABLE.match(address)
+    fault = ""
+    if readable and readable.end() < len(address):
+        fault = f"the character {address[readable.end()]!r}"
+    elif "_delta_log" in address.split("/"):
+        fault = "the name _delta_log, which only Delta's own folders may have"
+    elif path.startswith("~"):
+        fault = "~ at its start, which is not replaced by a home folder"
+    elif "://" in address and {"", ".", ".."} & set(address.partition("://")[2].split("/")):
+        fault = "an empty name, . or .., which object stores do not resolve"
+    if fault:
+        raise WritetimeError(
+            f"lake.path is {path!r}, so the tables would be below {address!r}, which has {fault}: not all engines can "
+            "read tables there. Name another folder, with the letters a to z, digits, and - _ . + only"
+        )
