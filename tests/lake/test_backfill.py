@@ -149,7 +149,9 @@ def test_a_snapshot_of_an_empty_table(settings: Settings) -> None:
     (folder / "manifest.json").write_text('{"files":[]}')
     earlier = find_snapshots([str(folder)])
     assert earlier.schema == found.schema
-    assert abs(earlier.taken_at - found.taken_at) < 300e6
+    assert abs(earlier.complete_at - found.taken_at) < 300e6
+    # A copy has another time of the manifest, so it does not count as that of the snapshot.
+    assert earlier.taken_at == 0
     lake = create_table(settings, found.schema)
     assert sum(changes for _, changes in backfill(lake, found)) == 0
     assert state.fold(lake) == 0

@@ -37,12 +37,17 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def back_up(place: Path, backup: str) -> None:
-    """Make a complete backup of Medusa; its manifest is the last file."""
+def back_up(place: Path, backup: str, second: int = 0) -> None:
+    """Make a complete backup of Medusa. Its index has its times, or nothing has them."""
     for node in NODES:
         meta = place / node / backup / "meta"
         meta.mkdir(parents=True)
         (meta / "manifest.json").write_text(json.dumps([]))
+        if second:
+            index = place / "index" / "backup_index" / backup
+            index.mkdir(parents=True, exist_ok=True)
+            for kind in ("started", "finished"):
+                (index / f"{kind}_{node}_{second}.timestamp").touch()
 
 
 def look(place: Path, tables: Sequence[str], seen: Seen) -> list[list[str]]:
@@ -58,20 +63,20 @@ def test_a_look_costs_the_same_after_many_backups(tmp_path: Path, counts: Counte
         place = tmp_path / name
         wanted = [f"shop.t{i}" for i in range(tables)]
         for n in range(backups):
-            back_up(place, f"night-{n:02d}")
+            back_up(place, f"night-{n:02d}", n + 1)
         seen = Seen()
         before = look(place, wanted, seen)
         counts.clear()
         assert look(place, wanted, seen) == before
         idle = dict(counts)
-        back_up(place, "next")
+        back_up(place, "next", 100)
         counts.clear()
         assert look(place, wanted, seen) == [[f"{node}/next/meta/manifest.json" for node in NODES]] * tables
         costs.append((idle, dict(counts)))
     assert costs[0] == costs[1]
     idle, new = costs[0]
-    # The new backup of each node is one more file.
-    assert new == {**idle, "files": idle["files"] + len(NODES)}
+    # The new backup of each node is one more file, and its entries in the index are in one folder.
+    assert new == {**idle, "files": idle["files"] + len(NODES), "lists": idle["lists"] + 1}
 
 
 def test_a_backup_that_is_not_complete_is_looked_for_again(tmp_path: Path, counts: Counter[str]) -> None:

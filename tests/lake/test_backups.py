@@ -2,143 +2,31 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from tests.lake.nights import NODES, Nightly, medusa_of, tree
 from tests.support import oracle
 from tests.support.backups import Medusa
-from tests.support.lake_answers import cql_rows, view_rows
-from tests.support.made import SCHEMA, new_table
-from tests.support.settings import write_settings
 from writetime.changes.starts import Start, Truncation
-from writetime.cli.main import main
-from writetime.clients.database import connect
-from writetime.clients.node_snapshots import local_node, take_snapshot
-from writetime.core.config import Lake, Settings
 from writetime.core.errors import WritetimeError
-from writetime.lake import backfilled, views
-from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
+from writetime.core.instants import instant_text
+from writetime.lake import backfilled
+from writetime.lake.backfill import backfill, backup_names, find_snapshots, untaken
 from writetime.lake.backup import newest_table
 from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.horizon import register_source
 from writetime.lake.table import GENERATION, create_table, open_table
-from writetime.runtime.nodetool import nodetool
-from writetime.schema.describe import to_cql
-from writetime.schema.system import read_schema
-from writetime.schema.table import TableSchema
 
 pytestmark = pytest.mark.long
-
-NODES = ("node-1", "node-2")
-
-
-@dataclass(frozen=True)
-class Nights:
-    """A table in the database, its snapshots of three nights, its rows then, and the SSTables that it flushed."""
-
-    settings: Settings
-    schema: TableSchema
-    cql: str
-    snapshots: list[Path]
-    rows: list[list[dict[str, Any]]]
-    flushed: Path
-
-    @property
-    def table(self) -> str:
-        return self.schema.full_name
-
-    @property
-    def folder(self) -> str:
-        """The table's folder below a data folder."""
-        assert self.schema.id is not None
-        return f"{self.schema.keyspace}/{self.schema.name}-{self.schema.id.hex}"
-
-
-@pytest.fixture(scope="module")
-def nights(cassandra: Settings, tmp_path_factory: pytest.TempPathFactory) -> Nights:
-    """In the first night a column was dropped; before the third, the database compacted its SSTables."""
-    keyspace, folder = f"t{uuid.uuid4().hex[:12]}", tmp_path_factory.mktemp("nights")
-    table, taken, rows = f"{keyspace}.items", [], []
-    with connect(cassandra) as session:
-        session.execute(
-            f"CREATE KEYSPACE {keyspace} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
-        )
-        session.execute(f"CREATE TYPE {keyspace}.place (x int, y int)")
-        session.execute(
-            f"CREATE TABLE {table} (id int, n int, v text, gone int, at frozen<place>, PRIMARY KEY (id, n)) "
-            "WITH compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
-        )
-        _, port = local_node(session)
-        nodetool(port, "enablebackup")
-        for i in range(30):
-            session.execute(f"INSERT INTO {table} (id, n, v, gone, at) VALUES ({i}, 1, 'a', 1, {{x: {i}}})")
-        nodetool(port, "flush", keyspace)
-        session.execute(f"ALTER TABLE {table} DROP gone")
-        for night in range(3):
-            for i in range(night, 30, 3):
-                session.execute(f"INSERT INTO {table} (id, n, v) VALUES ({i}, {night}, 'of night {night}')")
-                session.execute(f"DELETE FROM {table} WHERE id = {i} AND n = {night + 1}")
-            if night == 2:
-                nodetool(port, "compact", keyspace)
-            taken += take_snapshot(cassandra, table, f"night{night}")
-            rows.append(cql_rows(session, read_schema(session, table)))
-        nodetool(port, "disablebackup")
-        schema = read_schema(session, table)
-        assert session.cluster is not None
-        session.cluster.refresh_schema_metadata()
-        # As Medusa has it: with other keyspaces.
-        described = session.cluster.metadata.keyspaces
-        cql = "\n\n".join(described[name].export_as_string() for name in ("system_auth", keyspace))
-    snapshots = [shutil.copytree(each, folder / each.name) for each in taken]
-    flushed = shutil.copytree(taken[0].parents[1] / "backups", folder / "backups")
-    return Nights(cassandra, schema, cql, snapshots, rows, flushed)
-
-
-@pytest.fixture
-def nightly(nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Nightly":
-    lake = Lake(path=str(tmp_path / "lake"), buckets=2, cache=str(tmp_path / "cache"))
-    settings = nights.settings.model_copy(update={"lake": lake})
-    write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
-    return Nightly(nights, settings, tmp_path / "place")
-
-
-@dataclass(frozen=True)
-class Nightly:
-    """A place, and a separate lake for its backups."""
-
-    nights: Nights
-    settings: Settings
-    place: Path
-
-    def backfill(self) -> str:
-        """Run the command; return its report."""
-        answer = CliRunner(catch_exceptions=False).invoke(main, ["backfill", self.nights.table, str(self.place)])
-        assert answer.exit_code == 0, answer.output
-        return answer.stderr
-
-    def find(self) -> SnapshotFiles:
-        return complete_schema(self.settings, find_snapshots([str(self.place)], table=self.nights.table))
-
-    def refused(self) -> str:
-        answer = CliRunner(catch_exceptions=False).invoke(main, ["backfill", self.nights.table, str(self.place)])
-        assert answer.exit_code == 1
-        return answer.output
-
-    def assert_rows(self, night: int) -> None:
-        """The lake answers as the database did in a night."""
-        rows = view_rows(views.virtual(open_table(self.settings, self.nights.table)))
-        assert rows == self.nights.rows[night]
 
 
 @pytest.mark.parametrize("differential", [True, False])
@@ -173,12 +61,6 @@ def test_medusa(nightly: Nightly, *, differential: bool) -> None:
     begun = nightly.place / "index" / "backup_index" / "n2" / f"started_node-1_{now - 40}.timestamp"
     begun.write_text(str(now - 40))
     assert nightly.find().oldest_at == (now - 40) * 1_000_000
-
-
-def tree(nightly: Nightly, node: str, night: int) -> Path:
-    """Add a snapshot to the data folder of a node; return its folder."""
-    folder = nightly.place / node / "data" / nightly.nights.folder / "snapshots" / f"night{night}"
-    return shutil.copytree(nightly.nights.snapshots[night], folder)
 
 
 def test_trees_of_snapshots(nightly: Nightly) -> None:
@@ -230,32 +112,18 @@ def test_incremental_backups(nightly: Nightly) -> None:
     assert "pass a file with CREATE TABLE as --schema, or keep a snapshot" in nightly.refused()
 
 
-def test_a_truncation_between_a_snapshot_and_its_increments(tmp_path: Path) -> None:
+def test_a_truncation_between_a_snapshot_and_its_increments(nightly: Nightly) -> None:
     """The truncated rows are in the snapshot, whatever the node flushed later."""
-    folder = tmp_path / "place" / "node-1" / "shop" / f"items-{uuid.uuid1().hex}"
-    for name, content in {
-        "snapshots/nightly/manifest.json": '{"files": [], "created_at": "1970-01-01T00:00:02Z"}',
-        "snapshots/nightly/schema.cql": to_cql(SCHEMA),
-        "backups/nb-1-big-TOC.txt": "Data.db\nTOC.txt\n",
-        "backups/nb-1-big-Data.db": "",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    os.utime(folder / "backups" / "nb-1-big-Data.db", (4, 4))
-    found = find_snapshots([str(tmp_path / "place")], table="shop.items")
-    assert (found.snapshot_at, found.oldest_at, found.taken_at) == (2_000_000, 4_000_000, 4_000_000)
-    table = new_table(tmp_path / "lake")
+    first = tree(nightly, "node-1", 0)
+    shutil.copytree(nightly.nights.flushed, first.parents[1] / "backups")
+    found = nightly.find()
+    until = nightly.nights.written_until
+    assert found.snapshot_at < until[1] < found.oldest_at == found.taken_at <= until[2]
+    table = create_table(nightly.settings, nightly.nights.schema)
     register_source(table, "node-1")
-    assert renew(table, {"node-1": Start(truncation=Truncation(3_000_000, 1, 0))})
-    with pytest.raises(WritetimeError, match=r"truncated at 1970-01-01T00:00:03.* taken at 1970-01-01T00:00:02"):
+    assert renew(table, {"node-1": Start(truncation=Truncation(until[1], 1, 0))})
+    with pytest.raises(WritetimeError, match=f"truncated at .* taken at {re.escape(instant_text(found.snapshot_at))}"):
         list(backfill(table, found))
-
-
-def medusa_of(nightly: Nightly, node: str, night: int, at: float) -> Path:
-    nights = nightly.nights
-    assert nights.schema.id is not None
-    medusa = Medusa(nightly.place, nights.table, nights.schema.id)
-    return medusa.backup(node, f"n{night}", nights.snapshots[night], nights.cql, NODES, int(at))
 
 
 def test_a_manifest_that_is_corrupt(nightly: Nightly) -> None:

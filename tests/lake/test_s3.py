@@ -1,5 +1,6 @@
 """The lake, and the snapshots that are read into it, in an object store."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -209,6 +210,8 @@ def test_snapshots_of_several_nodes_in_a_store(
             snapshot = tmp_path / node / folder / f"night{night}"
             snapshot.mkdir(parents=True)
             (snapshot / "schema.cql").write_text(to_cql(schema))
+            files = [Path(each.path("Data.db")).name for each in sstables]
+            (snapshot / "manifest.json").write_text(json.dumps({"files": files}))
             for each in sstables:
                 for file in Path(each.folder).glob(f"{each.version}-{each.id}-*"):
                     shutil.copy2(file, snapshot)

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
         "manifest": {"version": "1.0"},
         "snapshot": {"name": "s", "created_at": 1_795_404_956},
         "table": {"table_id": str(RECORDING.schemas[TABLE].id)},
-        "sstables": [{}],
+        "sstables": [{"toc_name": path.name} for path in folder.glob("*-TOC.txt")],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

@@ -23,7 +23,7 @@ class Medusa:
     differential: bool = True
 
     def backup(self, node: str, name: str, snapshot: Path, cql: str, nodes: Sequence[str], at: int) -> Path:
-        """Back a snapshot up, begun at a second; return the manifest. It is the last file."""
+        """Back a snapshot up, begun at a second and finished a second later; return the manifest."""
         base = self.place / node
         keyspace, _, table = self.table.partition(".")
         columnfamily = f"{table}-{self.table_id.hex}"
@@ -50,6 +50,7 @@ class Medusa:
         of_index = {"keyspace": keyspace, "columnfamily": f"other-{uuid4().hex}", "objects": []}
         section = {"keyspace": keyspace, "columnfamily": columnfamily, "objects": objects}
         manifest.write_text(json.dumps([of_index, section]))
+        (index / f"finished_{node}_{at + 1}.timestamp").write_text(str(at + 1))
         return manifest
 
 

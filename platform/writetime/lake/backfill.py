@@ -6,8 +6,7 @@ own transaction. So only failed buckets run again, and SSTables that a bucket ha
 Replicas need no special handling: the merge keeps one version of each cell.
 """
 
-import posixpath
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,10 +55,11 @@ class SnapshotFiles:
     """The SSTables of snapshots or backups of one table.
 
     All times are in microseconds. The last snapshot was taken between `taken_at` and `complete_at`. `oldest_at` is the
-    time of the first snapshot with a known time. A snapshot with incremental backups counts as taken when the last of
-    these was written. `snapshot_at` is like `oldest_at`, but ignores incremental backups, because a truncation leaves
-    them, and older data is in the snapshot. `lists_dropped`: the schema has the dropped columns and the times of their
-    drops. `missing_nodes` are nodes of the cluster without a backup.
+    time of the first snapshot. If a time is not known, that of the snapshot's newest write stands for it. A snapshot
+    with incremental backups counts as taken at the newest write in these. `snapshot_at` is like `oldest_at`, but
+    ignores incremental backups, because a truncation leaves them, and older data is in the snapshot. `lists_dropped`:
+    the schema has the dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster without a
+    backup.
     """
 
     files: tuple[BackupFile, ...]
@@ -115,6 +115,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         Transient: a snapshot is not complete yet.
     """
     backups = [backup for path in paths for backup in _backups(path, table, with_schema=schema is None)]
+    _require_whole(backups)
     newest_first = sorted(backups, key=lambda backup: backup.until, reverse=True)
     with_schemas = [backup for backup in newest_first if backup.schema is not None]
     schemas = [backup.schema for backup in with_schemas if backup.schema is not None] if schema is None else [schema]
@@ -130,16 +131,15 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
             f"the snapshots belong to two successive tables named {schemas[0].full_name}, with the ids "
             f"{' and '.join(ids)}: name those of one"
         )
-    _require_whole(backups)
-    dated = [backup for backup in newest_first if backup.dated]
-    _require_close(schemas[0], dated)
+    _require_close(schemas[0], [backup for backup in newest_first if backup.dated])
+    timed = [backup for backup in newest_first if not backup.is_part] or newest_first
     return SnapshotFiles(
         tuple(file for backup in backups for file in backup.files),
         schemas[0],
         newest_first[0].until,
         max(newest_first[0].until, *(backup.complete_at for backup in backups)),
-        dated[-1].until if dated else newest_first[0].until,
-        min(b.taken_at for b in dated) if dated else max(b.taken_at for b in backups),
+        timed[-1].until,
+        min(backup.taken_at for backup in timed),
         schema is not None or all(backup.lists_dropped for backup in with_schemas),
         tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
     )
@@ -187,20 +187,27 @@ def _found(place: Folder, table: str, *, with_schema: bool) -> Found | None:
 
 
 def _require_whole(backups: Sequence[NodeBackup]) -> None:
-    """Refuse a snapshot that is copied in part. A node with several data folders has one manifest, in one of them."""
-    others = {
-        posixpath.basename(file.location.path("Data.db"))
-        for backup in backups
-        if backup.lacking is None
-        for file in backup.files
-    }
-    for backup in backups:
-        if missing := [address for name, address in (backup.lacking or {}).items() if name not in others]:
-            raise Transient(
-                f"{missing[0]} is missing or incomplete, but the manifest of its snapshot lists it: if it is being "
-                "copied, run this again later; if the node has several data folders, name all of them; otherwise copy "
-                "the snapshot again"
-            )
+    """Refuse a snapshot that is copied in part, or mixed with another one. A node with several data folders has one
+    manifest, in one of them, so its snapshot is several backups.
+    """
+    lacking = [item for backup in backups for item in backup.lacking.items()]
+    unlisted = [item for backup in backups for item in backup.unlisted.items()]
+    # Several nodes may have SSTables of one name.
+    counts = Counter(name for name, _ in lacking)
+    counts.subtract(name for name, _ in unlisted)
+    if missing := [address for name, address in lacking if counts[name] > 0]:
+        raise Transient(
+            f"{missing[0]} is missing or incomplete, but the manifest of its snapshot lists it: if it is being copied, "
+            "run this again later; if the node has several data folders, name all of them; otherwise copy the snapshot "
+            "again"
+        )
+    if foreign := [address for name, address in unlisted if counts[name] < 0]:
+        raise Transient(
+            f"{foreign[0]} is in no manifest.json, which lists the SSTables of a snapshot, so it is not known whether "
+            "the snapshot is complete: if it is being copied, run this again later; if the node has several data "
+            "folders, name all of them; otherwise copy the snapshot again, with its manifest.json. SSTables that are "
+            "no snapshot can be named one by one (FOLDER/*-Data.db)"
+        )
 
 
 def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> None:

@@ -1,7 +1,7 @@
 """A backup: the SSTables of one node and one table, with the data that identify each SSTable in later backups."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
 
@@ -47,12 +47,12 @@ class BackupFile:
 class NodeBackup:
     """The SSTables of a table in one backup of one node.
 
-    The backup was taken between `taken_at` and `complete_at` (microseconds). `dated`: these times are those of the
-    backup, and not that of the newest file. `flushed_at` is the time at which the last of its incremental backups was
-    written, 0 if it has none. `lists_dropped`: the schema has the dropped columns and the times of their drops.
-    `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data files that the manifest of a
-    snapshot lists and its folder does not have, as addresses by name, without secrets. It is None if there is no
-    manifest.
+    The backup was taken between `taken_at` and `complete_at` (microseconds). `dated`: these times are known. Otherwise
+    `taken_at` is the time of its newest write, and `complete_at` the time of its newest file. `flushed_at` is the time
+    of the newest write in its incremental backups, 0 if it has none. `is_part`: it has no manifest, so another one has
+    its time. `lists_dropped`: the schema has the dropped columns and the times of their drops. `missing_nodes` are
+    nodes of the cluster without a backup. `lacking` are the data files that the manifest of a snapshot lists and its
+    folder does not have, and `unlisted` those that it does not list, as addresses by name, without secrets.
     """
 
     node: str
@@ -63,8 +63,10 @@ class NodeBackup:
     schema: TableSchema | None = None
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
-    lacking: Mapping[str, str] | None = None
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    unlisted: Mapping[str, str] = field(default_factory=dict)
     flushed_at: int = 0
+    is_part: bool = False
 
     @property
     def until(self) -> int:

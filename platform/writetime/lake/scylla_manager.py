@@ -30,7 +30,7 @@ from writetime.lake.snapshot_folder import time_mark
 from writetime.schema.table import TableSchema
 from writetime.storage.file_errors import Missing
 from writetime.storage.folders import Folder
-from writetime.storage.locations import parse_name
+from writetime.storage.locations import is_needed, parse_name
 
 _CLUSTERS = ("backup", "meta", "cluster")
 _NAME = re.compile(r"task_(?P<task>[0-9a-f-]{36})_tag_(?P<tag>sm_(?P<time>\d{14})UTC)_manifest\.json\.gz")
@@ -70,18 +70,13 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
     """
     parts = place.path.split("/")
     if tuple(parts[-4:-1]) == _CLUSTERS:
-        root, clusters = _above(place), [parts[-1]]
+        root, clusters = place.of("/".join(parts[:-4])), [parts[-1]]
     else:
         root, clusters = place, place.below(*_CLUSTERS).folders()
     manifests = _newest(root, clusters)
     if not manifests:
         return None
     return Found(tuple(m.path for m in manifests), lambda: _read(root, manifests, table, with_schema=with_schema))
-
-
-def _above(place: Folder) -> Folder:
-    path = "/".join(place.path.split("/")[:-4])
-    return Folder(place.address_of(path), place.filesystem, path, place.seen)
 
 
 def _newest(root: Folder, clusters: list[str]) -> list[_Manifest]:
@@ -175,7 +170,8 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
     node = ("backup", "sst", "cluster", manifest.cluster, "dc", manifest.dc, "node", manifest.node)
     folder = root.below(*node, "keyspace", keyspace, "table", name, entry.table_id)
     there = folder.files() if entry.files else {}
-    if missing := sorted(set(entry.files) - there.keys()):
+    needed = {name for name in entry.files if (named := parse_name(folder.filesystem, name)) and is_needed(named[1])}
+    if missing := sorted(needed - there.keys()):
         raise Missing(
             f"{folder.shown_path(posixpath.join(folder.path, missing[0]))} does not exist, and the manifest "
             f"{root.shown_path(posixpath.join(root.path, manifest.path))} lists it: restore it, or take another backup"

@@ -12,15 +12,22 @@ ScyllaDB).
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pyarrow import fs
 
 from writetime.lake.backup import BackupFile, Found, NodeBackup, newest_table
-from writetime.lake.snapshot_folder import data_files, read_manifest, read_snapshot
+from writetime.lake.snapshot_folder import (
+    data_files,
+    last_written,
+    newest_write_of,
+    read_manifest,
+    read_snapshot,
+    sstables_in,
+    time_of_tag,
+)
 from writetime.storage.folders import Folder
-from writetime.storage.locations import find_sstables
 
 _TABLE = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})")
 # Folders between the place and a keyspace: `<node>/var/lib/cassandra/data/<keyspace>`.
@@ -43,15 +50,13 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
         return None
 
     def read() -> list[NodeBackup]:
-        taken = {
-            (_taken_at(tagged), node): tagged
-            for node, folder in chosen
-            for tagged in (folder.below("snapshots", tag) for tag in tags[node])
-        }
-        newest = {node: taken[at, node] for at, node in sorted(taken)}
+        newest = _newest(chosen, tags)
         # One schema is enough, and it costs a header per SSTable.
-        last = max(taken)[1] if with_schema and taken else None
-        backups = [_read(node, newest.get(node), increments[node], with_schema=node == last) for node, _ in chosen]
+        last = max(newest, key=lambda node: _age_of_schema(node, *newest[node])) if with_schema and newest else None
+        backups = [
+            _read(node, newest[node][1] if node in newest else None, increments[node], with_schema=node == last)
+            for node, _ in chosen
+        ]
         return [replace(each, files=tuple(_marked(file, place) for file in each.files)) for each in backups]
 
     return Found(tuple(names), read)
@@ -81,26 +86,45 @@ def _tags(folder: Folder, table: str) -> list[str]:
     return [tag for tag in folder.below("snapshots").folders() if not own.fullmatch(tag)]
 
 
+def _newest(chosen: list[tuple[str, Folder]], tags: Mapping[str, list[str]]) -> dict[str, tuple[int, Folder]]:
+    """Return the newest snapshot of each node, with its time (microseconds), or else that of its newest write."""
+    taken = [(node, folder.below("snapshots", tag)) for node, folder in chosen for tag in tags[node]]
+    manifests = [read_manifest(tagged) for _, tagged in taken]
+    # Of the data folders of a node, one has the manifest. Nodes take a snapshot of a cluster under one tag.
+    known = {
+        posixpath.basename(tagged.path): manifest.taken_at
+        for (_, tagged), manifest in zip(taken, manifests, strict=True)
+        if manifest and manifest.taken_at
+    }
+    newest: dict[str, tuple[int, Folder]] = {}
+    for (node, tagged), manifest in zip(taken, manifests, strict=True):
+        tag = posixpath.basename(tagged.path)
+        dated = manifest.taken_at if manifest and manifest.taken_at else time_of_tag(tag) or known.get(tag)
+        at = dated or newest_write_of(tagged, data_files(tagged, sstables_in(tagged), node))
+        if node not in newest or newest[node][0] <= at:
+            newest[node] = at, tagged
+    return newest
+
+
+def _age_of_schema(node: str, taken_at: int, snapshot: Folder) -> tuple[bool, int, str]:
+    """Return what orders snapshots by the age of their schema. Some have none."""
+    return "schema.cql" in snapshot.files(), taken_at, node
+
+
 def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: bool) -> NodeBackup:
     """Read the newest snapshot of a node, and the SSTables that it flushed."""
     snapshot = newest and read_snapshot(newest, node, with_schema=with_schema)
     flushed: tuple[BackupFile, ...] = ()
-    flushed_at = 0
+    flushed_at = copied_at = 0
     if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
-        flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
+        flushed = data_files(increments, sstables_in(increments), node)
+        flushed_at, copied_at = newest_write_of(increments, flushed), last_written(increments)
     if not snapshot:
-        return NodeBackup(node, flushed, flushed_at, flushed_at, dated=False)
-    complete_at = max(snapshot.complete_at, flushed_at)
+        return NodeBackup(node, flushed, flushed_at, max(flushed_at, copied_at), dated=False, is_part=True)
+    complete_at = max(snapshot.complete_at, copied_at)
     return replace(snapshot, files=snapshot.files + flushed, complete_at=complete_at, flushed_at=flushed_at)
 
 
 def _marked(file: BackupFile, place: Folder) -> BackupFile:
     """Return a file whose mark has the place, too: nodes of several places may have one name, such as `data`."""
     return replace(file, mark=file.mark and f"{file.mark} {place.shown}")
-
-
-def _taken_at(folder: Folder) -> int:
-    """Return the time at which a snapshot was taken, or else at which its newest file was written (microseconds)."""
-    if (manifest := read_manifest(folder)) is not None and manifest.taken_at is not None:
-        return manifest.taken_at
-    return max(((info.mtime_ns or 0) // 1000 for info in folder.files().values()), default=0)

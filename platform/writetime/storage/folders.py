@@ -27,17 +27,36 @@ class Seen:
         # The files by the folders that they were requested of, and those that do not exist in this look.
         self._files: dict[str, dict[str, fs.FileInfo]] = {}
         self._missing: set[tuple[str, str]] = set()
+        # The listings of folders that get no more files, and those of them that this look used.
+        self._final: dict[str, list[fs.FileInfo]] = {}
+        self._used: set[str] = set()
 
     def look_again(self) -> None:
         """Begin another look."""
         self._answers.clear()
         self._missing.clear()
+        self._final = {folder: self._final[folder] for folder in self._used & self._final.keys()}
+        self._used.clear()
 
     def once(self, kind: str, folder: str, ask: Callable[[], list[fs.FileInfo]]) -> list[fs.FileInfo]:
         """Return the answer to a request about a folder by its address; `ask` sends it."""
         if (kind, folder) not in self._answers:
             self._answers[kind, folder] = ask()
         return self._answers[kind, folder]
+
+    def final(
+        self, folder: str, ask: Callable[[], list[fs.FileInfo]], is_final: Callable[[list[fs.FileInfo]], bool]
+    ) -> list[fs.FileInfo]:
+        """Return the entries of a folder. Once they are final, later looks do not request them again, unless a look did
+        without them: the folder may be another one then.
+        """
+        self._used.add(folder)
+        if folder in self._final:
+            return self._final[folder]
+        entries = self.once("entries", folder, ask)
+        if is_final(entries):
+            self._final[folder] = entries
+        return entries
 
     def files(
         self, folder: str, names: Sequence[str], ask: Callable[[Sequence[str]], dict[str, fs.FileInfo]]
@@ -99,10 +118,13 @@ class Folder:
         """Return the address of a path in the file system, without secrets."""
         return without_secrets(self.address_of(path))
 
+    def of(self, path: str) -> "Folder":
+        """Return the folder at a path in the file system."""
+        return Folder(self.address_of(path), self.filesystem, path, self.seen)
+
     def below(self, *names: str) -> "Folder":
         """Return a folder below this one."""
-        path = posixpath.join(self.path, *names)
-        return Folder(self.address_of(path), self.filesystem, path, self.seen)
+        return self.of(posixpath.join(self.path, *names))
 
     @property
     def exists(self) -> bool:
@@ -113,8 +135,12 @@ class Folder:
     def _itself(self) -> list[fs.FileInfo]:
         return [self.filesystem.get_file_info(self.path)]
 
-    def listed(self) -> list[fs.FileInfo]:
-        """Return the entries of the folder itself, in the order of the names; nothing if it does not exist."""
+    def listed(self, is_final: Callable[[list[fs.FileInfo]], bool] | None = None) -> list[fs.FileInfo]:
+        """Return the entries of the folder itself, in the order of the names; nothing if it does not exist. `is_final`
+        returns whether the folder gets no more entries.
+        """
+        if self.seen and is_final:
+            return self.seen.final(self.address, self._list, is_final)
         return self.seen.once("entries", self.address, self._list) if self.seen else self._list()
 
     def _list(self) -> list[fs.FileInfo]:

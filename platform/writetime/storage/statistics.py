@@ -31,7 +31,7 @@ from writetime.schema.values import read_vint
 from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 
-_VALIDATION, _HEADER = 0, 3
+_VALIDATION, _STATS, _HEADER = 0, 2, 3
 # EncodingStats: the minimums of the times count from 2015-09-22 (UTC).
 TIMESTAMP_EPOCH = 1_442_880_000_000_000
 DELETION_TIME_EPOCH = 1_442_880_000
@@ -82,6 +82,27 @@ def read_header(location: Location) -> Header:
     if not partitioner.endswith(".Murmur3Partitioner"):
         raise Unsupported(f"{path}: partitioner {partitioner} is not supported; Murmur3Partitioner is")
     return replace(header, static=_as_in_rows(path, header.static), regular=_as_in_rows(path, header.regular))
+
+
+def newest_write(location: Location) -> int:
+    """Return the newest time in an SSTable that a client or node gave to a write, in microseconds.
+
+    `StatsMetadata` begins with two histograms, each a number and that many pairs of 8 bytes. Then come the position in
+    the commit log (12 bytes), and the minimum and the maximum of the write times (8 bytes each).
+
+    Raises:
+        Missing, CorruptFile: Statistics.db is missing or corrupt.
+    """
+    path = location.path("Statistics.db")
+    components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
+    stats = components.get(_STATS, b"")
+    try:
+        at = 0
+        for _ in range(2):
+            at += 4 + 16 * struct.unpack_from(">i", stats, at)[0]
+        return struct.unpack_from(">q", stats, at + 20)[0]
+    except struct.error:
+        raise CorruptFile(path, None, "the times of writes were expected") from None
 
 
 def _as_in_rows(path: str, columns: Columns) -> Columns:
