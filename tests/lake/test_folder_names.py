@@ -24,7 +24,7 @@ from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.long
 
-ACCEPTED = ["-a!$&'()+,.@:b", "[b]*^_|~;", "~", "...", "..c", "a" * 200, "-", "$HOME", "AUX", "a.parquet"]
+ACCEPTED = ["-a!$&'()+,.@", "[b]*^_|~;", "~", "...", "..c", "a" * 200, "-", "$HOME", "AUX", "a.parquet"]
 REFUSED = [
     "%",
     "%25",
@@ -42,7 +42,7 @@ REFUSED = [
     "#",
     "?",
 ]
-REFUSED += ['"', "<", ">", "`", "{a}", "\\", "a\\b", "a\nb", "a\tb", "\x01", "_delta_log", "b/_delta_log/c"]
+REFUSED += ['"', "<", ">", "`", "{a}", "\\", "a\\b", "a\nb", "a\tb", "\x01", "a:b", "_delta_log", "b/_delta_log/c"]
 
 
 def table_in(settings: Settings) -> LakeTable:
@@ -66,7 +66,7 @@ def test_engines_read_below_a_folder(name: str, tmp_path: Path, spark: SparkSess
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("place", ["/srv/{name}", "/srv/{name}/lake", "lakes/{name}", "s3a://bucket/{name}/lake"])
 def test_other_names_are_refused(name: str, place: str) -> None:
-    with pytest.raises(WritetimeError, match=r"lake\.path is .* not all engines can read tables there. Name another"):
+    with pytest.raises(WritetimeError, match=r"lake\.path.*(Name another folder|should match pattern)"):
         lake_storage(config.load(lake={"path": place.format(name=name)}))
 
 

@@ -173,7 +173,7 @@ def test_a_snapshot_that_is_copied_in_part(tmp_path: Path, named: str, gone: str
     if gone == "Data.db":
         (snapshot / names[-1]).unlink()
     for places in ([tmp_path], [snapshot]):
-        with pytest.raises(Transient, match=rf"{names[-1]} is missing .* run this again later"):
+        with pytest.raises(Transient, match=rf"{names[-1]} is missing, .* run this again later"):
             found(*places)
     away = tmp_path / "away"
     away.mkdir()

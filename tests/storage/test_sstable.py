@@ -144,7 +144,7 @@ def test_an_sstable_that_a_node_is_writing_is_left_out(written: Written, tmp_pat
         marker = toc.with_name(name)
         content = toc.read_bytes()
         toc.unlink()
-        with pytest.raises(Missing, match=rf"{toc.name} is missing .* run this again later"):
+        with pytest.raises(Missing, match=rf"{toc.name} is missing, .* run this again later"):
             list(find_sstables(here.folder))
         marker.write_bytes(b"")
         assert list(find_sstables(here.folder)) == []

@@ -70,8 +70,9 @@ class Storage:
 
 # delta-rs cannot commit below a folder with a backslash, a control character or an escape such as %25. Its list of a
 # table's files escapes the others that are left out here, and Polars (2.1) opens these names as they are. It takes `=`
-# for a value of a partition, and so does each engine that reads such folders (`key=value`).
-_READABLE = re.compile(r"[A-Za-z0-9!$&'()*+,./:;@\[\]^_|~-]*")
+# for a value of a partition, and so does each engine that reads such folders (`key=value`). Hadoop takes what is before
+# a colon for the scheme of an address.
+_READABLE = re.compile(r"[A-Za-z0-9!$&'()*+,./;@\[\]^_|~-]*")
 
 
 def lake_storage(settings: Settings) -> Storage:
@@ -82,21 +83,22 @@ def lake_storage(settings: Settings) -> Storage:
     """
     path = settings.lake.path.rstrip("/")
     options = {name: secret.get_secret_value() for name, secret in settings.lake.storage_options.items()}
-    address = path if "://" in path else str(Path(path).resolve())
+    # A path with a null character cannot be resolved.
+    address = path if "://" in path or "\0" in path else str(Path(path).resolve())
     _require_readable(settings.lake.path, address)
     return Storage(address, options)
 
 
 def _require_readable(path: str, address: str) -> None:
-    readable = _READABLE.match(address)
+    names = address.partition("://")[2] or address
     fault = ""
-    if readable and readable.end() < len(address):
-        fault = f"the character {address[readable.end()]!r}"
+    if unreadable := _READABLE.sub("", names):
+        fault = f"the character {unreadable[0]!r}"
     elif "_delta_log" in address.split("/"):
         fault = "the name _delta_log, which only Delta's own folders may have"
     elif path.startswith("~"):
         fault = "~ at its start, which is not replaced by a home folder"
-    elif "://" in address and {"", ".", ".."} & set(address.partition("://")[2].split("/")):
+    elif "://" in address and {"", ".", ".."} & set(names.split("/")):
         fault = "an empty name, . or .., which object stores do not resolve"
     if fault:
         raise WritetimeError(
