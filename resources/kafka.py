@@ -28,13 +28,17 @@ class KafkaResource(WritetimeResource):
     def progress(self, topic: str, group: str) -> TopicProgress:
         """Return the topic's current end offsets and the group's lag; nothing is consumed."""
         settings = self.settings
-        committed = kafka.committed_offsets(settings, topic, group)
+        other: list[str] = []
+        try:
+            committed = kafka.committed_offsets(settings, topic, group)
+        except kafka.OtherTopic as e:
+            committed, other = dict.fromkeys(kafka.partitions_of(settings, topic)), [str(e)]
         first = kafka.beginning_offsets(settings, topic, list(committed))
         # The end offsets are read last, so no offset that is committed already is above them.
         ends = kafka.end_offsets(settings, topic, list(committed))
         lag = {p: max(end - max(first[p], committed[p] or 0), 0) for p, end in ends.items()}
         faults = [kafka.offset_fault(topic, p, committed[p], first[p], end) for p, end in ends.items()]
-        return TopicProgress(ends, lag, [fault for fault in faults if fault])
+        return TopicProgress(ends, lag, other + [fault for fault in faults if fault])
 
     def group_is_live(self, group: str) -> bool:
         """Return whether a consumer group has members."""

@@ -74,7 +74,8 @@ def test_a_skipped_message_of_the_topic_before_skips_none(settings: Settings) ->
 def test_a_compacted_topic_is_read_again(settings: Settings) -> None:
     name = f"{settings.cassandra.keyspace}.compacted"
     topic = CompactedTopic(settings, name, lambda key, _: key)
-    for keys in ([b"a", b"b"], [b"c"]):
+    # With fewer messages than before, and with more.
+    for keys in ([b"a", b"b"], [b"c"], [b"d", b"e", b"f"]):
         ensure_topics(settings, {name: {"cleanup.policy": "compact"}}, 1)
         produce(settings, name, *((key, b"") for key in keys))
         assert [key for _, key in topic.read_on()] == keys

@@ -278,6 +278,23 @@ def test_batches_that_a_new_topic_lacks_are_not_merged(settings: Settings, in_pa
     assert merge_events(table, views.time_now()) == 24
 
 
+def test_a_topic_that_is_replaced_while_its_publisher_runs(settings: Settings, in_parts: LakeTable) -> None:
+    """Its earlier events are not in the new topic, which an operator decides about."""
+    table, topic = in_parts, row_events_topic(in_parts.name)
+    publisher = publish.EventPublisher(settings, table.name)
+    assert publisher.publish(table) == 12
+    delete_topics(settings, [topic])
+    ensure_topics(settings, {topic: {}}, 2)
+    add(table, [write(i, 1, 2, v="2") for i in range(12)], 2, table.schema())
+    stream.extend(table)
+    with pytest.raises(WritetimeError, match=f"{topic} is not the one that group writetime-{topic} has read"):
+        publisher.publish(table)
+    with pytest.raises(WritetimeError, match=f"{topic} is not the topic that has the events up to batch 1"):
+        publish.publish(settings, table)
+    assert publish.publish(settings, table, "all") == 24
+    assert len(decoded(settings, topic)) == 24
+
+
 def test_from_the_database_to_kafka(settings: Settings) -> None:
     table = f"{settings.cassandra.keyspace}.prices"
     with connect(settings) as session:

@@ -41,6 +41,7 @@ def test_only_the_last_message_of_a_key_is_converted(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(publishing, "messages_between", messages)
     monkeypatch.setattr(publishing, "end_offsets", lambda *_: {0: len(values)})
+    monkeypatch.setattr(publishing, "topic_ids", lambda *_: {"t": 1})
     topic = CompactedTopic(config.load(), "t", read)
     assert topic.read_on() == [(4, 3), (5, None)]
     assert converted == [values[1], values[4], values[5], values[6]]

@@ -38,6 +38,10 @@ class NoTopic(WritetimeError):
     """There is no such topic."""
 
 
+class OtherTopic(WritetimeError):
+    """A topic is not the one that a group has read: it was deleted and created again."""
+
+
 class UnreadableHeaders(ValueError):
     """A header of a message has a name that is not UTF-8."""
 
@@ -48,6 +52,7 @@ _REASON_SECONDS = 1.0
 # A client reports a timeout shortly after the request has timed out.
 _GRACE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
+_TOPIC_NOTE = "topic:"
 # Delta stores signed 64-bit numbers, so 63 bits remain.
 _LARGEST_ID = 2**63 - 1
 # Python checks that a C function has not both returned and failed, except in the fast path of a plain
@@ -318,10 +323,16 @@ def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
 
 
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
-    """Return the offset that the group has committed for each partition; None if it has committed nothing."""
+    """Return the offset that the group has committed for each partition; None if it has committed nothing.
+
+    Raises:
+        OtherTopic: the offsets are of an earlier topic of the name.
+        WritetimeError: the topic is missing, or no broker answers.
+    """
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
     with _member_of(settings, group) as consumer:
         answer = committed(settings, consumer, group, partitions)
+    require_same_topic(settings, topic, group, [topic_of_note(tp.metadata) for tp in answer])
     return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
 
 
@@ -346,13 +357,47 @@ def committed(
     return answer
 
 
-def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-    """Commit offsets for a group that has no live members.
+def note_of_topic(topic_id: int) -> str:
+    """Return the text in the metadata of a commit that names the topic whose offsets it has, by its id; empty for 0."""
+    return f"{_TOPIC_NOTE}{topic_id}" if topic_id else ""
+
+
+def topic_of_note(metadata: str | None) -> int:
+    """Return the id of the topic that the metadata of a commit begins with; 0 if there is none."""
+    note = (metadata or "").partition(" ")[0].removeprefix(_TOPIC_NOTE)
+    return int(note) if (metadata or "").startswith(_TOPIC_NOTE) and note.isdecimal() else 0
+
+
+def require_same_topic(settings: Settings, topic: str, group: str, read: Sequence[int]) -> int:
+    """Check that a topic is the one that a group has read, by the ids of the topics of its offsets (0 is unknown).
+    Return the topic's id; 0 if brokers give topics no ids.
+
+    Raises:
+        OtherTopic: it is another one.
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers.
+    """
+    ids = topic_ids(settings, [topic])
+    if topic not in ids:
+        raise NoTopic(f"topic {topic} does not exist; run `writetime init`")
+    if ids[topic] and set(read) - {0, ids[topic]}:
+        raise OtherTopic(
+            f"topic {topic} is not the one that group {group} has read: it was deleted and created again, or Kafka's "
+            "data was lost. The earlier messages that were not read are lost. To read the new topic from its "
+            "beginning, stop the group's programs, and set its offsets with `kafka-consumer-groups.sh "
+            f"--bootstrap-server {settings.kafka.bootstrap_servers} --group {group} --topic {topic} --reset-offsets "
+            "--to-earliest --execute`"
+        )
+    return ids[topic]
+
+
+def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int], topic_id: int = 0) -> None:
+    """Commit offsets for a group that has no live members. `topic_id` is the id of the topic that they belong to.
 
     Raises:
         WritetimeError: the group has live members, which own its offsets.
     """
-    wanted = [TopicPartition(topic, p, o) for p, o in offsets.items()]
+    wanted = [TopicPartition(topic, p, o, note_of_topic(topic_id)) for p, o in offsets.items()]
     with _member_of(settings, group) as consumer:
         answer = ask_cluster(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
     for tp in answer or []:

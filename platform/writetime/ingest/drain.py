@@ -24,6 +24,8 @@ from writetime.clients.kafka import (
     group_is_live,
     messages_between,
     place_of,
+    require_same_topic,
+    topic_ids,
 )
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -51,11 +53,12 @@ STALL_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """The messages of one Kafka partition from `start` up to, not including, `end`."""
+    """The messages of one Kafka partition from `start` up to, not including, `end`, and the id of their topic."""
 
     partition: int
     start: int
     end: int
+    topic_id: int = 0
 
 
 def plan(settings: Settings) -> list[OffsetRange]:
@@ -63,8 +66,8 @@ def plan(settings: Settings) -> list[OffsetRange]:
     partitions.
 
     Raises:
-        WritetimeError: the topic is missing, retention has deleted unread messages, the broker has lost messages that
-            were read, or a `writetime sink` is running.
+        WritetimeError: the topic is missing or was created again, retention has deleted unread messages, the broker has
+            lost messages that were read, or a `writetime sink` is running.
     """
     ingest = settings.ingest
     if group_is_live(settings, ingest.group):
@@ -72,6 +75,7 @@ def plan(settings: Settings) -> list[OffsetRange]:
             f"group {ingest.group} has live members: a `writetime sink` is storing these events already; stop it, or "
             "leave the work to it"
         )
+    topic_id = topic_ids(settings, [ingest.topic]).get(ingest.topic, 0)
     committed = committed_offsets(settings, ingest.topic, ingest.group)
     first = beginning_offsets(settings, ingest.topic, list(committed))
     ends = end_offsets(settings, ingest.topic, list(committed))
@@ -80,7 +84,7 @@ def plan(settings: Settings) -> list[OffsetRange]:
     for partition, end in ends.items():
         start = start_offset(ingest.topic, partition, committed[partition], first[partition], end)
         if start < end:
-            ranges.append(OffsetRange(partition, start, min(end, start + share)))
+            ranges.append(OffsetRange(partition, start, min(end, start + share), topic_id))
     return ranges
 
 
@@ -102,10 +106,15 @@ def drain(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) ->
 
 
 def commit(settings: Settings, ranges: list[OffsetRange]) -> None:
-    """Commit the ends of the ranges."""
+    """Commit the ends of the ranges.
+
+    Raises:
+        OtherTopic: the topic was deleted and created again since they were planned.
+    """
     if ranges:
-        ingest = settings.ingest
-        commit_offsets(settings, ingest.topic, ingest.group, {r.partition: r.end for r in ranges})
+        ingest, topic_id = settings.ingest, ranges[0].topic_id
+        require_same_topic(settings, ingest.topic, ingest.group, [topic_id])
+        commit_offsets(settings, ingest.topic, ingest.group, {r.partition: r.end for r in ranges}, topic_id)
 
 
 def count_messages(settings: Settings, ranges: list[OffsetRange]) -> int:

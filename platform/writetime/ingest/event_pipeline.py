@@ -73,9 +73,9 @@ class EventPipeline:
         message = next(iter(self._messages.values()), None)
         return max(0.0, now - message.timestamp()[1] / 1000) if message else 0.0
 
-    def assign(self, partition: int, start: int, metadata: str) -> None:
-        """Start a partition at a committed offset, with the metadata of that commit."""
-        self.progress[partition] = PartitionProgress(start, metadata)
+    def assign(self, partition: int, start: int, metadata: str, topic_id: int = 0) -> None:
+        """Start a partition at a committed offset, with the metadata of that commit and the id of its topic."""
+        self.progress[partition] = PartitionProgress(start, metadata, topic_id)
 
     def revoke(self, partitions: Iterable[int]) -> None:
         """Forget partitions and their unfinished messages."""

@@ -2,25 +2,31 @@
 
 Offsets are not consecutive (compaction and transactions leave gaps), so contiguity means "every offset that was
 *delivered* below this one is done", never "plus one". The done offsets beyond that floor are kept in the metadata of
-the commit, so that a restart does not repeat them.
+the commit, so that a restart does not repeat them. So is the id of the topic: a topic of the same name that was created
+later has other messages at these offsets.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from writetime.clients.kafka import note_of_topic, topic_of_note
+
 # The broker's default for offset.metadata.max.bytes; it rejects a commit with a longer text.
 MAX_METADATA_BYTES = 4096
 _PREFIX = "done:"
+# The largest size of the topic's id, which is before that.
+_NOTE_BYTES = 32
 _METADATA = re.compile(r"done:\d+\+\d+(,\d+\+\d+)*")
 
 
 class PartitionProgress:
     """Tracks offsets from delivery until they are done."""
 
-    def __init__(self, start: int, metadata: str = "") -> None:
+    def __init__(self, start: int, metadata: str = "", topic_id: int = 0) -> None:
         """Begin at `start`, the committed offset, with the metadata of that commit."""
         self.next_offset = start
+        self._note = note_of_topic(topic_id)
         self._open: deque[int] = deque()
         self._done: set[int] = set()
         self._done_before = deque(decode_done(start, metadata))
@@ -68,8 +74,10 @@ class PartitionProgress:
         return not self._open
 
     def metadata(self) -> str:
-        """Return the done offsets beyond the floor, as runs; runs that do not fit are left out, and read again."""
-        return encode_done(self.floor, self._runs())
+        """Return the id of the topic, and the done offsets beyond the floor, as runs; runs that do not fit are left
+        out, and read again.
+        """
+        return f"{self._note} {encode_done(self.floor, self._runs())}".strip()
 
     def _runs(self) -> Iterator[range]:
         start: int | None = None
@@ -93,7 +101,7 @@ class PartitionProgress:
 def encode_done(floor: int, runs: Iterable[range]) -> str:
     """Write runs of done offsets as `done:GAP+LENGTH,...`; each gap counts from the end of the previous run."""
     parts: list[str] = []
-    size = len(_PREFIX)
+    size = len(_PREFIX) + _NOTE_BYTES
     position = floor
     for run in runs:
         part = f"{run.start - position}+{len(run)}"
@@ -107,6 +115,7 @@ def encode_done(floor: int, runs: Iterable[range]) -> str:
 
 def decode_done(floor: int, metadata: str) -> list[range]:
     """Parse the output of `encode_done`. The metadata of another program gives no done offsets."""
+    metadata = metadata[metadata.find(_PREFIX) :] if topic_of_note(metadata) else metadata
     if not _METADATA.fullmatch(metadata):
         return []
     runs = []

@@ -14,18 +14,32 @@ from cassandra.cluster import Session
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from writetime.clients.database import connect
-from writetime.clients.kafka import beginning_offsets, client_config, committed, end_offsets, offset_fault
+from writetime.clients.kafka import (
+    NoTopic,
+    OtherTopic,
+    beginning_offsets,
+    client_config,
+    committed,
+    end_offsets,
+    offset_fault,
+    require_same_topic,
+    topic_of_note,
+)
+from writetime.clients.topic_options import lossy_faults
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.event_pipeline import EventPipeline, Receipt
 from writetime.ingest.sink_metrics import SinkMetrics
+from writetime.ingest.topics import kept_in, least_bytes
 
 log = logging.getLogger(__name__)
 
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
 MAX_REMEMBERED_OFFSETS = 200_000
+"""The most offsets of all partitions that are remembered from the first unfinished one on."""
+_TOPIC_SECONDS = 10.0
 _FAULT_LOG_SECONDS = 30.0
 _WAIT_SECONDS = 1.0
 
@@ -35,8 +49,8 @@ def run(settings: Settings, stop: threading.Event, fetch_messages: int = 500) ->
     outcome. At most `fetch_messages` are taken from the client at once.
 
     Raises:
-        WritetimeError: no database, no such topic or table, or messages were lost: to retention before they were read,
-            or by the broker.
+        WritetimeError: no database, no such topic or table, the topic of dead letters would lose them, or messages were
+            lost: to retention before they were read, by the broker, or with a topic that was created again.
     """
     with connect(settings) as session:
         return _Service(settings, session, fetch_messages).run(stop)
@@ -44,14 +58,19 @@ def run(settings: Settings, stop: threading.Event, fetch_messages: int = 500) ->
 
 class _Service:
     def __init__(self, settings: Settings, session: Session, fetch_messages: int) -> None:
-        beginning_offsets(settings, settings.ingest.topic)  # A missing topic is an error now, not a silent wait.
+        # A missing topic is an error now, not a silent wait.
+        self._topic_id = require_same_topic(settings, settings.ingest.topic, settings.ingest.group, [])
+        _check_topics(settings)
         self._settings = settings
         self._fetch_messages = fetch_messages
         self._outcomes: Counter[str] = Counter()
         self._metrics = SinkMetrics(settings)
         self._pipeline = EventPipeline(settings, session, self._count)
         self._committed: dict[int, tuple[int, str]] = {}
-        self._paused = False
+        # Whether no partition is read now, and the partitions that are not read.
+        self._is_full = False
+        self._held: set[int] = set()
+        self._next_topic_check = 0.0
         self._faults_logged = (0, 0)
         self._next_fault_log = 0.0
         self._stop = threading.Event()
@@ -87,6 +106,8 @@ class _Service:
                 if time.monotonic() >= next_commit:
                     next_commit = time.monotonic() + self._settings.ingest.commit_interval_seconds
                     self._commit(asynchronous=True)
+                    if time.monotonic() >= self._next_topic_check:
+                        self._is_same_topic()
                     self._observe()
                     self._log_faults()
         finally:
@@ -114,22 +135,45 @@ class _Service:
     def _read(self) -> None:
         limit = self._settings.ingest.max_buffered_events
         unfinished = self._pipeline.unfinished
-        # One unfinished message holds its partition's floor; the done messages beyond it must not pile up without a
-        # limit.
-        remembered = sum(progress.open_count for progress in self._pipeline.progress.values())
-        fill = max(self._pipeline.fill, remembered / MAX_REMEMBERED_OFFSETS)
-        if self._paused != (fill >= (0.5 if self._paused else 1)):
-            self._paused = not self._paused
-            assignment = self._consumer.assignment()
-            (self._consumer.pause if self._paused else self._consumer.resume)(assignment)
+        self._pause()
         # While paused, a call serves rebalances, so it must be made.
-        room = 1 if self._paused else max(1, min(self._fetch_messages, limit - unfinished))
+        room = 1 if self._is_full else max(1, min(self._fetch_messages, limit - unfinished))
         timeout = 0 if unfinished else _IDLE_SECONDS
         messages = self._consumer.consume(room, timeout)
         if self._failure is not None:
             raise self._failure
         for message in messages:
             self._take(message)
+
+    def _pause(self) -> None:
+        """Pause all partitions while too much is unfinished. One unfinished message holds its partition's floor, and
+        the done messages beyond it must not pile up without a limit, so it pauses its own partition.
+        """
+        progress = self._pipeline.progress
+        is_full = self._pipeline.fill >= (0.5 if self._is_full else 1)
+        share = MAX_REMEMBERED_OFFSETS / max(len(progress), 1)
+        held = {p for p, each in progress.items() if each.open_count >= share * (0.5 if p in self._held else 1)}
+        if (is_full, held) == (self._is_full, self._held):
+            return
+        self._is_full, self._held = is_full, held
+        assignment = self._consumer.assignment()
+        paused = [tp for tp in assignment if is_full or tp.partition in held]
+        self._consumer.pause(paused)
+        self._consumer.resume([tp for tp in assignment if tp not in paused])
+
+    def _is_same_topic(self) -> bool:
+        """Return whether the topic is there.
+
+        Raises:
+            OtherTopic: it was deleted and created again.
+        """
+        self._next_topic_check = time.monotonic() + _TOPIC_SECONDS
+        try:
+            require_same_topic(self._settings, self._topic, self._settings.ingest.group, [self._topic_id])
+            return True
+        except (NoTopic, Transient) as e:
+            log.warning("offsets are not committed now: %s", e)
+            return False
 
     def _take(self, message: Message) -> None:
         error = message.error()
@@ -141,6 +185,8 @@ class _Service:
             if progress is not None:
                 progress.reach(message.offset() or 0)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            # A topic that was created again has fewer messages.
+            self._is_same_topic()
             raise WritetimeError(f"{self._topic}/{message.partition()}: {error.str()}")
         elif error.fatal():
             raise WritetimeError(f"topic {self._topic} cannot be read: {error.str()}")
@@ -151,14 +197,16 @@ class _Service:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             first, ends, committed = self._offsets(consumer, partitions)
+            read = [self._topic_id, *(topic_of_note(tp.metadata) for tp in committed)]
+            require_same_topic(self._settings, self._topic, self._settings.ingest.group, read)
             starts = []
             for tp in committed:
                 start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition], ends[tp.partition])
-                self._pipeline.assign(tp.partition, start, tp.metadata or "")
+                self._pipeline.assign(tp.partition, start, tp.metadata or "", self._topic_id)
                 self._committed[tp.partition] = (start, tp.metadata or "")
                 starts.append(TopicPartition(self._topic, tp.partition, start))
             consumer.incremental_assign(starts)
-            if self._paused:
+            if self._is_full:
                 # All partitions are paused and resumed together.
                 consumer.pause(starts)
         except (WritetimeError, KafkaException) as e:
@@ -189,7 +237,10 @@ class _Service:
             except WritetimeError as e:
                 self._failure = e
                 break
-        self._commit(asynchronous=False)
+        try:
+            self._commit(asynchronous=False)
+        except OtherTopic as e:
+            self._failure = e
         self._forget(revoked)
         consumer.incremental_unassign(partitions)
 
@@ -200,6 +251,7 @@ class _Service:
 
     def _forget(self, partitions: list[int]) -> None:
         self._pipeline.revoke(partitions)
+        self._held.difference_update(partitions)
         for partition in partitions:
             self._committed.pop(partition, None)
 
@@ -208,10 +260,10 @@ class _Service:
         for partition, progress in self._pipeline.progress.items():
             place = progress.floor, progress.metadata()
             if place != self._committed.get(partition):
-                self._committed[partition] = place
                 offsets.append(TopicPartition(self._topic, partition, place[0], place[1]))
-        if not offsets:
+        if not offsets or not self._is_same_topic():
             return
+        self._committed |= {tp.partition: (tp.offset, tp.metadata or "") for tp in offsets}
         try:
             self._consumer.commit(offsets=offsets, asynchronous=asynchronous)
         except KafkaException as e:
@@ -226,6 +278,21 @@ class _Service:
     def _count(self, receipt: Receipt) -> None:
         self._outcomes[receipt.outcome] += 1
         self._metrics.count(receipt)
+
+
+def _check_topics(settings: Settings) -> None:
+    """Check the options of the topics. Events are read nevertheless, before Kafka deletes more; but their offsets are
+    committed once their dead letters are acknowledged, so the topic of dead letters must keep these.
+
+    Raises:
+        WritetimeError: it does not.
+    """
+    ingest = settings.ingest
+    lossy = lossy_faults(settings, kept_in(settings), log, least_bytes(settings))
+    for fault in lossy:
+        if fault.topic == ingest.dead_letter_topic:
+            raise WritetimeError(str(fault))
+        log.error("%s", fault)
 
 
 def start_offset(topic: str, partition: int, committed: int | None, first: int, end: int) -> int:

@@ -32,8 +32,11 @@ from writetime.clients.kafka import (
     ensure_topics,
     max_message_bytes,
     messages_between,
+    note_of_topic,
     partitions_of,
+    require_same_topic,
     topic_ids,
+    topic_of_note,
 )
 from writetime.clients.schema_registry import SchemaRefused
 from writetime.clients.topic_options import Keeps, command_to_set, lossy_faults
@@ -107,16 +110,20 @@ class Published:
     mark: int
 
     @classmethod
-    def of_offset(cls, offset: TopicPartition) -> "Published | None":
-        """Read a position from the offset of the group; None if there is none."""
+    def of_offset(cls, offset: TopicPartition, topic_id: int) -> "Published | None":
+        """Read a position from the offset of the group; None if there is none of the topic with this id."""
         if offset.offset < 0:
             return None
-        events, generation, mark = map(int, (offset.metadata or "0/0/0").split("/"))
+        note, _, place = (offset.metadata or "0/0/0").rpartition(" ")
+        if topic_of_note(note) not in (0, topic_id):
+            return None
+        events, generation, mark = map(int, place.split("/"))
         return cls(Reached(offset.offset, events), generation, mark)
 
-    def offset(self, topic: str) -> TopicPartition:
-        """Return the position as an offset of the group."""
-        return TopicPartition(topic, 0, self.reached.sequence, f"{self.reached.events}/{self.generation}/{self.mark}")
+    def offset(self, topic: str, topic_id: int) -> TopicPartition:
+        """Return the position as an offset of the group, with the id of the topic that has the events."""
+        place = f"{note_of_topic(topic_id)} {self.reached.events}/{self.generation}/{self.mark}"
+        return TopicPartition(topic, 0, self.reached.sequence, place.strip())
 
 
 ForNewTopic = Literal["all", "later"]
@@ -198,7 +205,8 @@ class EventPublisher(Sender):
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         self._partitions = len(partitions_of(settings, self._topic))
         # The lake's record of the events in this topic.
-        self._record_name = f"{PUBLISHED}/{topic_ids(settings, [self._topic])[self._topic]}"
+        self._topic_id = topic_ids(settings, [self._topic])[self._topic]
+        self._record_name = f"{PUBLISHED}/{self._topic_id}"
         # Not known yet: the first event requests it.
         self._max_bytes = 0
         self._for_new_topic = for_new_topic
@@ -211,7 +219,7 @@ class EventPublisher(Sender):
             self._member = consumer.consumer_group_metadata()
         finally:
             consumer.close()
-        self._published = Published.of_offset(found)
+        self._published = Published.of_offset(found, self._topic_id)
         self._is_checked = self._published is None
         self._table: LakeTable | None = None
         self._recorded = time.monotonic()
@@ -471,7 +479,8 @@ class EventPublisher(Sender):
         if not self._is_open:
             return
         assert self._published is not None
-        place = self._published.offset(self._topic)
+        require_same_topic(self._settings, self._topic, self._group, [self._topic_id])
+        place = self._published.offset(self._topic, self._topic_id)
         self.do(self._producer.send_offsets_to_transaction, [place], self._member, TIMEOUT_SECONDS)
         self.do(self._producer.commit_transaction)
         self._is_open, self._open, self._open_bytes = False, 0, 0

@@ -27,6 +27,7 @@ from writetime.clients.kafka import (
     ensure_topics,
     messages_between,
     place_of,
+    topic_ids,
 )
 from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
@@ -44,6 +45,8 @@ _LARGEST_BYTES = 64 << 20
 # The topics whose options this process has checked, with their brokers.
 _looked_at: set[tuple[str, str]] = set()
 _FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
+# How often a topic without new messages is compared with the one that was read.
+_ID_SECONDS = 10.0
 # Characters of an error that are logged; it may quote the message.
 _SHOWN = 300
 
@@ -227,6 +230,8 @@ class CompactedTopic(Generic[T]):
         self._name = name
         self._read = read
         self._next = 0
+        self._topic_id = 0
+        self._next_id = 0.0
         self.skipped = 0
 
     def read_on(self) -> list[tuple[int, T]]:
@@ -241,9 +246,12 @@ class CompactedTopic(Generic[T]):
         except NoTopic:
             return []
         found: list[tuple[int, T]] = []
-        if end < self._next:
-            # The topic was deleted and created again.
-            self._next = 0
+        if end != self._next or time.monotonic() >= self._next_id:
+            topic_id = topic_ids(self._settings, [self._name]).get(self._name, 0)
+            self._next_id = time.monotonic() + _ID_SECONDS
+            if end < self._next or topic_id != self._topic_id:
+                # The topic was deleted and created again.
+                self._next, self._topic_id = 0, topic_id
         if end > self._next:
             skipped = 0
             last: dict[bytes, tuple[int, bytes | None]] = {}
