@@ -125,6 +125,7 @@ def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: p
     letters = [deadletters.DeadLetter(0, i, None, value, [], {}) for i, value in enumerate([b"x" * 10, b"small"])]
     monkeypatch.setattr(deadletters, "Producer", Failing)
     monkeypatch.setattr(Failing, "produced", [])
+    monkeypatch.setattr(deadletters, "topic_ids", lambda *_: {})
     monkeypatch.setattr(deadletters, "_not_redriven", lambda _: ({0: 0}, {0: 2}))
     monkeypatch.setattr(deadletters, "read", lambda *_: iter(letters))
     committed: list[object] = []

@@ -7,10 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
+from tests.support.waiting import wait_for
 from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, commit_offsets, delete_topics
 from writetime.core.config import Settings
@@ -165,6 +166,30 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
             stop.set()
             thread.join()
     assert 2 < max(most) <= 12
+
+
+def test_an_unfinished_message_holds_its_own_partition(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dead letter is not accepted. The offsets after it may not pile up, and the other partitions are read on."""
+    monkeypatch.setattr(sink, "MAX_REMEMBERED_OFFSETS", 200)
+    topic, held = settings.ingest.dead_letter_topic, settings.ingest.partitions - 1
+    produce(settings, [b"poison", *(an_event(n, user=f"u{n}").value() for n in range(400))])
+    producer = Producer(client_config(settings))
+    stop, others = threading.Event(), range(1000, 1400)
+    thread = threading.Thread(target=sink.run, args=(settings, stop, 10))
+    delete_topics(settings, [topic])
+    thread.start()
+    try:
+        wait_for(lambda: len(rows(settings)) >= 200 // settings.ingest.partitions - 1)
+        for n in others:
+            producer.produce(settings.ingest.topic, an_event(n, user=f"u{n}").value(), partition=held)
+        assert producer.flush(30) == 0
+        wait_for(lambda: {event_id.int for event_id, _ in rows(settings)} >= set(others))
+        assert len(rows(settings)) < 800
+        ensure_ingest_topics(settings)
+        wait_for(lambda: len(rows(settings)) == 800)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decides(settings: Settings) -> None:

@@ -55,3 +55,7 @@ def redrive() -> None:
             f"{done.refused} refused as too large: they are dead letters again; raise max.message.bytes of "
             f"{settings.ingest.topic}, then redrive"
         )
+    if done.lost:
+        click.echo(
+            f"{done.lost} shortened, and no longer whole in {settings.ingest.topic}: they are dead letters again"
+        )

@@ -1,9 +1,11 @@
-"""Messages that cannot become rows: kept completely in a separate topic, with the reason and their origin.
+"""Messages that cannot become rows: kept in a separate topic, with the reason and their origin.
 
 A dead letter has the key, value and headers of the original, and these additional headers: `dead-letter.reason`,
-`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. If the name of a header is not
-UTF-8, the client cannot read the headers: only key and value are kept, and the reason names the cause. A message may
-become two dead letters if the sink is killed between the two acknowledgements; topic, partition and offset show that.
+`dead-letter.topic`, `dead-letter.topic-id`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. If the
+topic of dead letters refuses that as too large, the letter is shortened (`clients/dead_letters.py`). If the name of a
+header is not UTF-8, the client cannot read the headers: only key and value are kept, and the reason names the cause. A
+message may become two dead letters if the sink is killed between the two acknowledgements; topic, partition and offset
+show that.
 """
 
 import heapq
@@ -12,13 +14,15 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from writetime.clients.dead_letters import HEADER_PREFIX, SHORTENED, TOO_LARGE, Form, forms_of, produce_fitting
 from writetime.clients.kafka import (
     NoTopic,
+    OtherTopic,
     UnreadableHeaders,
     answers,
     beginning_offsets,
@@ -29,13 +33,13 @@ from writetime.clients.kafka import (
     headers_of,
     messages_between,
     place_of,
+    topic_ids,
 )
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.ingest.event import REDRIVEN_HEADER
 
-HEADER_PREFIX = "dead-letter."
 BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 # The client's own limit; the topic's `max.message.bytes` is the one that counts.
@@ -48,20 +52,26 @@ _PRODUCER = {
     "partitioner": "murmur2_random",
     "message.timeout.ms": 10_000,
     "message.max.bytes": MAX_MESSAGE_BYTES,
+    # A message that is too large stops no other, as each is a batch of its own.
+    "batch.num.messages": 1,
 }
-# A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout. A
-# message that is too large stops no other, as each is a batch of its own.
-_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500, "batch.num.messages": 1}
+# A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout.
+_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500}
 _QUEUED_KIB = 128 * 1024
 
 
 class DeadLetters:
-    """Sends dead letters, and retries each until the broker acknowledges it: only then is its offset done."""
+    """Sends dead letters, and retries each until the broker acknowledges it: only then is its offset done. A letter
+    that is too large is shortened, because a retry would never help.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Open a producer."""
+        self._settings = settings
         self._topic = settings.ingest.dead_letter_topic
+        self._origin_id = topic_ids(settings, [settings.ingest.topic]).get(settings.ingest.topic, 0)
         self._producer = Producer(client_config(settings, **_PRODUCER))
+        self._has_failed = False
         self._acknowledged: list[tuple[int, int]] = []
         self._delayed: list[tuple[float, int, Message, str]] = []
         self._failures: dict[tuple[int, int], int] = {}
@@ -80,27 +90,30 @@ class DeadLetters:
             _, _, message, reason = heapq.heappop(self._delayed)
             self._produce(message, reason)
         self._producer.poll(timeout)
+        if self._has_failed:
+            # A producer that has failed for good refuses all messages from then on.
+            self._producer.purge()
+            self._producer.flush(timeout)
+            self._producer, self._has_failed = Producer(client_config(self._settings, **_PRODUCER)), False
         acknowledged, self._acknowledged = self._acknowledged, []
         return acknowledged
 
     def _produce(self, message: Message, reason: str) -> None:
-        def delivered(error: KafkaError | None, _: Message) -> None:
+        def delivered(error: KafkaError | None) -> None:
             if error is None:
                 self._failures.pop(place_of(message), None)
                 self._acknowledged.append(place_of(message))
             else:
+                self._has_failed |= _is_fatal(error)
                 self._delay(message, reason, str(error))
 
         try:
-            self._producer.produce(
-                self._topic,
-                key=message.key(),
-                value=message.value(),
-                headers=_headers(message, reason),
-                on_delivery=delivered,
-            )
+            added = _added(message, reason, self._origin_id)
+            forms = forms_of(message.key(), message.value(), headers_of(message), added)
+            produce_fitting(self._producer, self._topic, forms, delivered)
         except Exception as e:
             # After an error the message is not done, and the others continue.
+            self._has_failed |= isinstance(e, KafkaException) and _is_fatal(e.args[0])
             self._delay(message, reason, reason_of(e))
 
     def _delay(self, message: Message, reason: str, error: str) -> None:
@@ -143,6 +156,11 @@ class DeadLetter:
         """The time at which it became a dead letter, in ISO 8601."""
         return self._added("at") or ""
 
+    @property
+    def is_shortened(self) -> bool:
+        """Whether the letter is not the whole message."""
+        return SHORTENED in self.added
+
     def _added(self, name: str) -> str | None:
         value = self.added.get(name)
         return None if value is None else value.decode(errors="replace")
@@ -160,19 +178,21 @@ def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int])
 
 @dataclass(frozen=True)
 class Redriven:
-    """The number of dead letters that were sent back, and of those that the topic refuses as too large, which are dead
-    letters again.
+    """The number of dead letters that were sent back; of those that the topic refuses as too large, which are dead
+    letters again; and of those of which only the beginning is left, which are dead letters again, too.
     """
 
     count: int
     refused: int
+    lost: int = 0
 
 
 def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
     """Send every dead letter that was not redriven yet back to its source topic. At most `queued_kib` KiB wait in the
     client's queue.
 
-    The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
+    The original key, value and headers are sent, and the header `redriven` counts the rounds. Those of a shortened
+    letter are read at its origin. A message that fails
     again becomes a dead letter again; so does one that is too large for the topic, once all others were accepted.
     After a crash the round is repeated, and the sink discards the repeated messages as duplicates.
 
@@ -180,6 +200,8 @@ def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
     """
     topic = settings.ingest.dead_letter_topic
+    # Before the offsets: if the topic is another one meanwhile, these do not count in it.
+    topic_id = topic_ids(settings, [topic]).get(topic, 0)
     starts, ends = _not_redriven(settings)
     redriving = _Redriving(settings, queued_kib)
     for letter in read(settings, starts, ends):
@@ -190,9 +212,9 @@ def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
         for letter in read(settings, starts, ends):
             redriving.bury(letter)
         redriving.finish()
-    commit_offsets(settings, topic, _group(topic), ends)
-    refused = len(redriving.refused)
-    return Redriven(redriving.count - refused, refused)
+    commit_offsets(settings, topic, _group(topic), ends, topic_id)
+    refused, lost = len(redriving.refused), redriving.lost
+    return Redriven(redriving.count - refused, refused - lost, lost)
 
 
 class _Redriving:
@@ -200,20 +222,30 @@ class _Redriving:
 
     Attributes:
         count: of the letters that were sent.
-        refused: why the topic refuses some whenever they are sent, by partition and offset of the letter.
+        refused: why some are dead letters again, by partition and offset of the letter.
+        lost: of those whose whole message is no longer at its origin.
     """
 
     def __init__(self, settings: Settings, queued_kib: int) -> None:
+        self._settings = settings
         self._topic, self._dead_letter_topic = settings.ingest.topic, settings.ingest.dead_letter_topic
         own = {**_REDRIVE, "queue.buffering.max.kbytes": queued_kib}
         self._producer = Producer(client_config(settings, **own))
         self._errors: list[str] = []
-        self.count = 0
+        self.count = self.lost = 0
         self.refused: dict[tuple[int, int], str] = {}
 
     def send(self, letter: DeadLetter) -> None:
         """Send a letter; wait while the client's queue is full."""
         place = letter.partition, letter.offset
+        self.count += 1
+        if letter.is_shortened:
+            whole = _whole(self._settings, letter)
+            if whole is None:
+                self.lost += 1
+                self.refused[place] = f"only the beginning is left: {letter.origin} is gone"
+                return
+            letter = whole
         # The sender of the original may have set this header to any value.
         rounds = next(
             (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
@@ -223,29 +255,27 @@ class _Redriving:
             (REDRIVEN_HEADER, str(rounds + 1).encode()),
         ]
 
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                self.refused[place] = error.str()
+        def delivered(error: KafkaError | None) -> None:
+            if error is not None and error.code() in TOO_LARGE:
+                remedy = "raise its max.message.bytes"
+                self.refused[place] = f"redriven, but {self._topic} does not accept it: {error.str()}; {remedy}"
             elif error is not None:
                 self._errors.append(f"{self._topic} did not accept them: {error.str()}")
 
-        self._produce(self._topic, letter, headers, delivered)
-        self.count += 1
+        self._produce(self._topic, [Form(letter.key, letter.value, headers)], delivered)
 
     def bury(self, letter: DeadLetter) -> None:
-        """Send a letter that the topic refused to the dead letters again; do nothing with others."""
-        error = self.refused.get((letter.partition, letter.offset))
-        if error is None:
+        """Send a letter that could not be sent back to the dead letters again; do nothing with others."""
+        reason = self.refused.get((letter.partition, letter.offset))
+        if reason is None:
             return
 
-        def delivered(error: KafkaError | None, _: Message) -> None:
+        def delivered(error: KafkaError | None) -> None:
             if error is not None:
                 self._errors.append(f"{self._dead_letter_topic} did not accept them again: {error.str()}")
 
-        reason = f"redriven, but {self._topic} does not accept it: {error}; raise its max.message.bytes"
-        added = {**letter.added, "reason": reason.encode()}
-        headers = [*letter.headers, *((HEADER_PREFIX + name, value) for name, value in added.items())]
-        self._produce(self._dead_letter_topic, letter, headers, delivered)
+        added = [*{**letter.added, "reason": reason.encode()}.items()]
+        self._produce(self._dead_letter_topic, forms_of(letter.key, letter.value, letter.headers, added), delivered)
 
     def finish(self) -> None:
         """Wait for all acknowledgements.
@@ -261,19 +291,19 @@ class _Redriving:
     def _produce(
         self,
         topic: str,
-        letter: DeadLetter,
-        headers: list[tuple[str, bytes]],
-        delivered: Callable[[KafkaError | None, Message], None],
+        forms: list[Form],
+        delivered: Callable[[KafkaError | None], None],
     ) -> None:
         while True:
             try:
-                self._producer.produce(
-                    topic, key=letter.key, value=letter.value, headers=[*headers], on_delivery=delivered
-                )
+                produce_fitting(self._producer, topic, forms, delivered)
                 break
             except BufferError:
                 # The client's queue is full.
                 self._producer.poll(0.1)
+            except KafkaException as e:
+                delivered(e.args[0])
+                break
 
 
 def status_lines(settings: Settings) -> Iterator[str]:
@@ -291,8 +321,10 @@ def _not_redriven(settings: Settings) -> tuple[dict[int, int], dict[int, int]]:
     topic = settings.ingest.dead_letter_topic
     ends = end_offsets(settings, topic)
     starts = beginning_offsets(settings, topic)
-    for partition, committed in committed_offsets(settings, topic, _group(topic)).items():
-        starts[partition] = max(starts[partition], committed or 0)
+    # Of a topic that was created again, no letter was redriven.
+    with suppress(OtherTopic):
+        for partition, committed in committed_offsets(settings, topic, _group(topic)).items():
+            starts[partition] = max(starts[partition], committed or 0)
     return starts, ends
 
 
@@ -318,13 +350,40 @@ def _dead_letter(message: Message) -> DeadLetter:
     )
 
 
-def _headers(message: Message, reason: str) -> list[tuple[str, str | bytes | None]]:
+def _added(message: Message, reason: str, origin_id: int) -> list[tuple[str, bytes]]:
+    """Return the headers that a dead letter adds to its message, without their prefix."""
     own = {
-        # It may quote the message, whose text may have invalid Unicode.
-        "reason": reason.encode(errors="backslashreplace"),
+        "reason": reason,
         "topic": message.topic(),
-        "partition": str(message.partition()),
-        "offset": str(message.offset()),
+        "topic-id": origin_id,
+        "partition": message.partition(),
+        "offset": message.offset(),
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
-    return [*headers_of(message), *((HEADER_PREFIX + name, value) for name, value in own.items())]
+    # The reason may quote the message, whose text may have invalid Unicode.
+    return [(name, str(value).encode(errors="backslashreplace")) for name, value in own.items()]
+
+
+def _whole(settings: Settings, letter: DeadLetter) -> DeadLetter | None:
+    """Return a shortened letter with the key, value and headers of its message; None if its topic no longer has it."""
+    topic = settings.ingest.topic
+    place = [letter.added.get(name, b"") for name in ("topic-id", "partition", "offset")]
+    if letter.added.get("topic") != topic.encode() or not all(map(bytes.isdigit, place)):
+        return None
+    origin_id, partition, offset = map(int, place)
+    if topic_ids(settings, [topic]).get(topic, 0) != origin_id:
+        return None
+    firsts, ends = beginning_offsets(settings, topic), end_offsets(settings, topic)
+    if not firsts.get(partition, 0) <= offset < ends.get(partition, 0):
+        return None
+    for message in messages_between(settings, topic, {partition: offset}, {partition: offset + 1}):
+        try:
+            headers = headers_of(message)
+        except UnreadableHeaders:
+            headers = []
+        return replace(letter, key=message.key(), value=message.value(), headers=headers)
+    return None
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL

@@ -7,12 +7,13 @@ of the table do not advance until there is a snapshot that began later.
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Message, Producer
 
 from writetime.capture.change_publisher import MAX_MESSAGE_BYTES
+from writetime.clients.dead_letters import forms_of, produce_fitting
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     UnreadableHeaders,
@@ -36,7 +37,6 @@ from writetime.wire.watermarks import SourceMarks
 
 _PROPERTY = "writetime.skip."
 _PLACE = re.compile(r"changes\.(\w+\.\w+)/(\d+)@(\d+)", re.ASCII)
-_DEAD_LETTER = "dead-letter."
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,16 @@ def _copy(settings: Settings, message: Message, topic: str, place: MessagePlace)
         "offset": place.offset,
         "at": time.time(),
     }
-    own: Iterable[tuple[str, bytes]] = ((_DEAD_LETTER + name, str(value).encode()) for name, value in origin.items())
+    own = [(name, str(value).encode()) for name, value in origin.items()]
     faults: list[str] = []
-    producer = Producer(client_config(settings, **{"acks": "all", "message.max.bytes": MAX_MESSAGE_BYTES + 65_536}))
+    options = {"acks": "all", "message.max.bytes": MAX_MESSAGE_BYTES + 65_536, "batch.num.messages": 1}
+    producer = Producer(client_config(settings, **options))
     try:
-        producer.produce(
+        produce_fitting(
+            producer,
             topic,
-            key=message.key(),
-            value=message.value(),
-            headers=[*headers, *own],
-            on_delivery=lambda error, _: faults.append(error.str()) if error is not None else None,
+            forms_of(message.key(), message.value(), headers, own),
+            lambda error: faults.append(error.str()) if error is not None else None,
         )
     except KafkaException as e:
         raise WritetimeError(f"{place} cannot be copied to {topic}: {e.args[0].str()}") from None
