@@ -99,7 +99,8 @@ def test_a_shortened_letter_without_its_message(settings: Settings) -> None:
     for _ in range(2):
         answer = CliRunner(catch_exceptions=False).invoke(main, ["dead-letters", "redrive"])
         assert answer.stdout.startswith("1 shortened") or "\n1 shortened" in answer.stdout
-        letter = dead_letters(settings)[-1]
+        # The partition of a letter without a key is random.
+        letter = max(dead_letters(settings), key=lambda letter: letter.reason.startswith("only"))
         assert letter.is_shortened
         assert letter.reason == f"only the beginning is left: {letter.origin} is gone"
         assert letter.added["shortened"].startswith(b"key 1 B, value 200000 B")
