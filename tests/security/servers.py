@@ -123,6 +123,7 @@ class SecuredCassandra(CassandraServer):
         return super().configuration() | {
             "authenticator": "PasswordAuthenticator",
             "authorizer": "CassandraAuthorizer",
+            "dynamic_data_masking_enabled": True,
             "client_encryption_options": {
                 "enabled": True,
                 "optional": False,

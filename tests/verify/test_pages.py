@@ -58,7 +58,7 @@ def test_no_row_is_skipped(monkeypatch: pytest.MonkeyPatch, size: int, in_partit
         return Pages([row for row in stored if first <= token_of(row) <= last], size)
 
     monkeypatch.setattr("writetime.verify.database_table.read_schema", lambda *_: SCHEMA)
-    session: Any = SimpleNamespace(execute=execute)
+    session: Any = SimpleNamespace(execute=execute, cluster=SimpleNamespace(auth_provider=None))
     table = DatabaseTable(session, SCHEMA)
     rows = table.rows(FIRST, LAST)
     assert rows.values["c"].to_pylist() == [int.from_bytes(row[1], "big") for row in stored]

@@ -27,6 +27,7 @@ from writetime.lake.followed_tables import cdc_statement, followed_tables, is_ca
 from writetime.lake.lake_storage import lake_storage
 from writetime.runtime.java import java
 from writetime.servers.process import port_answers
+from writetime.verify.masked_columns import masking_fault
 from writetime.view.expected_rows import of_entry
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.topic_names import keeps_of
@@ -103,9 +104,13 @@ def _tables(settings: Settings) -> Iterator[str]:
 
 def _database(settings: Settings) -> Iterator[str]:
     """Yield also the tables whose changes the database does not log."""
-    captured = [table.name for table in followed_tables(settings)[0] if table.entry.capture]
+    followed = followed_tables(settings)[0]
+    captured = [table.name for table in followed if table.entry.capture]
     with database.connect(settings) as session:
         yield f"answers at {', '.join(settings.cassandra.contact_points)}, port {settings.cassandra.port}"
+        for table in followed:
+            if (masked := masking_fault(session, *table.name.split(".", 1))) is not None:
+                yield Fault(masked)
         if settings.capture.source == "commitlog" and captured:
             row = session.execute("SELECT value FROM system_views.settings WHERE name = 'cdc_enabled'").one()
             if row is not None and row.value != "true":

@@ -28,7 +28,11 @@ from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
+<<<<<<< HEAD
 from writetime.verify.lost_bytes import compared_columns, of_database
+=======
+from writetime.verify.masked_columns import masking_fault
+>>>>>>> 4ef7c8fe (Refuse to compare values that the database masks)
 
 # The values of a row, in the order of the query.
 _Row = Sequence[bytes | None]
@@ -46,10 +50,11 @@ class DatabaseTable:
 
         Raises:
             Transient: the database does not answer.
-            WritetimeError: it has no such table, or another one of that name.
+            WritetimeError: it has no such table, or another one of that name; or it masks values of it.
         """
         try:
             known = read_schema(session, schema.full_name)
+            masked = masking_fault(session, schema.keyspace, schema.name)
         except DRIVER_FAULTS as e:
             raise Transient(f"the schema of {schema.full_name} cannot be read from the database: {e}") from None
         if None not in (schema.id, known.id) and schema.id != known.id:
@@ -57,6 +62,8 @@ class DatabaseTable:
                 f"the table {schema.full_name} was dropped and created again: the lake has the table with the id "
                 f"{schema.id}, and the database the one with the id {known.id}"
             )
+        if masked is not None:
+            raise WritetimeError(masked)
         session.client_protocol_handler = UntypedProtocol
         session.default_fetch_size = page_rows
         self._session = session
