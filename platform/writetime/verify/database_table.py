@@ -28,11 +28,8 @@ from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
-<<<<<<< HEAD
 from writetime.verify.lost_bytes import compared_columns, of_database
-=======
 from writetime.verify.masked_columns import masking_fault
->>>>>>> 4ef7c8fe (Refuse to compare values that the database masks)
 
 # The values of a row, in the order of the query.
 _Row = Sequence[bytes | None]
