@@ -22,6 +22,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.lake.backup import BackupFile, Found, NodeBackup, newest_table, schema_of
 from writetime.schema.table import TableSchema
@@ -210,7 +211,7 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
             continue
         if there.get(path) != found["size"]:
             raise Missing(
-                f"{place.shown_path(path)} does not exist or has not the {found['size']} bytes that the manifest "
+                f"{place.shown_path(path)} does not exist or has not the {counted(found['size'], 'byte')} that the manifest "
                 f"{place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or take "
                 "another backup"
             )
