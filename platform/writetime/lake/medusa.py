@@ -211,8 +211,8 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
             continue
         if there.get(path) != found["size"]:
             raise Missing(
-                f"{place.shown_path(path)} does not exist or has not the {counted(found['size'], 'byte')} that the manifest "
-                f"{place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or take "
+                f"{place.shown_path(path)} does not exist or has not the {counted(found['size'], 'byte')} that the "
+                f"manifest {place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or take "
                 "another backup"
             )
         if named[1] == "Data.db":
