@@ -1,5 +1,6 @@
-"""Reads the header of an SSTable from Statistics.db: the minimums of its times, and the types of its columns. Times in
-the data are deltas to these minimums.
+"""Reads Statistics.db of an SSTable: its header, and the parts of the commit log that its data was written to.
+
+The header has the minimums of its times, and the types of its columns. Times in the data are deltas to these minimums.
 
 The file (`MetadataSerializer`), with a CRC32 of 4 bytes where it is named, from version `na` on:
 
@@ -18,11 +19,23 @@ type is the name of its marshal class:
 | type of the partition key | text |
 | types of the clustering columns | number as a vint, then the texts |
 | static columns, then regular columns | for both: number as a vint, then name and type of each as texts |
+
+Another component has the statistics (`StatsMetadata`). A position in the commit log is a segment's id (8) and an offset
+(4). The component begins with two histograms (for both: number of buckets, 4; 16 bytes per bucket) and the highest
+position. After other fields, which depend on the version, there are the lowest position, the number of intervals (4),
+the first and last position of each, and up to version `oa` these parts:
+
+| part | bytes |
+| --- | --- |
+| session of a pending repair | 1, and 16 if that is not 0 |
+| is transient | 1 |
+| host id of the node that wrote the data first | 1, and 16 if that is not 0 |
 """
 
 import struct
 import zlib
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from writetime.core.counts import counted
 from writetime.schema.table import Column, storage_order
@@ -32,6 +45,7 @@ from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 
 _VALIDATION, _STATS, _HEADER = 0, 2, 3
+_POSITION = struct.Struct(">qi")
 # EncodingStats: the minimums of the times count from 2015-09-22 (UTC).
 TIMESTAMP_EPOCH = 1_442_880_000_000_000
 DELETION_TIME_EPOCH = 1_442_880_000
@@ -97,12 +111,63 @@ def newest_write(location: Location) -> int:
     components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
     stats = components.get(_STATS, b"")
     try:
-        at = 0
-        for _ in range(2):
-            at += 4 + 16 * struct.unpack_from(">i", stats, at)[0]
-        return struct.unpack_from(">q", stats, at + 20)[0]
+        return struct.unpack_from(">q", stats, _after_histograms(stats) + 20)[0]
     except struct.error:
         raise CorruptFile(path, None, "the times of writes were expected") from None
+
+
+@dataclass(frozen=True)
+class LogIntervals:
+    """The parts of the commit log with the writes of an SSTable: for each the first and the last position, as segment
+    and offset. `host_id` is the node whose log it is, None if that is not known.
+
+    The two positions are equal if the node replayed the log at its start, because it does not log replayed writes again
+    (tested on Cassandra 5.0).
+    """
+
+    host_id: UUID | None
+    intervals: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+
+def read_log_intervals(location: Location) -> LogIntervals:
+    """Read the intervals of an SSTable of Cassandra.
+
+    Raises:
+        Missing, CorruptFile: Statistics.db is missing or corrupt.
+    """
+    path = location.path("Statistics.db")
+    data = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)[_STATS]
+    try:
+        return _log_intervals(data)
+    except (KeyError, struct.error, IndexError, ValueError) as e:
+        raise CorruptFile(path, None, f"intervals of the commit log were expected: {e!r}") from None
+
+
+def _log_intervals(data: bytes) -> LogIntervals:
+    """Find the intervals from their end, because the fields before them depend on the version: the last position of the
+    last interval is the highest one.
+    """
+    start = _after_histograms(data)
+    highest = data[start : start + _POSITION.size]
+    if _POSITION.unpack(highest)[0] < 0:
+        return LogIntervals(None, ())
+    end = data.rindex(highest) + _POSITION.size
+    count = next(
+        n
+        for n in range(1, end // (2 * _POSITION.size) + 1)
+        if struct.unpack_from(">i", data, end - 2 * n * _POSITION.size - 4)[0] == n
+    )
+    positions = list(_POSITION.iter_unpack(data[end - 2 * count * _POSITION.size : end]))
+    host_at = end + (17 if data[end] else 1) + 1
+    host_id = UUID(bytes=data[host_at + 1 : host_at + 17]) if data[host_at] else None
+    return LogIntervals(host_id, tuple(zip(positions[::2], positions[1::2], strict=True)))
+
+
+def _after_histograms(stats: bytes) -> int:
+    at = 0
+    for _ in range(2):
+        at += 4 + 16 * struct.unpack_from(">i", stats, at)[0]
+    return at
 
 
 def _as_in_rows(path: str, columns: Columns) -> Columns:
