@@ -33,9 +33,11 @@ from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.left_segments import LeftSegments
+from writetime.capture.log_coverage import Listing, LogCoverage
+from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
-from writetime.capture.progress import OPEN, Progress, SegmentProgress
-from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
+from writetime.capture.progress import OPEN, OtherNode, Progress, SegmentProgress
+from writetime.capture.segments import Gap, SegmentFolder, readable
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.truncations import read_truncations
@@ -134,14 +136,16 @@ class Agent:
         capture = settings.capture
         self._pace = pace
         self._node = node
-        self._node_id = node.id()
+        facts = read_facts(node)
+        self._node_id = facts.host_id
         progress.of_node(self._node_id)
         self._settings = settings
         self._progress = progress
-        self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
-        self._limit = space_of(node.setting("cdc_total_space") or "0B")
+        self._folder = SegmentFolder(settings, facts.cdc_raw)
+        self._limit = facts.total_bytes
         self._metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
+        self._coverage = LogCoverage(capture, self._schemas.tables, progress.published_until)
         self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings, before_schema=lambda _: self._hand_over_marks(), stop=stop)
         self.snapshots = Snapshots(
@@ -175,13 +179,19 @@ class Agent:
         self._release_pause, self._stuck_pause = _Pause(pace.pause), _Pause(pace.pause)
 
     def follow(self, stop: threading.Event) -> None:
-        """Run rounds until the stop is requested."""
+        """Run rounds until the stop is requested.
+
+        Raises:
+            OtherNode: the node has another host id than the state folder.
+        """
         while not stop.is_set():
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
                 if not stop.is_set() and self.snapshots.step(self._decoder.captured_and_live, self._publisher, stop):
                     pause = 0
+            except OtherNode:
+                raise
             except Exception as e:
                 self._metrics.error(_kind_of(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
@@ -206,9 +216,10 @@ class Agent:
 
         Raises:
             WritetimeError: the node or the broker fails. Continue from the acknowledged changes.
+            OtherNode: the node has another host id than the state folder.
         """
-        # The time is read before the segments are listed, so that they have all writes until then.
-        synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
+        # They are read before the segments are listed, so that these have all writes until then.
+        facts = self._read_facts() if time.monotonic() >= self._next_mark else None
         listed, self._refused = list_segments(str(self._folder.path))
         # With `finished = "keep"`, segments that are done stay, and their indexes do not change any more.
         done = {i for i, progress in self._progress.segments.items() if progress.kept}
@@ -223,12 +234,13 @@ class Agent:
         self._found = found
         self._measure()
         heard = self._node.events.heard()
-        if new or heard or synced_until is not None or time.monotonic() >= self._next_look:
+        if new or heard or facts is not None or time.monotonic() >= self._next_look:
             # After the offsets are read, because the node then knows the schema of all writes below them. It may report
             # a change before it reports its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + self._pace.schema
             self._note_switched()
+            self._check_coverage(facts, listed, found)
             if self._note_truncated() and not self._announce_marks(stop):
                 return
         if self._unannounced:
@@ -243,8 +255,8 @@ class Agent:
         if not self._settle(stop):
             return
         self._note_gone({segment.id for segment in listed})
-        if synced_until is not None:
-            self._mark(synced_until, self._not_published(found, faults), self._gaps(found), stop)
+        if facts is not None:
+            self._mark(facts.synced_until, self._not_published(found, faults), self._gaps(found), stop)
         self._let_go_of_finished([segment for segment, _ in found])
         self._measure()
 
@@ -258,12 +270,45 @@ class Agent:
             self._metrics.error("schema")
             log.error("%s is not captured: %s", table, fault)
 
+    def _read_facts(self) -> NodeFacts:
+        """Ask the node, and use its present folder of segments."""
+        facts = read_facts(self._node)
+        self._progress.of_node(facts.host_id)
+        # A node without CDC has no limit.
+        self._limit = facts.total_bytes or self._limit
+        is_set = self._settings.capture.cdc_raw is not None
+        if not is_set and facts.cdc_enabled and facts.cdc_raw and Path(facts.cdc_raw) != self._folder.path:
+            present = SegmentFolder(self._settings, facts.cdc_raw)
+            self._folder.close()
+            self._folder = present
+        if (earlier := self._coverage.earlier_folder(facts, self._folder.path)) is not None:
+            log.warning("moving the segments of %s, the node's earlier cdc_raw, to %s", earlier, self._folder.path)
+            self._folder.take_from(earlier)
+        return facts
+
     def _note_switched(self) -> None:
-        """Record tables whose `cdc` was switched off or on, before a watermark passes that time."""
+        """Record switches of `cdc` and `durable_writes`, before a watermark passes that time."""
         while self._schemas.switched:
-            table, captured = self._schemas.switched[0]
-            self._folder.note_switched(table.id, f"{table.keyspace}.{table.name}", captured=captured)
+            self._coverage.note_cdc(self._schemas.switched[0])
             del self._schemas.switched[0]
+        self._coverage.note_durability(self._schemas.tables)
+
+    def _check_coverage(self, facts: NodeFacts | None, listed: list[Segment], found: list[tuple[Segment, int]]) -> None:
+        """Record times without capture, before a watermark passes them and before a segment is released."""
+        ids = [segment.id for segment in listed]
+        if facts is None and self._coverage.needs_check(ids):
+            facts = self._read_facts()
+        growing = frozenset(segment.id for segment, until in found if until != END)
+        listing = Listing(self._folder.path, ids, growing, self._folder.backlog)
+        if facts is None:
+            self._coverage.note_listed(listing)
+        elif not self._coverage.check(facts, listing, self._schemas.tables):
+            self._metrics.error("cdc")
+
+    def _note_logged_switches(self) -> None:
+        if self._decoder.switches:
+            self._coverage.note_switches(self._decoder.switches, self._schemas.tables, self._node)
+            self._decoder.switches.clear()
 
     def _note_truncated(self) -> bool:
         """Record truncations before a watermark passes them; return whether there are new ones."""
@@ -302,6 +347,8 @@ class Agent:
                     self._counts.update(counts_of(schema.full_name, sent.changes))
                     if sent.refused is not None:
                         self._metrics.refused(schema.full_name, changes.num_rows - sent.changes.num_rows)
+                # Before the position behind them is saved.
+                self._note_logged_switches()
                 self._reached[segment.id] = reached
                 if self._counts.total() >= _PORTION and self._settle(stop):
                     self._measure()
@@ -358,7 +405,7 @@ class Agent:
             for p in looked_at
             if p.reason is not None
         ]
-        return here + self._folder.gaps()
+        return here + self._folder.gaps() + self._coverage.gaps()
 
     def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
         """Announce that all writes before a time are published. If some are not published, repeat the last
@@ -525,6 +572,7 @@ class Agent:
             backlog_bytes=self._folder.backlog(),
             backlog_limit_bytes=self._limit,
             aside_segments=aside,
+            held_tables=len(self._held),
         )
         self._metrics.lag(lag)
         if now >= self._next_status:

@@ -38,6 +38,7 @@ class Lag:
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
     aside_segments: int = 0
+    held_tables: int = 0
 
 
 _LAG = {
@@ -48,6 +49,7 @@ _LAG = {
     "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
     "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
     "aside_segments": "Segments that were set aside or vanished, and were not put back: they hold the watermark.",
+    "held_tables": "Tables whose watermark does not advance, because changes are missing.",
 }
 _TOTALS = {
     "segments": "Completed segments.",

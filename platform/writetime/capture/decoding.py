@@ -4,8 +4,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
+
+import pyarrow as pa
 
 from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
@@ -22,6 +24,22 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 
 
+# The columns whose value `false` keeps writes out of the captured log.
+_SWITCHES = {"system_schema.keyspaces": "durable_writes", "system_schema.tables": "cdc"}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A schema change in the log after which writes to a keyspace or table are not captured, and its write time
+    (microseconds). `column` is the one that is false.
+    """
+
+    keyspace: str
+    table: str | None
+    column: str
+    at: int
+
+
 class _Fault(StorageError):
     """Changes that cannot be read with the known schemas, but perhaps with the node's current ones."""
 
@@ -34,6 +52,8 @@ class Decoder:
         self._schemas = schemas
         self._reader: CommitLogReader | None = None
         self._captured: set[UUID | None] = set()
+        # Those that were read, until the agent records them.
+        self.switches: list[Switch] = []
 
     @property
     def captured(self) -> list[TableSchema]:
@@ -57,7 +77,9 @@ class Decoder:
         if new:
             known = self._schemas.tables.known
             self._captured = {schema.id for schema in self._schemas.tables.captured}
-            names = {schema.full_name for schema in known if schema.id in self._captured}
+            # The segments of an archive have no watermark.
+            switches = _SWITCHES if self._node_id is not None else {}
+            names = {s.full_name for s in known if s.id in self._captured or s.full_name in switches}
             # Release the old reader's memory for the new one. If building that fails, the next call builds it.
             self._reader = None
             self._reader = CommitLogReader(known, names, on_unknown_table="skip", on_corrupt="skip-mutation")
@@ -107,6 +129,9 @@ class Decoder:
             segment, start=progress.position, until=until, report=report, node=self._node_id
         ):
             progress = self._with_faults(segment, progress, report, tolerant=tolerant)
+            for schema, changes in found:
+                if (column := _SWITCHES.get(schema.full_name)) is not None:
+                    self.switches += _switches(changes, column)
             window = [(schema, changes) for schema, changes in found if schema.id in self._captured]
             progress = replace(
                 _reached(progress, report),
@@ -161,3 +186,10 @@ def _was_never_written(segment: Segment, fault: Exception) -> bool:
 def _reached(progress: SegmentProgress, report: SegmentReport) -> SegmentProgress:
     place = (report.place.position, report.place.offset) if report.place else None
     return replace(progress, position=report.position, place=place)
+
+
+def _switches(changes: pa.RecordBatch, column: str) -> Iterator[Switch]:
+    for row in changes.to_pylist():
+        cell = row[column]
+        if cell is not None and cell["value"] is False:
+            yield Switch(row["keyspace_name"], row.get("table_name"), column, cell["write_time"])

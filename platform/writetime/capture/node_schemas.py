@@ -8,7 +8,6 @@ is read from time to time, and after a schema event of the node. Older schemas a
 """
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +35,6 @@ log = logging.getLogger(__name__)
 
 # The time that a node has to accept a listener.
 _ANSWER_SECONDS = 10.0
-# The names of settings in 4.0, and the units of their numbers (`config.Config` of 4.0 and 4.1).
-_BEFORE_4_1 = {
-    "cdc_total_space": ("cdc_total_space_in_mb", "MiB"),
-    "commitlog_sync_period": ("commitlog_sync_period_in_ms", "ms"),
-}
 
 
 class Unreachable(Transient):
@@ -137,47 +131,19 @@ class Node:
         return str(self.rows("SELECT host_id FROM system.local")[0]["host_id"])
 
     def setting(self, name: str) -> str | None:
-        """Return the current value of a setting of `cassandra.yaml`, with its unit. `name` is that of 4.1 or later."""
-        query = "SELECT value FROM system_views.settings WHERE name = '{}'"
-        if rows := self.rows(query.format(name)):
-            return rows[0]["value"]
-        old, unit = _BEFORE_4_1.get(name, (None, None))
-        rows = self.rows(query.format(old)) if old else []
-        return f"{rows[0]['value']}{unit}" if rows else None
+        """Return the current value of a setting of `cassandra.yaml`."""
+        rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
+        return rows[0]["value"] if rows else None
 
     def pairs(self, query: str) -> dict[str, str | None]:
         """Return the rows of a query for names and values, as a dictionary."""
         return {row["name"]: row["value"] for row in self.rows(query)}
 
-    def synced_until(self) -> int:
-        """Return a time (microseconds). All writes that the node acknowledged before it are in segments, below the
-        offsets that their `_cdc.idx` has from now on.
-
-        With `commitlog_sync: periodic`, a write is acknowledged first and synced later. The sync begins within a period
-        and takes less than one. If a node's disk is slower, the node warns of it in its log. After a crash, the node
-        answers only when it has replayed the writes.
-
-        Raises:
-            Unreachable: the node does not answer.
-        """
-        before = time.time_ns() // 1000
-        if self.setting("commitlog_sync") != "periodic":
-            return before
-        return before - 2 * _micros(self.setting("commitlog_sync_period") or "")
-
-
-def _micros(text: str) -> int:
-    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`."""
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text)
-    if match is None:
-        raise WritetimeError(f"the node reports a commit log sync period of {text!r}, which is not a duration")
-    return int(match[1]) * {"ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
-
 
 @dataclass(frozen=True)
 class Table:
-    """A present or past table of the node, and the time at which it was first seen (microseconds). `schema` is None if
-    it cannot be read because of a `fault`.
+    """A present or past table of the node, and the times (microseconds) at which it was first seen, and first seen with
+    `cdc = true` (0 if it never was). `schema` is None if it cannot be read because of a `fault`.
     """
 
     id: UUID
@@ -187,15 +153,19 @@ class Table:
     schema: TableSchema | None
     fault: str = ""
     seen_at: int = 0
+    captured_at: int = 0
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views."""
+    """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views, and
+    `not_durable` its keyspaces with `durable_writes = false`.
+    """
 
     by_id: Mapping[UUID, Table]
     live: frozenset[UUID] = frozenset()
     views: frozenset[UUID] = frozenset()
+    not_durable: frozenset[str] = frozenset()
 
     @property
     def captured(self) -> list[TableSchema]:
@@ -298,8 +268,8 @@ class SchemaWatch:
                 # The schema of an existing table is read from the node. Writes to other tables are set aside.
                 log.error("%s cannot be read, so its schemas are not known: %s", path, reason_of(e))
         self.tables = Tables(dict(self._tables))
-        # Tables whose `cdc` was switched, and whether it is on now, until the agent records this.
-        self.switched: list[tuple[Table, bool]] = []
+        # Tables whose `cdc` was switched, until the agent records this.
+        self.switched: list[Table] = []
 
     def refresh(self, *, always: bool = False) -> bool:
         """Read the schemas if the node's schema version has changed; return whether any is new.
@@ -311,11 +281,13 @@ class SchemaWatch:
         if version == self._version and not always:
             return False
         rows = settled_rows(self._node.rows, views="id")
+        keyspaces = self._node.rows("SELECT keyspace_name, durable_writes FROM system_schema.keyspaces")
         before = self.tables
         for of_table in rows_of_tables(rows):
             self._take(of_table)
         live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
-        self.tables = Tables(dict(self._tables), live, views)
+        not_durable = frozenset(row["keyspace_name"] for row in keyspaces if row["durable_writes"] is False)
+        self.tables = Tables(dict(self._tables), live, views, not_durable)
         self._version = version
         return (before.by_id, before.live) != (self.tables.by_id, live)
 
@@ -338,8 +310,11 @@ class SchemaWatch:
         except Exception as e:
             # A fault in the schema of one table stops no other table.
             schema, fault = None, reason_of(e)
-        seen_at = old.seen_at if old else time.time_ns() // 1000
-        table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
+        now = time.time_ns() // 1000
+        seen_at, captured_at = (old.seen_at, old.captured_at) if old else (now, 0)
+        names = row["keyspace_name"], row["table_name"]
+        since = captured_at or (now if captured else 0)
+        table = Table(table_id, *names, captured, schema, fault, seen_at, since)
         if table != old:
             self._note(table, old)
         if schema is None:
@@ -353,10 +328,10 @@ class SchemaWatch:
         # The database's own tables are never dropped, so they need not be kept here.
         if table.schema is not None and not table.keyspace.startswith("system"):
             # Stored before the table is known: if the disk is full, the next call stores it.
-            self._store(table.id, to_json(table.schema), captured=table.captured)
+            self._store(table, to_json(table.schema))
         self._tables[table.id] = table
         if old is not None and old.captured != table.captured:
-            self.switched.append((table, table.captured))
+            self.switched.append(table)
         if table.captured and table.fault:
             log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, table.fault)
         elif table.captured:
@@ -367,11 +342,12 @@ class SchemaWatch:
                 *(table.keyspace, table.name),
             )
 
-    def _store(self, table_id: UUID, schema: dict[str, Any], *, captured: bool) -> None:
-        versions = self._stored.setdefault(table_id, [])
+    def _store(self, table: Table, schema: dict[str, Any]) -> None:
+        versions = self._stored.setdefault(table.id, [])
         if not versions or versions[-1]["table"] != schema:
             versions.append({"seen_at": datetime.now(UTC).isoformat(), "table": schema})
-        write_json(self._folder / f"{table_id}.json", {"captured": captured, "versions": versions})
+        content = {"captured": table.captured, "captured_at": table.captured_at, "versions": versions}
+        write_json(self._folder / f"{table.id}.json", content)
 
     def _restore(self, table_id: UUID, stored: dict[str, Any]) -> None:
         for version in stored["versions"]:
@@ -382,7 +358,10 @@ class SchemaWatch:
         self._stored[table_id] = stored["versions"]
         seen_at = round(datetime.fromisoformat(stored["versions"][0]["seen_at"]).timestamp() * 1_000_000)
         names = schema.keyspace, schema.name
-        self._tables[table_id] = Table(table_id, *names, stored["captured"], schema, seen_at=seen_at)
+        captured_at = stored.get("captured_at", seen_at if stored["captured"] else 0)
+        self._tables[table_id] = Table(
+            table_id, *names, stored["captured"], schema, seen_at=seen_at, captured_at=captured_at
+        )
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:

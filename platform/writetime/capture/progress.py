@@ -20,6 +20,10 @@ _FILE = "progress.json"
 OPEN = 2**63 - 1
 
 
+class OtherNode(WritetimeError):
+    """The node at the address is not the one of the state folder."""
+
+
 @dataclass(frozen=True)
 class SegmentProgress:
     """The progress of one segment: the offset up to which it is published, and the marker to continue from.
@@ -94,10 +98,16 @@ class Progress:
         """Bind the folder to a node.
 
         Raises:
-            WritetimeError: the folder belongs to another node.
+            OtherNode: the folder belongs to another node.
         """
         if self.node not in (None, node):
-            raise WritetimeError(f"the state folder {self.folder} belongs to node {self.node}, not to {node}")
+            raise OtherNode(
+                f"the state folder {self.folder} belongs to the node with the host id {self.node}, and the node has "
+                f"the host id {node}. If the node was replaced or has a new disk, run `writetime retire {self.node}`, "
+                "move the state folder away, start the agent, and bring a snapshot of each node that is taken after "
+                "that into the lake with `writetime backfill`, because changes that the earlier agent did not publish "
+                "are on other replicas only. If this is another node, set capture.node, or another capture.state_dir"
+            )
         self.node = node
 
     def save(self) -> None:

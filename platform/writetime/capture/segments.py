@@ -75,6 +75,25 @@ class SegmentFolder:
         """Release the folder for another agent."""
         os.close(self._lock)
 
+    def take_from(self, earlier: Path) -> None:
+        """Move the segments of the node's earlier `cdc_raw` to this one.
+
+        A segment that the node replayed at its start is here already, and has at least the same changes.
+
+        Raises:
+            WritetimeError: another agent uses the earlier folder.
+            OSError: a segment cannot be moved.
+        """
+        lock = lock_segments(earlier)
+        try:
+            # A segment comes before its index, because the index makes it readable.
+            for file in sorted(earlier.glob("CommitLog-*"), key=lambda path: path.suffix != ".log"):
+                if not (self.path / file.name).exists():
+                    copy_file(file, self.path / file.name)
+                file.unlink()
+        finally:
+            os.close(lock)
+
     def backlog(self) -> int:
         """Return the bytes that the node counts against `cdc_total_space`."""
         total = 0
@@ -151,24 +170,6 @@ class SegmentFolder:
         }
         write_json(self._reason(progress.name), reason)
 
-    def note_switched(self, table_id: UUID, name: str, *, captured: bool) -> None:
-        """Record that a table takes writes without capture from now on, or took them until now if its `cdc` is on."""
-        path = switched_file(self._capture, str(table_id))
-        began: dict[str, Any] | None = read_json(path)
-        if captured and began is None:
-            # It was never captured before.
-            return
-        now = datetime.now(UTC)
-        reason = f"table {name} had cdc = false, and no segment has the writes of that time"
-        content = {
-            "reason": f"{reason}: bring a snapshot of it into the lake with `writetime backfill`, and delete this file",
-            "tables": [str(table_id)],
-            "written_before": round(now.timestamp() * 1_000_000) if captured else OPEN,
-            "set_aside_at": began["set_aside_at"] if began else now.isoformat(),
-        }
-        self._aside.mkdir(parents=True, exist_ok=True)
-        write_json(path, content)
-
     def _reason(self, name: str) -> Path:
         return (self._aside / name).with_suffix(".reason.json")
 
@@ -180,11 +181,6 @@ class SegmentFolder:
 def aside_folder(capture: Capture) -> Path:
     """Return the folder of segments with faults and of the reasons for missing changes."""
     return capture.aside or capture.state_dir / "aside"
-
-
-def switched_file(capture: Capture, table_id: str) -> Path:
-    """Return the file that records that a table was written to without capture."""
-    return aside_folder(capture) / f"cdc-off-{table_id}.reason.json"
 
 
 def readable(

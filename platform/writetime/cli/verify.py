@@ -59,6 +59,8 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
         fault = f": {report.view.fault}" if report.view.fault else ""
         at = instant_text(report.view.as_of)
         click.echo(f"{table}: the compacted view has {counted(report.view.rows, 'row')}, as of {at}{fault}", err=True)
+    for reason in report.held:
+        click.echo(f"{table}: writes may be missing in the lake, so its watermark does not advance: {reason}", err=True)
     for reason in report.stopped:
         click.echo(f"{table}: the rows that lag do not reach the lake: {reason}", err=True)
     return report.proven

@@ -12,7 +12,7 @@ from typing import Any
 from pyarrow.fs import FileType
 
 from writetime.capture.durable import lock_folder, read_json, write_json
-from writetime.capture.segments import switched_file
+from writetime.capture.unlogged import cdc_off_name, record_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
 from writetime.core.counts import counted
@@ -90,7 +90,7 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
                     write_json(folder / name, {key: value for key, value in kept.items() if key not in keys})
             for table_id in ids:
                 (folder / "schemas" / f"{table_id}.json").unlink(missing_ok=True)
-                switched_file(capture, table_id).unlink(missing_ok=True)
+                record_file(capture, cdc_off_name(table_id)).unlink(missing_ok=True)
         finally:
             os.close(lock)
 

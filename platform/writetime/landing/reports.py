@@ -94,6 +94,33 @@ def stopped(
         return [f"the reports of the table's capture and landing cannot be read: {e}"]
 
 
+def held(
+    settings: Settings, table: LakeTable, opened: Callable[[Settings], WatermarkTopic] = WatermarkTopic
+) -> list[str]:
+    """Return why the agents of a captured table hold its watermark: writes may be missing in the lake.
+
+    Args:
+        settings: the settings of Kafka.
+        table: the table.
+        opened: returns the topic of the watermarks.
+
+    Raises:
+        WritetimeError: the lake cannot be read.
+    """
+    now = table.changes.find()
+    if now is None or not registered_sources(now):
+        return []
+    try:
+        marks = opened(settings).read()
+    except WritetimeError as e:
+        return [f"the reports of its agents cannot be read: {e}"]
+    return [
+        f"source {source}: {reason}"
+        for source, found in sorted(marks.items())
+        if not found.retired and (reason := found.status.get("held", {}).get(table.name))
+    ]
+
+
 def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
     if report is None or report.fault is None:
         return

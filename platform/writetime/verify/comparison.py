@@ -31,7 +31,7 @@ from writetime.lake.parquet import open_file
 from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
-from writetime.landing.reports import stopped
+from writetime.landing.reports import held, stopped
 from writetime.merge import merge
 from writetime.row_events.compare import Matched, Rows
 from writetime.schema.table import TableSchema
@@ -81,8 +81,8 @@ class Report:
     `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are their
     numbers. `unsettled` is the number of differing partitions that were not read again, because others really differ.
     If rows lag, and capture or landing of the table has stopped, `stopped` is the reason why they do not reach the lake
-    without help. `view` is the comparison of the compacted view with the lake's rows as of its last refresh; None if
-    there is no view yet.
+    without help. `held` has the reasons why writes may be missing in the lake, although the rows may be equal. `view`
+    is the comparison of the compacted view with the lake's rows as of its last refresh; None if there is no view yet.
     """
 
     ranges: list[Range]
@@ -92,6 +92,7 @@ class Report:
     lagging: int = 0
     unsettled: int = 0
     stopped: Sequence[str] = ()
+    held: Sequence[str] = ()
     view: CompactedView | None = None
 
     @property
@@ -136,7 +137,7 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
         suspects.read_again()
     reasons = stopped(settings, table) if suspects.lagging else []
     counts = suspects.real, suspects.lagging, suspects.unsettled
-    return Report(ranges, suspects.left, newest, *counts, reasons, compare_view(table))
+    return Report(ranges, suspects.left, newest, *counts, reasons, held(settings, table), compare_view(table))
 
 
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:

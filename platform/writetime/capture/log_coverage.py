@@ -1,0 +1,285 @@
+"""Determines for which time an agent can vouch that its node logs all writes to captured tables in `cdc_raw`.
+
+The agent checks this at its start, before each watermark, and when the segments show that the node was started again.
+The node's settings, keyspaces and segments are facts of one moment. Facts of the time in between come from the log
+itself, which has the schema changes, and from the SSTables of the captured tables (`restarts`). A time for which the
+agent cannot vouch begins with the last check that was good. It is recorded (`unlogged`), and it holds the watermarks of
+the tables concerned.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from writetime.capture.decoding import Switch
+from writetime.capture.durable import read_json, write_json
+from writetime.capture.node_facts import NodeFacts
+from writetime.capture.node_schemas import Node, Table, Tables
+from writetime.capture.progress import OPEN
+from writetime.capture.restarts import lost_segments
+from writetime.capture.segments import Gap
+from writetime.capture.unlogged import Unlogged, cdc_off_name
+from writetime.core.config import Capture
+from writetime.core.errors import reason_of
+from writetime.core.instants import instant_text
+from writetime.schema.types import quote_name
+from writetime.storage.file_errors import StorageError
+
+log = logging.getLogger(__name__)
+
+_FILE = "node.json"
+# The records of all tables.
+_NOT_LINKED, _RESTARTED, _DELETED = "node-without-cdc", "node-restarted", "segments-deleted"
+# The record of a keyspace.
+_NOT_DURABLE = "not-durable-"
+# A node numbers its segments from the time of its start (milliseconds). A start rarely makes so many segments, so ids
+# that are further apart belong to two starts (`CommitLogSegment`).
+_START_MILLIS = 1000
+# The node deletes the oldest segments down to its limit, and may then remove some that are empty.
+_FEW_SEGMENTS = 4
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The segments in a folder: their ids, those with an index that is not COMPLETED, and a function that returns the
+    size of all files.
+    """
+
+    folder: Path
+    ids: Sequence[int]
+    growing: frozenset[int]
+    size: Callable[[], int]
+
+
+class LogCoverage:
+    """The facts of the last good check, in `node.json`, and the records of times without capture.
+
+    Args:
+        capture: the settings.
+        tables: the tables as of the last run of the agent.
+        published_until: a time (microseconds) up to which the agent has vouched.
+    """
+
+    def __init__(self, capture: Capture, tables: Tables, published_until: int) -> None:
+        self._path = capture.state_dir / _FILE
+        self._unlogged = Unlogged(capture)
+        stored = read_json(self._path) or {}
+        self._generation: int | None = stored.get("generation")
+        self._newest: int = stored.get("newest_segment", 0)
+        self._folder: Path | None = Path(stored["cdc_raw"]) if "cdc_raw" in stored else None
+        # False if the node's path is another one on this machine, as in a container.
+        self._is_folder_of_node: bool = stored.get("is_folder_of_node", False)
+        self._good_at = max(published_until, stored.get("checked_at", 0)) or time.time_ns() // 1000
+        self._captured = _captured(tables)
+        self._not_durable = self._unlogged.open_names(_NOT_DURABLE)
+        self._facts: NodeFacts | None = None
+        self._saved: dict[str, object] = {}
+        # Why the agent does not know whether all writes to a table were logged, and the segments that came meanwhile.
+        self._unknown: dict[UUID, str] = {}
+        self._meanwhile: set[int] = set()
+        self._is_good = True
+
+    def earlier_folder(self, facts: NodeFacts, present: Path) -> Path | None:
+        """Return the folder of segments at the last good check, if the node was started since and uses it no longer."""
+        folder = self._folder
+        if folder is None or not self._is_restarted(facts) or not folder.is_dir() or folder.samefile(present):
+            return None
+        return None if _is_same(folder, facts.cdc_raw) else folder
+
+    def _is_restarted(self, facts: NodeFacts) -> bool:
+        return self._generation not in (None, facts.generation)
+
+    def needs_check(self, ids: Sequence[int]) -> bool:
+        """Return whether there are segments of another start of the node than at the last check."""
+        return self._is_good and bool(ids) and max(ids) - self._newest >= _START_MILLIS
+
+    def gaps(self) -> list[Gap]:
+        """Return the gaps that last only until the agent can read what it needs."""
+        return [Gap(reason, OPEN, self._good_at, frozenset([str(i)])) for i, reason in self._unknown.items()]
+
+    def check(self, facts: NodeFacts, listing: Listing, tables: Tables) -> bool:
+        """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
+        does.
+        """
+        self._facts = facts
+        is_restarted = self._is_restarted(facts)
+        fault = self._fault(facts, listing, is_restarted=is_restarted)
+        self._is_good = fault is None
+        if fault is not None:
+            self._unlogged.begin(_NOT_LINKED, *fault, self._good_at, None)
+            return False
+        if is_restarted and not self._unlogged.is_open(_NOT_LINKED):
+            self._check_restart(facts, listing)
+        self._unlogged.end(_NOT_LINKED)
+        self.note_durability(tables)
+        self._is_good = not self._unknown
+        if self._is_good:
+            self._meanwhile = set()
+            self._good_at = facts.synced_until
+            self._is_folder_of_node = _is_same(listing.folder, facts.cdc_raw)
+            self._generation, self._captured = facts.generation, _captured(tables)
+        self.note_listed(listing)
+        return True
+
+    def _fault(self, facts: NodeFacts, listing: Listing, *, is_restarted: bool) -> tuple[str, str] | None:
+        """Return why the node does not link its segments to the folder now, and the remedy."""
+        if not facts.cdc_enabled:
+            fault = f"the node runs with cdc_enabled: false since {instant_text(facts.generation * 10**6)} or later"
+            return fault, "start the node with cdc_enabled: true"
+        if self._is_folder_of_node and not _is_same(listing.folder, facts.cdc_raw):
+            fault = f"the node's cdc_raw_directory is {facts.cdc_raw}, and the agent reads {listing.folder}"
+            return fault, "remove capture.cdc_raw from the settings, or correct it, and start the agent"
+        # A node that blocks writes links no segment while the folder is full, and refuses all captured writes.
+        is_full = facts.blocks_writes and listing.size() + 2 * facts.segment_bytes > facts.total_bytes
+        if is_restarted and not is_full and max(listing.ids, default=0) <= self._newest:
+            return (
+                f"{listing.folder} has no segment of the node's present start, and the node's cdc_raw_directory is "
+                f"{facts.cdc_raw}",
+                "set capture.cdc_raw to the path of that folder on the agent's machine",
+            )
+        return None
+
+    def _check_restart(self, facts: NodeFacts, listing: Listing) -> None:
+        """Record whether the node may have run without its segments in the folder since the last good check."""
+        self._unknown = {}
+        came = sorted({*listing.ids, *self._meanwhile})
+        stale = [i for i in listing.growing if abs(i - self._newest) < _START_MILLIS < max(listing.ids) - i]
+        if stale:
+            # A node with cdc_enabled completes the segments of a crash when it replays them.
+            self._note_restart(f"segment {stale[0]} of a crash was replayed with cdc_enabled: false")
+            return
+        for table in self._captured:
+            name = f"{table.keyspace}.{table.name}"
+            try:
+                lost = lost_segments(facts, table, came, self._newest)
+            except (OSError, StorageError) as e:
+                reason = f"the node was restarted, and the files of {name} cannot be read: {reason_of(e)}"
+                log.error("the watermark of %s waits: %s", name, reason)
+                self._unknown[table.id] = f"{reason}: let the agent read the node's data files"
+                continue
+            if lost is not None:
+                self._note_restart(f"{name} has writes in segments {lost[0]} to {lost[1]}, and none of them came")
+                return
+
+    def _note_restart(self, evidence: str) -> None:
+        fault = (
+            "the node ran for some time with cdc_enabled: false or another cdc_raw_directory, or its segments were "
+            f"deleted unread: {evidence}"
+        )
+        self._unlogged.note(_RESTARTED, fault, self._good_at, time.time_ns() // 1000, None)
+
+    def note_listed(self, listing: Listing) -> None:
+        """Record which segments came, before any of them is released. Call `check` first if `needs_check`."""
+        if self._unknown:
+            # The check is repeated, and needs to know them.
+            self._meanwhile.update(listing.ids)
+            return
+        newest = max(listing.ids, default=0)
+        if newest > self._newest:
+            if self._newest and self._facts is not None and self._may_be_deleted(self._facts, listing):
+                fault = (
+                    "the node runs with cdc_block_writes: false and has deleted its oldest segments, because "
+                    f"{listing.folder} is full; none from {self._newest + 1} to {min(listing.ids) - 1} was read"
+                )
+                self._unlogged.note(_DELETED, fault, self._good_at, time.time_ns() // 1000, None)
+            self._newest = newest
+        self._save(listing.folder)
+
+    def _may_be_deleted(self, facts: NodeFacts, listing: Listing) -> bool:
+        """Return whether the node may have deleted segments that were never listed.
+
+        It deletes the oldest ones first, so not if an earlier one is there. It also removes segments without changes,
+        but deletes others only when the folder is full.
+        """
+        full = max(facts.total_bytes - _FEW_SEGMENTS * facts.segment_bytes, facts.total_bytes // 2)
+        return not facts.blocks_writes and min(listing.ids) > self._newest + 1 and listing.size() >= full
+
+    def _save(self, folder: Path) -> None:
+        content: dict[str, object] = {
+            "generation": self._generation,
+            "newest_segment": self._newest,
+            "cdc_raw": str(folder),
+            "is_folder_of_node": self._is_folder_of_node,
+        }
+        if content != self._saved:
+            write_json(self._path, content | {"checked_at": self._good_at})
+            self._saved, self._folder = content, folder
+
+    # --- schema changes -----------------------------------------------------------------------------------------------
+
+    def note_durability(self, tables: Tables) -> None:
+        """Record which keyspaces with captured tables have `durable_writes = false`."""
+        found = {t.keyspace for t in _captured(tables)} & tables.not_durable
+        for keyspace in found:
+            self._unlogged.begin(
+                _NOT_DURABLE + keyspace,
+                f"keyspace {keyspace} has durable_writes = false, and no segment has the writes to its tables",
+                f"run ALTER KEYSPACE {quote_name(keyspace)} WITH durable_writes = true",
+                self._good_at,
+                [t.id for t in _captured(tables) if t.keyspace == keyspace],
+            )
+        for keyspace in self._not_durable - found:
+            self._unlogged.end(_NOT_DURABLE + keyspace)
+        self._not_durable = found
+
+    def note_cdc(self, table: Table) -> None:
+        """Record that the `cdc` of a table was switched."""
+        if table.captured:
+            self._unlogged.end(cdc_off_name(table.id))
+            return
+        name = f"{table.keyspace}.{table.name}"
+        self._unlogged.begin(
+            cdc_off_name(table.id),
+            f"table {name} had cdc = false, and no segment has the writes of that time",
+            f"run ALTER TABLE {quote_name(table.keyspace)}.{quote_name(table.name)} WITH cdc = true",
+            self._good_at,
+            [table.id],
+        )
+
+    def note_switches(self, switches: Sequence[Switch], tables: Tables, node: Node) -> None:
+        """Record the switches off that the commit log has and that no read of the schemas showed, because they were
+        switched on again before.
+
+        Raises:
+            Unreachable: the node does not answer.
+        """
+        for switch in switches:
+            known = [t for t in _captured(tables) if t.keyspace == switch.keyspace and t.id in tables.live]
+            if switch.table is not None:
+                known = [t for t in known if t.name == switch.table]
+            if not known or (switch.table is None and switch.keyspace in tables.not_durable):
+                # No table is concerned, or the record of the present state includes this switch.
+                continue
+            back_at = _last_change(node, switch)
+            concerned = [t for t in known if t.captured_at < (back_at if switch.table is None else switch.at)]
+            if concerned:
+                self._note_switch(switch, concerned, back_at)
+
+    def _note_switch(self, switch: Switch, concerned: Sequence[Table], back_at: int) -> None:
+        if switch.table is None:
+            name, what = _NOT_DURABLE + switch.keyspace, f"keyspace {switch.keyspace} had durable_writes = false"
+        else:
+            name, what = cdc_off_name(concerned[0].id), f"table {switch.keyspace}.{switch.table} had cdc = false"
+        fault = f"{what} from {instant_text(switch.at)} on, and no segment has the writes of that time"
+        self._unlogged.note(name, fault, switch.at, back_at, [t.id for t in concerned])
+
+
+def _captured(tables: Tables) -> list[Table]:
+    return [t for t in tables.by_id.values() if t.captured]
+
+
+def _is_same(folder: Path, of_node: str | None) -> bool:
+    return of_node is not None and Path(of_node).is_dir() and folder.samefile(of_node)
+
+
+def _last_change(node: Node, switch: Switch) -> int:
+    """Return the time (microseconds) of the last schema change of a keyspace or table. It was switched on by then."""
+    query = f"SELECT writetime({switch.column}) AS at FROM system_schema.{{}} WHERE keyspace_name = '{switch.keyspace}'"
+    if switch.table is None:
+        rows = node.rows(query.format("keyspaces"))
+    else:
+        rows = node.rows(query.format("tables") + f" AND table_name = '{switch.table}'")
+    return max((row["at"] for row in rows if row["at"] is not None), default=switch.at)

@@ -1,0 +1,96 @@
+"""The identity of a node and the settings of its commit log, as the node reports them in two queries."""
+
+import re
+import time
+from dataclasses import dataclass
+
+from writetime.capture.node_schemas import Node
+from writetime.capture.segments import space_of
+from writetime.clients.node_snapshots import listed
+from writetime.core.errors import WritetimeError
+
+# By the name that it has in 4.0: a setting, and the unit of its number there (`config.Config` of 4.0 and 4.1).
+_OF_4_0 = {
+    "cdc_total_space_in_mb": ("cdc_total_space", "MiB"),
+    "commitlog_segment_size_in_mb": ("commitlog_segment_size", "MiB"),
+    "commitlog_sync_period_in_ms": ("commitlog_sync_period", "ms"),
+}
+_NAMES = (
+    *("cdc_enabled", "cdc_block_writes", "cdc_raw_directory", "cdc_total_space", "commitlog_segment_size"),
+    *("commitlog_sync", "commitlog_sync_period", "data_file_directories"),
+)
+_QUERY = "SELECT name, value FROM system_views.settings WHERE name IN ({})".format(
+    ", ".join(f"'{name}'" for name in (*_NAMES, *_OF_4_0))
+)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node and its settings, as of one moment.
+
+    Attributes:
+        host_id: the id of the node, which changes if its disk is replaced.
+        generation: a number that grows with each start of the node.
+        synced_until: a time (microseconds). All writes that the node acknowledged before it are in segments, below the
+            offsets that their `_cdc.idx` has from now on.
+        cdc_enabled: whether the node links its segments to `cdc_raw`.
+        cdc_raw: the folder of these links.
+        blocks_writes: whether the node refuses writes when `cdc_raw` is full; else it deletes the oldest segments.
+        total_bytes: the size at which `cdc_raw` is full.
+        segment_bytes: the size of a segment.
+        data_folders: the folders of the tables' files.
+    """
+
+    host_id: str
+    generation: int
+    synced_until: int
+    cdc_enabled: bool
+    cdc_raw: str | None
+    blocks_writes: bool
+    total_bytes: int
+    segment_bytes: int
+    data_folders: tuple[str, ...]
+
+
+def read_facts(node: Node) -> NodeFacts:
+    """Ask a node.
+
+    With `commitlog_sync: periodic`, a write is acknowledged first and synced later. The sync begins within a period and
+    takes less than one. If a node's disk is slower, the node warns of it in its log. After a crash, the node answers
+    only when it has replayed the writes.
+
+    Raises:
+        Unreachable: the node does not answer.
+        WritetimeError: the value of a setting is invalid.
+    """
+    before = time.time_ns() // 1000
+    local = node.rows("SELECT host_id, gossip_generation FROM system.local")[0]
+    settings = _by_new_names(node.pairs(_QUERY))
+    is_periodic = settings.get("commitlog_sync") == "periodic"
+    return NodeFacts(
+        str(local["host_id"]),
+        local["gossip_generation"] or 0,
+        before - 2 * _micros(settings.get("commitlog_sync_period", "")) if is_periodic else before,
+        settings.get("cdc_enabled") == "true",
+        settings.get("cdc_raw_directory"),
+        settings.get("cdc_block_writes", "true") == "true",
+        space_of(settings.get("cdc_total_space", "0B")),
+        space_of(settings.get("commitlog_segment_size", "0B")),
+        tuple(listed(settings.get("data_file_directories", ""))),
+    )
+
+
+def _by_new_names(found: dict[str, str | None]) -> dict[str, str]:
+    """Return the settings that have a value, by their names in 4.1 or later, with their units. Later versions may
+    report both names.
+    """
+    old = {new: f"{found[name]}{unit}" for name, (new, unit) in _OF_4_0.items() if found.get(name) is not None}
+    return old | {name: value for name, value in found.items() if value is not None and name not in _OF_4_0}
+
+
+def _micros(text: str) -> int:
+    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text)
+    if match is None:
+        raise WritetimeError(f"the node reports a commit log sync period of {text!r}, which is not a duration")
+    return int(match[1]) * {"ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
