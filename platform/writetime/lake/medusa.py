@@ -212,8 +212,8 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
         if there.get(path) != found["size"]:
             raise Missing(
                 f"{place.shown_path(path)} does not exist or has not the {counted(found['size'], 'byte')} that the "
-                f"manifest {place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or take "
-                "another backup"
+                f"manifest {place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or "
+                "take another backup"
             )
         if named[1] == "Data.db":
             mark = f"md5:{found['MD5']}" if found["MD5"] else ""
