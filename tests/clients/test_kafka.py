@@ -136,7 +136,7 @@ def test_a_partition_that_is_being_moved_is_requested_again(name: str) -> None:
             raise answer
         return answer
 
-    assert kafka._ask(config.load(), "offsets", ask) == "a"
+    assert kafka.ask_cluster(config.load(), "offsets", ask) == "a"
 
 
 class OneUnknown:

@@ -56,7 +56,7 @@ def test_all_parts(table: LakeTable) -> None:
     assert f"{len(wanted)} events" in run("rebuild", table.name, "row_events")
     assert replayed(table) == wanted
     assert generations(table).isdisjoint(before)
-    assert CliRunner().invoke(main, ["rebuild", table.name, "changes"]).exit_code == 2
+    assert CliRunner().invoke(main, ["rebuild", table.name, "dead_letters"]).exit_code == 2
 
 
 def test_the_stream_continues_after_a_rebuild_of_its_state(table: LakeTable) -> None:

@@ -292,7 +292,7 @@ def remedy_of(storage: Storage, *, of_log: bool) -> str | None:
     *_, table, part = storage.address.split("/")
     whole = "restore it, or load the table again, as docs/backup.md describes"
     return {
-        "changes": f"repair the log with `writetime rebuild {table} changes`, or {whole}" if of_log else whole,
+        "changes": f"repair the log with `writetime rebuild {table} {part}`, or {whole}" if of_log else whole,
         **dict.fromkeys(("state", "view", "row_events"), f"rebuild it with `writetime rebuild {table} {part}`"),
     }.get(part)
 
