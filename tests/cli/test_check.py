@@ -47,7 +47,7 @@ def test_each_fault_is_a_line_with_its_remedy(file: Path, taken: int) -> None:
     answer = run("check")
     assert answer.exit_code == 1
     lines = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
-    assert list(lines) == ["tables", "database", "kafka", "zookeeper", "ports", "disk"]
+    assert list(lines) == ["tables", "database", "capture", "kafka", "zookeeper", "ports", "disk"]
     assert lines["tables"].startswith("shop.orders is refused: [tables.shop.orders] max_lag: Input should be")
     assert "or set cassandra.contact_points" in lines["database"]
     assert "or set kafka.bootstrap_servers" in lines["kafka"]
@@ -85,7 +85,18 @@ def test_each_passed_check_is_a_short_line(settings: Settings, tmp_path: Path, m
         answer = run("check")
     assert answer.exit_code == 0, answer.output
     checks = [line.split()[0] for line in answer.stdout.splitlines()]
-    assert checks == ["settings", "secrets", "tables", "database", "kafka", "zookeeper", "ports", "disk", "java"]
+    assert checks == [
+        "settings",
+        "secrets",
+        "tables",
+        "database",
+        "capture",
+        "kafka",
+        "zookeeper",
+        "ports",
+        "disk",
+        "java",
+    ]
 
 
 def test_every_command_warns_of_entries_that_are_refused(file: Path, tmp_path: Path) -> None:
@@ -151,3 +162,17 @@ def test_a_secret_that_others_can_read_is_a_fault(file: Path, monkeypatch: pytes
     answer = run("check").stdout
     assert "every user" not in answer
     assert "zookeeper  zookeeper.tls_ca_file: /missing/file.pem cannot be read" in answer
+
+
+def test_a_node_that_will_refuse_writes_is_a_fault(settings: Settings, tmp_path: Path) -> None:
+    """On a real node, whose `cdc_total_space` is less than the size of the file."""
+    cdc_raw = tmp_path / "cdc_raw"
+    cdc_raw.mkdir()
+    capture = settings.capture.model_copy(update={"cdc_raw": cdc_raw})
+    write_settings(settings.model_copy(update={"capture": capture}), tmp_path / "writetime.toml")
+    with (cdc_raw / "CommitLog-8-1.log").open("wb") as file:
+        file.truncate(1 << 40)
+    answer = run("check")
+    assert answer.exit_code == 1
+    assert f"capture    {cdc_raw} holds" in answer.stdout
+    assert "the node refuses writes, or deletes segments: start `writetime agent`" in answer.stdout

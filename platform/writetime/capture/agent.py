@@ -37,7 +37,7 @@ from writetime.capture.log_coverage import Listing, LogCoverage
 from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.progress import OPEN, OtherNode, Progress, SegmentProgress
-from writetime.capture.segments import Gap, SegmentFolder, readable
+from writetime.capture.segments import Gap, SegmentFolder, backlog_of, readable
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.truncations import read_truncations
@@ -299,7 +299,7 @@ class Agent:
         if facts is None and self._coverage.needs_check(ids):
             facts = self._read_facts()
         growing = frozenset(segment.id for segment, until in found if until != END)
-        listing = Listing(self._folder.path, ids, growing, self._folder.backlog)
+        listing = Listing(self._folder.path, ids, growing, lambda: backlog_of(self._folder.path))
         if facts is None:
             self._coverage.note_listed(listing)
         elif not self._coverage.check(facts, listing, self._schemas.tables):
@@ -569,7 +569,7 @@ class Agent:
                 0.0 if since is None else time.time() - since / 1e6,
             ),
             oldest_segment_seconds=max(map(_age, unread), default=0.0),
-            backlog_bytes=self._folder.backlog(),
+            backlog_bytes=backlog_of(self._folder.path),
             backlog_limit_bytes=self._limit,
             aside_segments=aside,
             held_tables=len(self._held),

@@ -65,8 +65,8 @@ class SegmentFolder:
         self._keep = capture.finished == "keep"
         self._archive: Callable[[Path], None] | None = None
         if capture.finished == "archive":
-            if capture.archive is None:
-                raise WritetimeError('capture.finished = "archive" needs capture.archive, a folder or URL')
+            # The settings require it.
+            assert capture.archive is not None
             filesystem, folder = resolve(capture.archive)
             filesystem.create_dir(folder, recursive=True)
             self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
@@ -93,16 +93,6 @@ class SegmentFolder:
                 file.unlink()
         finally:
             os.close(lock)
-
-    def backlog(self) -> int:
-        """Return the bytes that the node counts against `cdc_total_space`."""
-        total = 0
-        for file in self.path.iterdir():
-            try:
-                total += file.lstat().st_size
-            except FileNotFoundError:
-                continue
-        return total
 
     def gaps(self) -> list[Gap]:
         """Return the gaps: segments that were set aside, or that vanished.
@@ -176,6 +166,17 @@ class SegmentFolder:
     def tidy(self, name: str) -> None:
         """Delete the index of a segment that no longer exists."""
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
+
+
+def backlog_of(cdc_raw: Path) -> int:
+    """Return the bytes that the node counts against `cdc_total_space`."""
+    total = 0
+    for file in cdc_raw.iterdir():
+        try:
+            total += file.lstat().st_size
+        except FileNotFoundError:
+            continue
+    return total
 
 
 def aside_folder(capture: Capture) -> Path:

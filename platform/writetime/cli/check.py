@@ -13,6 +13,9 @@ from pathlib import Path
 import click
 
 from writetime import servers
+from writetime.capture.node_facts import read_facts
+from writetime.capture.node_schemas import Node
+from writetime.capture.segments import backlog_of
 from writetime.clients import database, zookeeper
 from writetime.clients.kafka import answers, fault_of_connections, topic_names
 from writetime.clients.tls import require_readable
@@ -124,6 +127,33 @@ def _database(settings: Settings) -> Iterator[str]:
                 yield Fault(f"{name} is captured, but the database does not log its changes: {remedy}")
 
 
+def _capture(settings: Settings) -> Iterator[str]:
+    """Yield whether this machine's node will soon refuse writes because no agent publishes its segments."""
+    if settings.capture.source != "commitlog":
+        yield "the agent reads no segments"
+        return
+    with database.connect(settings) as session:
+        try:
+            facts = read_facts(Node(session, settings.capture.node))
+        except WritetimeError:
+            if settings.capture.node is not None:
+                raise
+            yield "capture.node names no node, so no agent runs on this machine"
+            return
+    cdc_raw = settings.capture.cdc_raw or Path(facts.cdc_raw or "")
+    if not facts.cdc_enabled or not cdc_raw.is_dir():
+        yield f"no node of this machine writes segments to {cdc_raw}"
+        return
+    share = backlog_of(cdc_raw) / facts.total_bytes if facts.total_bytes else 0.0
+    line = f"{cdc_raw} holds {share:.0%} of the node's cdc_total_space"
+    if share >= settings.capture.backlog_warning:
+        line = Fault(
+            f"{line}, and when it is full the node refuses writes, or deletes segments: start `writetime agent` on "
+            "this machine; if it runs, `writetime status` shows why it publishes nothing"
+        )
+    yield line
+
+
 def _kafka(settings: Settings) -> Iterator[str]:
     brokers = settings.kafka.bootstrap_servers
     if answers(settings):
@@ -193,6 +223,7 @@ _CHECKS: dict[str, Callable[[Settings], Iterator[str]]] = {
     "secrets": _secrets,
     "tables": _tables,
     "database": _database,
+    "capture": _capture,
     "kafka": _kafka,
     "zookeeper": _zookeeper,
     "ports": _ports,
