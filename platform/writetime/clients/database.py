@@ -47,6 +47,15 @@ PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 _CONNECT_SECONDS = 10
 _PROBE_SECONDS = 1.0
+# Settings for the size of a mutation: how many of the largest ones they have room for, and the unit without a name.
+_SIZES = {
+    "max_mutation_size": (1, 1),
+    "max_mutation_size_in_kb": (1, 1 << 10),
+    "commitlog_segment_size": (2, 1),
+    "commitlog_segment_size_in_mb": (2, 1 << 20),
+}
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = re.compile(r'"?(\d+)(B|KiB|MiB|GiB)?')
 _AGREEMENT_SECONDS = 1
 # All exceptions of the driver when the database does not answer, or answers with an error: they have no common base,
 # and some answers ("overloaded", as of a node that shuts down) come as the message itself.
@@ -81,7 +90,8 @@ def _is_open(host: str, port: int) -> bool:
 def connect(settings: Settings) -> Iterator[Session]:
     """Open a session: token-aware, at the consistency of the settings, and without the driver's retries.
 
-    The driver must not retry by itself: only the caller can decide which statement may be sent twice.
+    The driver must not retry by itself: only the caller can decide which statement may be sent twice. Writes without a
+    write time of their own get it from the node that coordinates them, because the clock of this machine may be wrong.
 
     Raises:
         DatabaseUnreachable: no contact point answers, or the credentials or certificates are rejected.
@@ -122,6 +132,7 @@ def connect(settings: Settings) -> Iterator[Session]:
                 schema_metadata_enabled=False,
             )
             session = cluster.connect()
+            session.use_client_timestamp = False
         except (NoHostAvailable, UnresolvableContactPoints) as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
             reason = "their names cannot be resolved" if isinstance(e, UnresolvableContactPoints) else driver_reason(e)
@@ -230,6 +241,29 @@ def apply_schema(settings: Settings) -> list[str]:
             )
             applied.append(path.name)
     return applied
+
+
+def largest_mutation(session: Session) -> int | None:
+    """Return the largest number of bytes that a node takes in one mutation, None if it does not show its settings.
+
+    It is `max_mutation_size`, by default half of a segment of the commit log. A node answers a larger conditional
+    write with a timeout, each time.
+    """
+    for table in ("system_views.settings", "system.config"):
+        try:
+            names = ", ".join(f"'{name}'" for name in _SIZES)
+            rows = session.execute(f"SELECT name, value FROM {table} WHERE name IN ({names})")
+        except _REFUSALS:
+            continue
+        sizes = {
+            r.name: int(m[1]) * (_UNITS.get(m[2]) or _SIZES[r.name][1])
+            for r in rows
+            if (m := _SIZE.match(str(r.value)))
+        }
+        limits = [size // _SIZES[name][0] for name, size in sizes.items() if size]
+        if limits:
+            return min(limits)
+    return None
 
 
 def count_rows(session: Session, table: str, partition_key: str) -> int:

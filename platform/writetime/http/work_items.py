@@ -135,7 +135,6 @@ class ItemsEndpoint:
         with ExitStack() as resources:
             try:
                 session = resources.enter_context(connect(self._settings))
-                session.use_client_timestamp = False
                 enqueuer = AsyncEnqueuer(Tables(session, self._settings), self._settings)
             except WritetimeError:
                 raise

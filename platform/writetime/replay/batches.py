@@ -1,6 +1,13 @@
 """The batches of a queue in the database, which decides which batches are published. This module has all CQL statements
 of the replay queues.
 
+No write time comes from the clock of this machine:
+
+- seals and effects are conditional writes, whose write times follow each other whatever the nodes' clocks are;
+- producers and floors have their number as the write time, so the highest one stays;
+- blocks are written once and never changed, so they have the lowest write time, and each deletion is newer;
+- copies of cursors have the database's time, or a later one than the copy that they replace.
+
 One conditional insert seals a batch under its number. The blocks that a publisher wrote before, under its own attempt
 id, are invisible until then. They stay invisible if another attempt was sealed under that number.
 """
@@ -15,13 +22,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cassandra import ConsistencyLevel, InvalidRequest, Unauthorized
+from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
-from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, PreparedStatement
 
-from writetime.clients.database import is_without_answer, timestamp_as_written
+from writetime.clients.database import DRIVER_FAULTS, is_without_answer, largest_mutation, timestamp_as_written
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
@@ -36,6 +42,8 @@ _AHEAD = 4
 _AHEAD_BYTES = 64 << 20
 # The time after which the database's clock is read again.
 _CLOCK_SECONDS = 60.0
+_BLOCK_WRITE_TIME = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Unknown(Transient):
@@ -126,10 +134,12 @@ class Batches:
         self._others: dict[str, PreparedStatement] = {}
         # The database's time, and the monotonic one at which it was read.
         self._time: tuple[datetime, float] | None = None
+        self._largest_write: int | None = None
         of_batch = "queue = ? AND era = ? AND n"
         fields = "queue, n, attempt, items, bytes, blocks, sha256, producer, sequence, published_at"
         self._insert_block = self._prepare(
-            "INSERT INTO {}.replay_blocks (queue, attempt, chunk, idx, data) VALUES (?, ?, ?, ?, ?)"
+            "INSERT INTO {}.replay_blocks (queue, attempt, chunk, idx, data) VALUES (?, ?, ?, ?, ?) "
+            f"USING TIMESTAMP {_BLOCK_WRITE_TIME}"
         )
         self._blocks = self._prepare(
             "SELECT idx, data FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?"
@@ -154,13 +164,21 @@ class Batches:
         self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
         self._recorded = self._prepare("SELECT sequence, n FROM {}.replay_producers WHERE queue = ? AND producer = ?")
         self._keep_cursor = self._prepare(
-            "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?)"
+            "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
         )
-        self._forget_cursor = self._prepare("DELETE FROM {}.replay_cursors WHERE queue = ? AND processor = ?")
+        self._forget_cursor = self._prepare(
+            "DELETE FROM {}.replay_cursors USING TIMESTAMP ? WHERE queue = ? AND processor = ?"
+        )
+        self._cursor_time = self._prepare(
+            "SELECT WRITETIME(n) AS at FROM {}.replay_cursors WHERE queue = ? AND processor = ?"
+        )
         self._cursors = self._prepare("SELECT processor, n FROM {}.replay_cursors WHERE queue = ?")
-        self._delete_blocks = self._prepare(
-            "DELETE FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?"
+        of_chunk = "queue = ? AND attempt = ? AND chunk = ?"
+        self._delete_blocks = self._prepare(f"DELETE FROM {{}}.replay_blocks WHERE {of_chunk}")
+        self._newest_block = self._prepare(
+            f"SELECT max(WRITETIME(data)) AS at FROM {{}}.replay_blocks WHERE {of_chunk}"
         )
+        self._delete_newer = self._prepare(f"DELETE FROM {{}}.replay_blocks USING TIMESTAMP ? WHERE {of_chunk}")
         self._announce = self._prepare("INSERT INTO {}.replay_floors (queue, gone) VALUES (?, ?) USING TIMESTAMP ?")
         self._deleted = self._prepare("INSERT INTO {}.replay_floors (queue, deleted) VALUES (?, ?) USING TIMESTAMP ?")
         self._floor = self._prepare("SELECT gone, deleted FROM {}.replay_floors WHERE queue = ?")
@@ -323,9 +341,21 @@ class Batches:
         rows = self._run(self._recorded, (queue, producer))
         return (rows[0].sequence, rows[0].n) if rows else None
 
-    def keep_cursor(self, queue: str, processor: str, n: int) -> None:
-        """Store a copy of a cursor."""
-        self._run(self._keep_cursor, (queue, processor, n, self.now()))
+    def cursor_time(self, queue: str, processor: str) -> int:
+        """Return a write time for the next copy of a cursor, in microseconds: the database's time, or just after the
+        write time of the present copy if that is later. Take it before the cursor is moved. Then copies replace each
+        other in the order of the moves.
+        """
+        rows = self._run(self._cursor_time, (queue, processor))
+        return self.later(rows[0].at or 0 if rows else 0)
+
+    def later(self, at: int) -> int:
+        """Return the database's time in microseconds, or the next microsecond after a time if that is later."""
+        return max((self.now() - _EPOCH) // timedelta(microseconds=1), at + 1)
+
+    def keep_cursor(self, queue: str, processor: str, n: int, at: int) -> None:
+        """Store a copy of a cursor, with a write time of `cursor_time`."""
+        self._run(self._keep_cursor, (queue, processor, n, _EPOCH + timedelta(microseconds=at), at))
 
     def cursors(self, queue: str) -> dict[str, int]:
         """Return the copies of the cursors."""
@@ -333,7 +363,7 @@ class Batches:
 
     def forget_cursor(self, queue: str, processor: str) -> None:
         """Delete the copy of a cursor."""
-        self._run(self._forget_cursor, (queue, processor))
+        self._run(self._forget_cursor, (self.cursor_time(queue, processor), queue, processor))
 
     # -- retention
 
@@ -348,13 +378,25 @@ class Batches:
 
     def delete_blocks(self, seals: Sequence[Seal]) -> None:
         """Delete the items of batches; it may be repeated."""
-        self._run_all(self._delete_blocks, [chunk for seal in seals for chunk in _chunks(seal)])
+        chunks = [chunk for seal in seals for chunk in _chunks(seal)]
+        self._run_all(self._delete_blocks, chunks)
+        # Blocks without the write time of this version have that of their publisher, whose clock may have been ahead.
+        left = self._run_all(self._newest_block, chunks)
+        newer = [(row.at, *chunk) for row, chunk in zip(left, chunks, strict=True) if row.at is not None]
+        self._run_all(self._delete_newer, newer)
 
     def say_deleted(self, queue: str, n: int) -> None:
         """Record that the items of batches up to a number are deleted."""
         self._run(self._deleted, (queue, n, n))
 
     # -- statements of others
+
+    def largest_write(self) -> int | None:
+        """Return the largest number of bytes that the database takes in one batch, None if it does not tell."""
+        if self._largest_write is None:
+            with named("the replay queues"):
+                self._largest_write = largest_mutation(self._session) or 0
+        return self._largest_write or None
 
     def prepared(self, text: str) -> PreparedStatement:
         """Return a processor's own statement, prepared once."""
@@ -396,14 +438,17 @@ class Batches:
 
 @contextmanager
 def named(of: str) -> Iterator[None]:
-    """Convert the driver's exceptions in the block to `Unknown`, or to a `WritetimeError` if the database refuses."""
+    """Convert the driver's exceptions in the block to `Unknown`, or to a `WritetimeError` if the database refuses.
+
+    Other exceptions, as of a value that no statement can have, do not pass by themselves, and are left.
+    """
     try:
         yield
-    except Exception as e:
-        if isinstance(e, (InvalidRequest, SyntaxException, Unauthorized)) and not is_without_answer(e):
-            raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
-        # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
-        raise Unknown(f"{type(e).__name__}: {e}") from None
+    except DRIVER_FAULTS as e:
+        if is_without_answer(e):
+            # Timeouts, unavailable replicas, overload, lost connections.
+            raise Unknown(f"{type(e).__name__}: {e}") from None
+        raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
 
 
 def _chunks(seal: Seal) -> list[tuple[str, UUID, int]]:

@@ -34,6 +34,8 @@ from writetime.core.errors import WritetimeError
 ROOT = "/queues"
 TIMEOUT_SECONDS = 15
 _LOOK_SECONDS = 0.5
+# All of them are numbers of batches that the database could have.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -72,8 +74,10 @@ def check_name(name: str, what: str) -> str:
 class Coordination:
     """A queue's nodes, through one client."""
 
-    def __init__(self, client: KazooClient, queue: str) -> None:
+    def __init__(self, client: KazooClient, queue: str, answer_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Use a client. A request that has no answer in `answer_seconds` raises `NoZooKeeper`."""
         self._client = client
+        self._seconds = answer_seconds
         self._queue = check_name(queue, "queue")
         self._path = f"{ROOT}/{queue}"
         self._head = Cursor(0, None, known=False)
@@ -99,7 +103,7 @@ class Coordination:
         """Return the cursors of all processors."""
         with _named():
             try:
-                names: Any = self._client.get_children_async(f"{self._path}/processors").get(timeout=TIMEOUT_SECONDS)
+                names: Any = self._client.get_children_async(f"{self._path}/processors").get(timeout=self._seconds)
             except NoNodeError:
                 names = []
         return {name: self.cursor(name) for name in sorted(names)}
@@ -122,7 +126,7 @@ class Coordination:
         """
         with _named():
             node = self._client.exists_async(self._processor(processor), watch=notify)
-            stat: Any = node.get(timeout=TIMEOUT_SECONDS)
+            stat: Any = node.get(timeout=self._seconds)
         if (None if stat is None else stat.version) != cursor.version:
             raise self._moved(processor)
 
@@ -135,14 +139,14 @@ class Coordination:
         path = self._processor(processor)
         with _named(), suppress(NoNodeError):
             with suppress(NoNodeError):
-                if self._client.get_children_async(f"{path}/lock").get(timeout=TIMEOUT_SECONDS):
+                if self._client.get_children_async(f"{path}/lock").get(timeout=self._seconds):
                     raise WritetimeError(f"an instance of processor {processor} is running; stop it first")
             self._client.delete(path, recursive=True)
 
     def synchronise(self) -> None:
         """Ensure that the next read is as new as any write that a client has seen."""
         with _named():
-            self._client.sync_async(ROOT).get(timeout=TIMEOUT_SECONDS)
+            self._client.sync_async(ROOT).get(timeout=self._seconds)
 
     @contextmanager
     def publishing(self, seconds: float) -> Iterator[None]:
@@ -153,6 +157,8 @@ class Coordination:
         held = False
         if self._client.connected:
             with suppress(KazooException, KazooTimeoutError):
+                # A lock waits for the end of the session, whatever its timeout, if ZooKeeper is paused.
+                self._client.exists_async(self._path).get(timeout=seconds)
                 held = lock.acquire(timeout=seconds)
         try:
             yield
@@ -188,7 +194,7 @@ class Coordination:
         again before that counts once.
         """
         with _named():
-            self._client.exists_async(self._path, watch=notify).get(timeout=TIMEOUT_SECONDS)
+            self._client.exists_async(self._path, watch=notify).get(timeout=self._seconds)
 
     def _moved(self, processor: str) -> Moved:
         return Moved(f"the cursor of {processor} in queue {self._queue} was moved by another instance")
@@ -199,15 +205,18 @@ class Coordination:
     def _read(self, path: str) -> Cursor:
         with _named():
             try:
-                answer: Any = self._client.get_async(path).get(timeout=TIMEOUT_SECONDS)
+                answer: Any = self._client.get_async(path).get(timeout=self._seconds)
             except NoNodeError:
                 return Cursor(0, None, known=False)
         data, stat = answer
         if not data:
             return Cursor(0, stat.version, known=False)
         queue, _, number = data.decode(errors="replace").rpartition("-")
-        if queue != self._queue or not number.isdigit():
-            raise WritetimeError(f"ZooKeeper: {path} is {data[:100]!r}, not {self._queue}-<number>")
+        if queue != self._queue or not _NUMBER.fullmatch(number):
+            raise WritetimeError(
+                f"ZooKeeper: {path} is {data[:100]!r}, not {self._queue}-<number>: delete this node; `writetime replay "
+                f"rebuild {self._queue}` restores it from the database"
+            )
         return Cursor(int(number), stat.version)
 
     def _write(self, path: str, n: int, version: int | None) -> bool:
@@ -219,21 +228,21 @@ class Coordination:
                     written = self._client.create_async(path, data, makepath=True)
                 else:
                     written = self._client.set_async(path, data, version)
-                written.get(timeout=TIMEOUT_SECONDS)
+                written.get(timeout=self._seconds)
                 return True
             except (NodeExistsError, BadVersionError, NoNodeError):
                 return False
 
 
 @contextmanager
-def coordination(settings: Settings, queue: str) -> Iterator[Coordination]:
+def coordination(settings: Settings, queue: str, answer_seconds: float = TIMEOUT_SECONDS) -> Iterator[Coordination]:
     """Connect to ZooKeeper for a `with` block.
 
     Raises:
         NoZooKeeper: it does not answer.
     """
     with connect(settings, TIMEOUT_SECONDS) as client:
-        yield Coordination(client, queue)
+        yield Coordination(client, queue, answer_seconds)
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
         if n <= (gone := batches.floor(queue).gone):
             raise Gone(queue, gone)
         while True:
+            at = batches.cursor_time(queue, processor)
             try:
                 before = zookeeper.cursor(processor)
                 moved = zookeeper.move(processor, n - 1, before)
@@ -72,7 +73,7 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
             with suppress(Moved):
                 zookeeper.move(processor, before.n, moved)
             raise Gone(queue, gone)
-        batches.keep_cursor(queue, processor, n - 1)
+        batches.keep_cursor(queue, processor, n - 1, at)
     return n
 
 
@@ -81,7 +82,9 @@ def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
     and retention waits for it. If more batches are recorded already, this has no effect.
     """
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
+        batches = Batches(session, settings)
         while (before := zookeeper.cursor(processor)).n < n or before.version is None:
+            at = batches.cursor_time(queue, processor)
             try:
                 zookeeper.move(processor, n, before)
                 break
@@ -89,7 +92,7 @@ def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
                 continue
         else:
             return
-        Batches(session, settings).keep_cursor(queue, processor, n)
+        batches.keep_cursor(queue, processor, n, at)
 
 
 def forget(settings: Settings, queue: str, processor: str) -> None:

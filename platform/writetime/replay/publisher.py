@@ -54,7 +54,9 @@ class Publisher:
 
     def __enter__(self) -> Self:
         self._batches = Batches(self._resources.enter_context(connect(self._settings)), self._settings)
-        self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        # A batch takes three requests to ZooKeeper or more, and needs none of their answers.
+        seconds = min(_LOCK_SECONDS, self._settings.replay.publish_timeout_seconds / 6)
+        self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue, seconds))
         self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
 
@@ -74,7 +76,8 @@ class Publisher:
         """
         if (producer is None) != (sequence is None):
             raise WritetimeError("a producer and a sequence must be given together")
-        if large := next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None):
+        large = next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None)
+        if large is not None:
             raise WritetimeError(f"item {large} has {counted(len(items[large]), 'byte')}, more than {MAX_ITEM_BYTES}")
         blocks, size, digest = encode(items)
         attempt = uuid.uuid4()

@@ -22,6 +22,8 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
+from writetime.core.counts import counted
+from writetime.core.errors import WritetimeError
 from writetime.replay.batches import Batch, Batches, NoBatch, Unknown
 from writetime.replay.coordination import Cursor, Moved, check_name, coordination
 from writetime.replay.publisher import tell
@@ -29,6 +31,10 @@ from writetime.replay.publisher import tell
 log = logging.getLogger(__name__)
 
 Statement = tuple[str, Sequence[Any]]
+# The bytes of a cell besides its value, and of the write of the cursor besides the effects.
+_CELL_BYTES = 8
+_ELEMENT_BYTES = 20
+_OWN_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Subscriber:
         self._name = check_name(name, "processor")
         self._resources = ExitStack()
         self._news = threading.Event()
+        # The write time of the last copy of the cursor.
+        self._copied_at = 0
         self._copying: Future[None] = Future()
         self._copying.set_result(None)
 
@@ -87,7 +95,7 @@ class Subscriber:
         while not stop.is_set():
             try:
                 with self._zookeeper.working(self._name, stop.is_set):
-                    cursor = self._cursor(effects)
+                    cursor = self._cursor(effects, stop)
                     while not stop.is_set():
                         self._news.clear()
                         self._zookeeper.watch(self._wake)
@@ -96,7 +104,7 @@ class Subscriber:
                             for batch in following:
                                 # After a `seek`, this is not the next batch.
                                 self._zookeeper.require(self._name, cursor)
-                                cursor = self._process(batch, cursor, handler, effects)
+                                cursor = self._process(batch, cursor, handler, effects, stop)
                                 done += 1
                                 if stop.is_set():
                                     return done
@@ -129,25 +137,33 @@ class Subscriber:
         self._require(last)
 
     def _process(
-        self, batch: Batch, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None
+        self,
+        batch: Batch,
+        cursor: Cursor,
+        handler: Callable[[Batch], Any],
+        effects: Effects | None,
+        stop: threading.Event,
     ) -> Cursor:
         # Completes the work of a publisher that ended before it did; and no cursor is ever beyond the newest batch.
         tell(self._zookeeper, batch.n)
+        self._copied_at = self._batches.later(self._copied_at)
         try:
             answer = handler(batch)
         except Exception as e:
             e.add_note(f"batch {batch.id} is not done: processor {self._name} processes it again at its next start")
             raise
         if effects is not None:
-            self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()))
+            self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()), stop)
         # The copy is at most one batch behind; the next write makes up for a failed one.
         self._copying.exception()
         moved = self._zookeeper.move(self._name, batch.n, cursor)
-        self._copying = self._background.submit(self._batches.keep_cursor, self._queue, self._name, batch.n)
+        copy = self._queue, self._name, batch.n, self._copied_at
+        self._copying = self._background.submit(self._batches.keep_cursor, *copy)
         return moved
 
-    def _cursor(self, effects: Effects | None) -> Cursor:
+    def _cursor(self, effects: Effects | None, stop: threading.Event) -> Cursor:
         found = self._zookeeper.cursor(self._name)
+        self._copied_at = self._batches.cursor_time(self._queue, self._name)
         # The lock's node below it creates the cursor's node, too, without content. `seek` may have written 0.
         if not found.known and (kept := self._batches.cursors(self._queue).get(self._name)):
             found = self._zookeeper.move(self._name, kept, found)
@@ -156,7 +172,7 @@ class Subscriber:
             first = self._applied(effects)
         # A new processor begins with the first existing batch.
         if not first and (first := self._batches.floor(self._queue).gone) and effects is not None:
-            self._apply(effects, first, None, ())
+            self._apply(effects, first, None, (), stop)
         return found if first == found.n else self._zookeeper.move(self._name, first, found)
 
     def _require(self, n: int) -> None:
@@ -177,13 +193,29 @@ class Subscriber:
         rows = self._batches.run_serial(text, list(effects.key.values()))
         return (rows[0].n or 0) if rows else 0
 
-    def _apply(self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement]) -> None:
-        """Run the statements and move the cursor, all or none, unless this was done before."""
+    def _apply(
+        self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement], stop: threading.Event
+    ) -> None:
+        """Run the statements and move the cursor, all or none, unless this was done before.
+
+        Raises:
+            Unknown: the database does not answer, and a stop is requested.
+            WritetimeError: the database refuses the statements, or they are too large for one batch.
+        """
         where = " AND ".join(f"{name} = ?" for name in effects.key)
         guard = f"UPDATE {effects.table} SET {effects.cursor} = ? WHERE {where} IF {effects.cursor} = ?"
         batch = BatchStatement(BatchType.UNLOGGED)
+        size = _OWN_BYTES
         for text, values in [(guard, [n, *effects.key.values(), before]), *statements]:
-            batch.add(self._bound(text, values))
+            bound = self._bound(text, values)
+            size += _size(bound)
+            batch.add(bound)
+        if (limit := self._batches.largest_write()) and size > limit:
+            raise WritetimeError(
+                f"batch {self._queue}-{n}: its effects have {counted(size, 'byte')}, and the database takes at most "
+                f"{limit} in one write (max_mutation_size, by default half of commitlog_segment_size): let the handler "
+                "return less, publish smaller batches, or raise these settings of the database"
+            )
         while True:
             try:
                 # A batch that is not applied now was applied before: by this instance, if an answer was lost, or by
@@ -193,6 +225,22 @@ class Subscriber:
                 return
             except Unknown as e:
                 log.warning("batch %s-%d is applied again, because its answer was lost: %s", self._queue, n, e)
+                if stop.wait(self._settings.replay.poll_seconds):
+                    raise
 
     def _bound(self, text: str, values: Sequence[Any]) -> BoundStatement:
         return self._batches.prepared(text).bind(list(values))
+
+
+def _size(statement: BoundStatement) -> int:
+    """Return about how many bytes a statement has in the mutation."""
+    size = 0
+    prepared = statement.prepared_statement
+    assert prepared is not None
+    for column, value in zip(prepared.column_metadata, statement.values or (), strict=False):
+        if isinstance(value, bytes):
+            size += _CELL_BYTES + len(value)
+            if column.type.typename == "list":
+                # Each element of a list that is not frozen is a cell, with a key of its own.
+                size += _ELEMENT_BYTES * int.from_bytes(value[:4], "big")
+    return size

@@ -43,7 +43,6 @@ def redrive(settings: Settings, queue: str) -> int:
             name was ever used, or has settings.
     """
     with connect(settings) as session:
-        session.use_client_timestamp = False
         return asyncio.run(_redrive(Tables(session, settings), settings, queue))
 
 

@@ -253,7 +253,6 @@ class Enqueuer:
 
     def __enter__(self) -> Self:
         session = self._resources.enter_context(connect(self._settings))
-        session.use_client_timestamp = False
         self._async = AsyncEnqueuer(Tables(session, self._settings), self._settings)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="enqueuer")

@@ -4,12 +4,10 @@ import asyncio
 from struct import Struct
 from typing import Any
 
-from cassandra import InvalidRequest, Unauthorized
 from cassandra.cluster import ResponseFuture
-from cassandra.protocol import SyntaxException
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
 
-from writetime.clients.database import is_without_answer
+from writetime.clients.database import DRIVER_FAULTS, is_without_answer
 from writetime.core.errors import Transient, WritetimeError
 
 integer = Struct(">i").pack
@@ -45,11 +43,11 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
     future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
     try:
         return await answer
-    except Exception as e:
-        if isinstance(e, (InvalidRequest, SyntaxException, Unauthorized)) and not is_without_answer(e):
-            raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
-        # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
-        raise Unknown(f"{type(e).__name__}: {e}") from None
+    except DRIVER_FAULTS as e:
+        if is_without_answer(e):
+            # Timeouts, unavailable replicas, overload, lost connections.
+            raise Unknown(f"{type(e).__name__}: {e}") from None
+        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
 
 
 def together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:

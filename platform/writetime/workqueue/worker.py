@@ -59,7 +59,6 @@ class Worker:
             WritetimeError: the database refuses a statement.
         """
         with connect(self._settings) as session:
-            session.use_client_timestamp = False
             tables = Tables(session, self._settings)
             return asyncio.run(self._run(tables, stop, until_idle=until_idle))
 
