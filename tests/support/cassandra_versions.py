@@ -18,7 +18,7 @@ from writetime.servers.cassandra import CassandraServer
 
 # The newest first, which is the embedded one.
 VERSIONS = ("5.0", "4.1", "4.0")
-_NOT_BEFORE_5 = {"storage_compatibility_mode", "sstable"}
+_NOT_BEFORE_5 = {"dynamic_data_masking_enabled", "storage_compatibility_mode", "sstable"}
 # Names in 4.0, with the unit that their numbers have there.
 _NAMES_4_0 = {
     "column_index_size": "column_index_size_in_kb",
