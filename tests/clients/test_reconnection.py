@@ -12,6 +12,7 @@ from cassandra.cluster import Session
 from cassandra.pool import Host
 
 from tests.support.proxy import Proxy, answer_frame
+from writetime.capture.node_schemas import Node, Unreachable
 from writetime.clients import database, reconnection
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.core.config import Cassandra, Settings
@@ -157,6 +158,13 @@ def test_a_node_that_the_driver_gave_up_is_connected_again(
         wait_for(each, True)
 
 
+def is_known(node: Node, host_id: str) -> bool:
+    try:
+        return node.id() == host_id
+    except Unreachable:
+        return False
+
+
 def test_a_node_with_another_address_is_found_by_its_name(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
 ) -> None:
@@ -168,7 +176,11 @@ def test_a_node_with_another_address_is_found_by_its_name(
     monkeypatch.setattr(socket, "getaddrinfo", resolve_name)
     with Proxy(settings.cassandra, random.Random(1), address, port):
         session = stack.enter_context(session_at(settings, contact_points=["node.example"], port=port))
+        node = Node(session, None)
+        host_id = node.id()
     for address in ("127.0.0.8", "127.0.0.7", "127.0.0.9"):
         wait_for(session, False)
         with Proxy(settings.cassandra, random.Random(1), address, port):
             wait_for(session, True)
+            assert wait_until(lambda: is_known(node, host_id), AGAIN_SECONDS), "the agent's node is not found"
+            assert node.address == address
