@@ -9,6 +9,7 @@ import pytest
 from cassandra.cluster import Session
 
 from tests.security.conftest import PERMISSIONS, SECRETS, USER, Secured
+from tests.security.logins import change_password, end_connections, restore_password
 from tests.security.servers import Identity, SecuredCassandra, Stores, grant, issue
 from writetime.clients import database
 from writetime.clients.database import DRIVER_FAULTS
@@ -44,19 +45,6 @@ def own(secured: Secured, tmp_path: Path) -> Settings:
         files[name] = shutil.copy(getattr(cassandra, name), tmp_path / name)
     changed = Cassandra.model_validate(cassandra.model_dump() | files | {"request_timeout_seconds": 5.0})
     return secured.settings.model_copy(update={"cassandra": changed})
-
-
-def end_connections(node: SecuredCassandra) -> None:
-    nodetool(node.jmx_port, "disablebinary")
-    nodetool(node.jmx_port, "enablebinary")
-
-
-def change_password(admin: Session) -> None:
-    admin.execute(f"ALTER ROLE {USER} WITH PASSWORD = 'another'")
-
-
-def restore_password(admin: Session) -> None:
-    admin.execute(f"ALTER ROLE {USER} WITH PASSWORD = '{SECRETS['cassandra']}'")
 
 
 def forbid(admin: Session) -> None:
