@@ -399,7 +399,7 @@ def test_progress_survives(tmp_path: Path) -> None:
     again = Progress(tmp_path)
     assert (again.node, again.totals) == (progress.node, progress.totals)
     assert again.segments[7].position == 5
-    with pytest.raises(WritetimeError, match="belongs to node one"):
+    with pytest.raises(WritetimeError, match="belongs to the node with the host id one"):
         again.of_node("two")
     again.close()
     (tmp_path / "progress.json").write_text("{")
