@@ -382,7 +382,7 @@ def test_a_fault_of_no_known_kind_does_not_end_the_agent(
         left[0] -= 1
         return left[0] >= 0
 
-    monkeypatch.setattr(SegmentFolder, "backlog", failing(SegmentFolder.backlog, is_bad))
+    monkeypatch.setattr(SegmentFolder, "aside", failing(SegmentFolder.aside, is_bad))
     with captured.agent():
         write_rows(captured, "good")
         captured.settle(60)
