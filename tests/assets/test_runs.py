@@ -157,16 +157,14 @@ def test_an_alert_links_to_its_run(
     assert alert["text"].splitlines() == [alert["title"], f"- {alert['lines'][0]}", alert["url"]]
 
 
-@pytest.mark.parametrize("path", ["wrong", "hooks/secret"])
 def test_a_webhook_that_does_not_answer_is_harmless(
-    path: str,
     instance: DagsterInstance,
     posted: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     known = os.environ["WRITETIME_ALERTS__WEBHOOK"]
-    monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", known.replace("token", path) if path == "wrong" else path)
+    monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", known.replace("token", "wrong"))
     assert report_of(instance, run_of(instance, broken))
     assert "alerts.webhook does not take the alert" in caplog.text
     # Its URL is a secret.

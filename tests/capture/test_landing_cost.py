@@ -36,7 +36,7 @@ class Counted:
         self.calls: dict[str, int] = {}
         self._now = 0.0
         monkeypatch.setattr(landing, "time", SimpleNamespace(monotonic=lambda: self._now))
-        targets: list[tuple[Any, str]] = [(BucketedTable, "load"), (BucketedTable, "exists"), (kafka, "_ask")]
+        targets: list[tuple[Any, str]] = [(BucketedTable, "load"), (BucketedTable, "exists"), (kafka, "ask_cluster")]
         targets += [(BucketedTable, "transactions_of"), (landing, "open_table")]
         for owner, name in targets:
             self._count(monkeypatch, owner, name)
@@ -72,7 +72,7 @@ def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypa
     counted.of(tables)
     idle = counted.of(tables)
     assert idle == counted.of(few)
-    assert idle.keys() == {"_ask"}
+    assert idle.keys() == {"ask_cluster"}
     # A new process asks the lake for one small file of each table.
     started = counted.of(Tables(settings, names))
     assert started["transactions_of"] == len(names)

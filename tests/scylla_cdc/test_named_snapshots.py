@@ -57,10 +57,12 @@ def create_again(cdc: CdcDatabase, table: Logged) -> None:
 
 
 def test_a_snapshot_of_an_earlier_table_of_the_name_is_refused() -> None:
-    found = find_snapshots([RECORDED]).schema
+    # No snapshot, but SSTables that are named one by one.
+    places = sorted(map(str, Path(RECORDED).glob("*-Data.db")))
+    found = find_snapshots(places).schema
     assert found.id is not None
-    taker = NamedTaker({found.full_name: [RECORDED]}, lambda _: 0, None)
-    assert taker.take({found.full_name: found.id}, "")[found.full_name].folders == [RECORDED]
+    taker = NamedTaker({found.full_name: places}, lambda _: 0, None)
+    assert taker.take({found.full_name: found.id}, "")[found.full_name].folders == places
     with pytest.raises(WritetimeError, match=f"of an earlier table {found.full_name}, with the id {found.id}"):
         taker.take({found.full_name: uuid4()}, "")
 
