@@ -72,7 +72,8 @@ def test_options_are_secret_and_reach_the_store() -> None:
 
 def test_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
     settings = settings_at(tmp_path).model_copy(
-        update={"lake": config.Lake.model_validate({"path": "unheard://bucket/lake"})}
+        # The settings refuse it.
+        update={"lake": config.Lake().model_copy(update={"path": "unheard://bucket/lake"})}
     )
     with pytest.raises(WritetimeError, match=r"unheard://bucket/lake/shop\.items"):
         open_table(settings, "shop.items")

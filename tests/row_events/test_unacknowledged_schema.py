@@ -1,7 +1,6 @@
 """A broker that dies between the creation of a topic of row events and the acknowledgement of its schema."""
 
 import time
-from typing import Any, cast
 
 import pytest
 
@@ -16,10 +15,10 @@ class _Encoding(publish.EventPublisher):
     """A publisher that has found its topic, and has encoded no event."""
 
     def __init__(self, settings: Settings) -> None:
-        vars(self).update(_settings=settings, _what="row events cannot be published", _topic="topic", _header=b"")
+        vars(self).update(_settings=settings, _what="row events cannot be published", _topic="topic", _headers={})
 
     def encode(self) -> None:
-        self._encoded(cast(Any, None), SCHEMA)
+        self._header(SCHEMA, null_keys=False)
 
 
 def test_it_holds_no_end_up(monkeypatch: pytest.MonkeyPatch) -> None:

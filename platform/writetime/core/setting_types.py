@@ -94,7 +94,9 @@ LocalPath = Annotated[Path, AfterValidator(_local_path)]
 
 def _lake_path(path: str) -> str:
     scheme, separator, place = path.partition("://")
-    if separator and (scheme not in LAKE_SCHEMES or not place.partition("/")[0]):
+    is_store = scheme in LAKE_SCHEMES and not place.startswith("/") and place != ""
+    is_file = scheme == "file" and place.startswith("/")
+    if separator and not (is_store or is_file):
         known = ", ".join(f"{name}://" for name in LAKE_SCHEMES)
         raise ValueError(f"{path!r} is neither a folder nor a bucket or container at one of {known}")
     return path

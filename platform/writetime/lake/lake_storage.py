@@ -90,7 +90,9 @@ def lake_storage(settings: Settings) -> Storage:
 
 
 def _require_readable(path: str, address: str) -> None:
-    names = address.partition("://")[2] or address
+    # A folder of this machine may have an address, too.
+    folder = address.removeprefix("file:///")
+    names = folder.partition("://")[2] or folder
     fault = ""
     if unreadable := _READABLE.sub("", names):
         fault = f"the character {unreadable[0]!r}"
