@@ -1,7 +1,6 @@
 """Commands on landing and its tables: one of them fails, messages are skipped, tables are forgotten, and the status."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.support.published import (
     schema_of,
 )
 from tests.support.status import status_lines
+from writetime.capture.durable import read_json, write_json
 from writetime.cli.screen import Entries, fit
 from writetime.cli.status import status_parts
 from writetime.clients import kafka
@@ -135,8 +135,8 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
             "captured": True,
             "versions": [{"seen_at": "", "table": to_json(parse_table(f"CREATE TABLE {table} (id int PRIMARY KEY)"))}],
         }
-        (state / "schemas" / f"{table}.json").write_text(json.dumps(stored))
-    (state / "snapshots.json").write_text(json.dumps({name: {}, other: {}}))
+        write_json(state / "schemas" / f"{table}.json", stored)
+    write_json(state / "snapshots.json", {name: {}, other: {}})
     answer = command("forget", name)
     assert answer.exit_code == 1  # Nobody confirms.
     assert is_in_lake(settings, name)
@@ -147,7 +147,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     assert name not in captured_tables(settings)
     assert name not in reports(settings)
     assert [path.stem for path in (state / "schemas").glob("*.json")] == [other]
-    assert list(json.loads((state / "snapshots.json").read_text())) == [other]
+    assert read_json(state / "snapshots.json") == {other: {}}
     assert f"there is no data of {name}" in command("forget", name, "--yes").output
     # The other one is as it was, and the name may be used again.
     publish(settings, schema_of(settings, "b"), 4)
@@ -226,7 +226,7 @@ def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Pat
     )
     (tmp_path / "state").mkdir()
     names = [f"{settings.cassandra.keyspace}.t{i:03}" for i in range(300)]
-    (tmp_path / "state" / "status.json").write_text(json.dumps(status_with_faults(names, source)))
+    write_json(tmp_path / "state" / "status.json", status_with_faults(names, source))
     sender = Sender(settings, "test")
     ensure_watermarks_topic(settings)
     for i, name in enumerate(names):

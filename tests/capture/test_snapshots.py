@@ -21,6 +21,7 @@ from tests.capture.agents import node_id
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
+from writetime.capture.durable import read_json, write_json
 from writetime.clients import node_snapshots
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
@@ -289,7 +290,7 @@ def test_modes(landed: Captured) -> None:
         wait_for(lambda: is_done(landed, "old", "empty", "marks"))
     # As an agent leaves it that ended before it had deleted the node_snapshots.
     stored = landed.settings.capture.state_dir / "snapshots.json"
-    content = json.loads(stored.read_text())
-    stored.write_text(json.dumps({key: value | {"status": "published"} for key, value in content.items()}))
+    content = read_json(stored) or {}
+    write_json(stored, {key: value | {"status": "published"} for key, value in content.items()})
     with landed.agent(snapshot="always"):
         wait_for(lambda: landed.changes("old").num_rows == 3)

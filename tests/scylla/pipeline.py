@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cassandra.cluster import Session
 
@@ -22,6 +21,7 @@ from tests.support.lake_views import assert_views
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.settings import write_settings
+from writetime.capture.durable import read_json
 from writetime.core.config import Capture, ScyllaCdc, Settings
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, view_schema
@@ -181,7 +181,7 @@ class Pipeline:
         waiting = list(self.tables.values())
         while waiting and time.monotonic() < deadline:
             time.sleep(0.5)
-            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            found = read_json(path) or {}
             waiting = [table for table in waiting if found.get(table.name, {}).get("until", 0) < last]
         for table in waiting:
             table.fault = table.fault or f"it was not published in time: {self._status(table)}\n{self.agent.tail()}"

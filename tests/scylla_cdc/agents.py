@@ -1,6 +1,5 @@
 """The progress of agents of logs, and of their changes in the lake."""
 
-import json
 import random
 import struct
 import time
@@ -20,6 +19,7 @@ from tests.support.expected import assert_same
 from tests.support.merged import with_one_form
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
+from writetime.capture.durable import read_json
 from writetime.changes.model import change_schema
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
@@ -50,7 +50,7 @@ def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: 
 def reached(settings: Settings) -> dict[str, int]:
     """Up to which write time the agent has published each table."""
     path = settings.capture.state_dir / "logs.json"
-    return {name: found["until"] for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
+    return {name: found["until"] for name, found in (read_json(path) or {}).items()}
 
 
 def wait_until(settings: Settings, table: Logged, at: int) -> None:
@@ -65,7 +65,7 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
 def is_marked(settings: Settings, table: Logged) -> bool:
     """Whether the agent has published a mark of the table that it reads. It saves its place before."""
     name = table.schema.full_name
-    saved = json.loads((settings.capture.state_dir / "logs.json").read_text())[name]["table_id"]
+    saved = (read_json(settings.capture.state_dir / "logs.json") or {})[name]["table_id"]
     with suppress(WritetimeError):
         found = sources(settings).get(source_of(table))
         return found is not None and name in found.tables and found.tables[name].id == saved

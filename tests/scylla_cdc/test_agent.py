@@ -1,6 +1,5 @@
 """From logs to Kafka and the lake: an agent that is killed, streams that change, gaps."""
 
-import json
 import random
 import struct
 import time
@@ -37,6 +36,7 @@ from tests.support.status import status_lines
 from tests.support.waiting import wait_for
 from writetime.capture import cdc_log
 from writetime.capture.agent_metrics import read_status
+from writetime.capture.durable import write_json
 from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
@@ -186,7 +186,7 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     settings = settings_for(cdc, tmp_path, late, window_seconds=1, log_ttl_seconds=30)
     start: dict[str, Any] = {"newest": late.sets[0].time, "since": written.base, "table_id": str(late.schema.id)}
     settings.capture.state_dir.mkdir()
-    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
+    write_json(settings.capture.state_dir / "logs.json", {name: {"until": written.base, **start}})
     with agent(settings):
         deadline = time.monotonic() + 60
         while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
@@ -213,7 +213,7 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
     settings = settings_for(cdc, tmp_path, late, window_seconds=10, batch_seconds=10, log_ttl_seconds=300)
     start = Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id))
     settings.capture.state_dir.mkdir()
-    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: start.json()}))
+    write_json(settings.capture.state_dir / "logs.json", {name: start.json()})
     # It cannot read further, however fast it is.
     slow = settings.scylla_cdc.model_copy(update={"confidence_seconds": 600.0})
     with agent(settings.model_copy(update={"scylla_cdc": slow}), snapshot_at=now()):

@@ -1,6 +1,5 @@
 """A clock of this machine that differs from the database's."""
 
-import json
 import random
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.support.programs import agent
 from tests.support.waiting import wait_for
 from writetime.capture.agent_metrics import read_status
+from writetime.capture.durable import write_json
 from writetime.core.config import Settings
 from writetime.scylla_cdc import source
 from writetime.scylla_cdc.log import LogError
@@ -45,7 +45,7 @@ def test_the_agent_reports_windows_that_were_read_too_early(cdc: CdcDatabase, la
     until = now() + 6 * SECOND
     settings.capture.state_dir.mkdir()
     early = Offset(until, late.sets[0].time // 1000 * 1000, late.sets[0].time, str(late.schema.id))
-    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: early.json()}))
+    write_json(settings.capture.state_dir / "logs.json", {name: early.json()})
     with agent(settings):
         wait_for(lambda: "which is in the future" in fault(settings, name))
         assert reached(settings)[name] == until

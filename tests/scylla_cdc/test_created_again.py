@@ -1,6 +1,5 @@
 """Agents that find a table dropped and created again."""
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.support.programs import agent
 from tests.support.waiting import wait_for
 from writetime.capture import cdc_log
 from writetime.capture.agent_metrics import read_status
+from writetime.capture.durable import write_json
 from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import open_source
 
@@ -28,7 +28,7 @@ def test_rows_of_a_new_table_that_its_log_has_lost_are_a_gap(cdc: CdcDatabase, l
     start = late.sets[0].time
     settings.capture.state_dir.mkdir()
     earlier = Offset(now(), start, start, str(uuid4()))
-    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: earlier.json()}))
+    write_json(settings.capture.state_dir / "logs.json", {name: earlier.json()})
     insert(cdc, late, 1)
     time.sleep(3)
 

@@ -1,6 +1,5 @@
 """The order of the messages that an agent of logs hands over to Kafka."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from writetime.capture.change_publisher import ChangePublisher
+from writetime.capture.durable import write_json
 from writetime.scylla_cdc.offsets import Offset
 from writetime.wire.watermarks import SourceMarks
 
@@ -41,7 +41,7 @@ def test_a_mark_comes_before_the_changes_of_a_table_that_was_created_again(
     table_id = str(late.schema.id)
     settings.capture.state_dir.mkdir()
     saved = Offset(start, start, start, table_id, captured_since=now())
-    (settings.capture.state_dir / "logs.json").write_text(json.dumps({late.schema.full_name: saved.json()}))
+    write_json(settings.capture.state_dir / "logs.json", {late.schema.full_name: saved.json()})
     # So that the agent begins with the window of the write.
     time.sleep(3)
     with agent(settings):

@@ -141,7 +141,6 @@ class Agent:
         progress.of_node(self._node_id)
         self._settings = settings
         self._progress = progress
-        self._folder = SegmentFolder(settings, facts.cdc_raw)
         self._limit = facts.total_bytes
         self._metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
@@ -177,6 +176,8 @@ class Agent:
         self._stuck: dict[int, tuple[str, float]] = {}
         # Before any segment is released again, and before one that failed earlier is.
         self._release_pause, self._stuck_pause = _Pause(pace.pause), _Pause(pace.pause)
+        # Last, because this locks the folder. A damaged file of the state is found before.
+        self._folder = SegmentFolder(settings, facts.cdc_raw)
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until the stop is requested.

@@ -25,7 +25,7 @@ from cassandra.cluster import Session
 
 from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.durable import lock_and_read, read_json, write_json
 from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
@@ -125,9 +125,9 @@ class LogProgress:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = lock_folder(folder)
         self.folder = folder
-        self.offsets = {name: Offset.parse(found) for name, found in (read_json(folder / _FILE) or {}).items()}
+        self._lock, stored = lock_and_read(folder, lambda of: read_json(of / _FILE) or {})
+        self.offsets = {name: Offset.parse(found) for name, found in stored.items()}
 
     def save(self, table: str, offset: Offset) -> None:
         """Save the offset of a table. The broker has all changes before it."""

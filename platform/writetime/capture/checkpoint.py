@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from writetime.capture.durable import append_lines, lock_folder, read_lines, write_lines
+from writetime.capture.durable import append_lines, lock_and_read, read_lines, write_lines
 from writetime.capture.progress import SegmentProgress
 
 _FILE = "segments.jsonl"
@@ -51,9 +51,8 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = lock_folder(folder)
         self.folder = folder
-        self._segments, self._lines, self._is_whole = _read(folder)
+        self._lock, (self._segments, self._lines, self._is_whole) = lock_and_read(folder, _read)
         self._changed: set[str] = set()
 
     @property

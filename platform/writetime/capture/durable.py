@@ -1,14 +1,37 @@
-"""The files in an agent's state folder: small files that survive a crash, written completely or not at all."""
+"""The files in an agent's state folder: small files that survive a crash, written completely or not at all.
+
+Each has the CRC32 of its content, or of each of its lines. A changed position would skip writes without a word.
+"""
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from writetime.core.errors import WritetimeError
 from writetime.storage.regular_files import copy_regular, read_regular
+
+T = TypeVar("T")
+
+_CHECKSUM = "crc32"
+_CHANGED = "its content does not match its CRC32"
+
+
+def lock_and_read(folder: Path, read: Callable[[Path], T]) -> tuple[int, T]:
+    """Lock a state folder and read its content. Return the handle that releases the lock when closed, and the content.
+
+    Raises:
+        WritetimeError: another agent has it, or its content is damaged.
+    """
+    handle = lock_folder(folder)
+    try:
+        return handle, read(folder)
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def lock_folder(folder: Path) -> int:
@@ -41,9 +64,13 @@ def _lock(handle: int, reason: str) -> int:
     return handle
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file in one step. After a crash it has either the old content or all of the new content."""
-    _replace(path, json.dumps(content, indent=1))
+    _replace(path, json.dumps({_CHECKSUM: _crc(content)} | content, indent=1))
+
+
+def _crc(content: Any) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def _replace(path: Path, text: str) -> None:
@@ -56,22 +83,29 @@ def _replace(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file; None if there is none.
 
     Raises:
-        WritetimeError: it is not JSON.
+        WritetimeError: it is not as it was written.
     """
     try:
-        return json.loads(read_regular(path))
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except ValueError as e:
-        raise _damaged(path, e) from None
+        raise damaged(path, str(e)) from None
+    if not isinstance(content, dict) or content.pop(_CHECKSUM, None) != _crc(content):
+        raise damaged(path, _CHANGED)
+    return content
 
 
-def _damaged(path: Path, error: ValueError) -> WritetimeError:
-    return WritetimeError(f"{path} is damaged ({error}): restore it, or start with another state folder")
+def damaged(path: Path, fault: str) -> WritetimeError:
+    """Return the error of a file that an agent did not leave so, with the remedy."""
+    return WritetimeError(
+        f"{path} is damaged ({fault}): restore all files of {path.parent} from one copy, or start with another state "
+        "folder, and bring a snapshot that is taken after that into the lake with `writetime backfill`"
+    )
 
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:
@@ -90,7 +124,14 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
 
 
 def _lines_of(values: Iterable[Any]) -> str:
-    return "".join(f"{json.dumps(value)}\n" for value in values)
+    return "".join(f"{json.dumps([_crc(value), value])}\n" for value in values)
+
+
+def _value_of(line: str) -> Any:
+    found = json.loads(line)
+    if not isinstance(found, list) or len(found) != 2 or found[0] != _crc(found[1]):
+        raise ValueError(_CHANGED)
+    return found[1]
 
 
 def read_lines(path: Path) -> tuple[list[Any], bool]:
@@ -98,15 +139,15 @@ def read_lines(path: Path) -> tuple[list[Any], bool]:
     appended: there is such a file, and all of its lines have their ends.
 
     Raises:
-        WritetimeError: a line is not JSON.
+        WritetimeError: a line is not as it was written.
     """
     try:
         *lines, rest = read_regular(path).decode().split("\n")
-        return [json.loads(line) for line in lines], not rest
+        return [_value_of(line) for line in lines], not rest
     except FileNotFoundError:
         return [], False
     except ValueError as e:
-        raise _damaged(path, e) from None
+        raise damaged(path, str(e)) from None
 
 
 def copy_file(source: Path, target: Path) -> None:

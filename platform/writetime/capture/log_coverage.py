@@ -15,10 +15,10 @@ from pathlib import Path
 from uuid import UUID
 
 from writetime.capture.decoding import Switch
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.durable import damaged, read_json, write_json
 from writetime.capture.node_facts import NodeFacts
 from writetime.capture.node_schemas import Node, Table, Tables
-from writetime.capture.progress import OPEN
+from writetime.capture.progress import NODE_FILE, OPEN
 from writetime.capture.restarts import lost_segments
 from writetime.capture.segments import Gap
 from writetime.capture.unlogged import Unlogged, cdc_off_name
@@ -30,7 +30,6 @@ from writetime.storage.file_errors import StorageError
 
 log = logging.getLogger(__name__)
 
-_FILE = "node.json"
 # The records of all tables.
 _NOT_LINKED, _RESTARTED, _DELETED = "node-without-cdc", "node-restarted", "segments-deleted"
 # The record of a keyspace.
@@ -61,12 +60,18 @@ class LogCoverage:
         capture: the settings.
         tables: the tables as of the last run of the agent.
         published_until: a time (microseconds) up to which the agent has vouched.
+
+    Raises:
+        WritetimeError: `node.json` is damaged or missing.
     """
 
     def __init__(self, capture: Capture, tables: Tables, published_until: int) -> None:
-        self._path = capture.state_dir / _FILE
+        self._path = capture.state_dir / NODE_FILE
         self._unlogged = Unlogged(capture)
-        stored = read_json(self._path) or {}
+        stored = read_json(self._path)
+        if stored is None and published_until:
+            raise damaged(self._path, "it is missing, although the agent has published a watermark")
+        stored = stored or {}
         self._generation: int | None = stored.get("generation")
         self._newest: int = stored.get("newest_segment", 0)
         self._folder: Path | None = Path(stored["cdc_raw"]) if "cdc_raw" in stored else None

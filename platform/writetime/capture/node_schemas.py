@@ -263,7 +263,7 @@ class SchemaWatch:
         self._taken: dict[UUID, TableRows] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                self._restore(UUID(path.stem), read_json(path))
+                self._restore(UUID(path.stem), read_json(path) or {})
             except Exception as e:
                 # The schema of an existing table is read from the node. Writes to other tables are set aside.
                 log.error("%s cannot be read, so its schemas are not known: %s", path, reason_of(e))

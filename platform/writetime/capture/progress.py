@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.durable import damaged, lock_and_read, read_json, write_json
 from writetime.core.errors import WritetimeError
 
 _FILE = "progress.json"
+# An agent writes these files after its first progress.
+_LATER_FILES = NODE_FILE, SNAPSHOTS_FILE = "node.json", "snapshots.json"
 
 # End of a gap that may get longer.
 OPEN = 2**63 - 1
@@ -81,13 +83,12 @@ class Progress:
     at a time may use it.
 
     Raises:
-        WritetimeError: another agent uses it.
+        WritetimeError: another agent uses it, or its file is damaged or missing.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = lock_folder(folder)
         self.folder = folder
-        stored: dict[str, Any] = read_json(folder / _FILE) or {}
+        self._lock, stored = lock_and_read(folder, _read)
         self.node: str | None = stored.get("node")
         self.published_until: int = stored.get("published_until", 0)
         self.covered: dict[str, int] = stored.get("covered", {})
@@ -108,7 +109,9 @@ class Progress:
                 "that into the lake with `writetime backfill`, because changes that the earlier agent did not publish "
                 "are on other replicas only. If this is another node, set capture.node, or another capture.state_dir"
             )
-        self.node = node
+        if self.node is None:
+            self.node = node
+            self.save()
 
     def save(self) -> None:
         """Save the present progress."""
@@ -130,3 +133,13 @@ class Progress:
     def close(self) -> None:
         """Release the folder for another agent."""
         os.close(self._lock)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    stored = read_json(folder / _FILE)
+    if stored is None:
+        for name in _LATER_FILES:
+            # The agent would not know which segments are gone.
+            if (folder / name).exists():
+                raise damaged(folder / _FILE, f"it is missing, and {name} is there")
+    return stored or {}

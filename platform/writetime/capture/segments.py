@@ -224,7 +224,7 @@ def _gap_of(path: Path) -> Gap | None:
     except Exception as e:
         if is_outage(e):
             raise
-        return Gap(f"{path} cannot be read ({reason_of(e)}): correct it, or delete it to accept the gap", OPEN, 0, None)
+        return Gap(f"{path} cannot be read ({reason_of(e)}): restore it, or delete it to accept the gap", OPEN, 0, None)
 
 
 def _gap(path: Path, reason: dict[str, Any]) -> Gap:

@@ -28,6 +28,7 @@ import pyarrow as pa
 from writetime.capture.agent_metrics import AgentMetrics, counts_of
 from writetime.capture.change_publisher import ChangePublisher, Unpublishable
 from writetime.capture.durable import read_json, write_json
+from writetime.capture.progress import SNAPSHOTS_FILE
 from writetime.capture.taking import Taker
 from writetime.clients.node_snapshots import new_tag
 from writetime.core.config import Settings
@@ -103,8 +104,8 @@ class Snapshots:
         self._node = node
         self._metrics = metrics
         self._announce = announce
-        self._path = settings.capture.state_dir / "snapshots.json"
-        stored: dict[str, dict[str, Any]] = read_json(self._path) or {}
+        self._path = settings.capture.state_dir / SNAPSHOTS_FILE
+        stored = read_json(self._path) or {}
         self._tables = {UUID(key): SnapshotProgress(**value) for key, value in stored.items()}
         if self._mode == "always":
             # A published snapshot may not be deleted yet. It keeps its tag, so that it can be deleted.

@@ -244,8 +244,8 @@ def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]
         raise StaleSets(
             f"the node that answered knows no CDC streams of {source.name} from {instant_text(known)} on, which were "
             "known before: it is behind, so ask again. If this lasts, restart the nodes whose tables of streams lack "
-            "them; if all nodes lack them, begin again with a new checkpoint (the agent: without the table in "
-            "logs.json), and bring in a snapshot from after that with `writetime backfill`"
+            "them; if all nodes lack them, begin again with a new checkpoint (the agent: another "
+            "capture.state_dir), and bring in a snapshot from after that with `writetime backfill`"
         )
     late = rescan_micros(source.settings)
     pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest, late)
