@@ -7,13 +7,13 @@ import click
 
 from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
-from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.counts import counted
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.extras import require
 from writetime.core.instants import parse_instant
 from writetime.core.logs import log_as_json
+from writetime.core.signals import stopped_by_signal
 from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
 from writetime.landing.missing_tables import message_of

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 import click
 
 from writetime.cli.follow_screen import shown
-from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import require
 from writetime.core.logs import log_as_json
+from writetime.core.signals import stopped_by_signal
 from writetime.follow.program import Follower
 from writetime.lake.table import is_in_lake
 from writetime.landing.missing_tables import KnownTables

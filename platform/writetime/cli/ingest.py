@@ -2,11 +2,11 @@
 
 import click
 
-from writetime.cli.signals import stopped_by_signal
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.core import config
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
+from writetime.core.signals import stopped_by_signal
 from writetime.ingest import deadletters, sink
 
 

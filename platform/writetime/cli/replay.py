@@ -7,13 +7,13 @@ from typing import BinaryIO
 
 import click
 
-from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
+from writetime.core.signals import stopped_by_signal
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
 from writetime.replay.known_queues import require_queue
 

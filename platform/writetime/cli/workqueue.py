@@ -9,13 +9,13 @@ from dataclasses import asdict
 
 import click
 
-from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
+from writetime.core.signals import stopped_by_signal
 from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint

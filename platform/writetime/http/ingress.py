@@ -8,8 +8,8 @@ Starlette's. One process, one event loop.
 import math
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
@@ -28,6 +28,7 @@ from writetime.clients.tls import require_readable
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
+from writetime.core.signals import handle_hangup
 from writetime.http import bodies, openapi
 from writetime.http.bodies import Disconnected, Refused
 from writetime.http.ingress_metrics import IngressMetrics
@@ -213,7 +214,7 @@ def create_app(settings: Settings) -> Ingress:
 
 
 def serve(settings: Settings) -> None:
-    """Run the ingress until SIGTERM or SIGINT, then finish the calls in flight and return.
+    """Run the ingress until SIGTERM, SIGINT or SIGHUP, then finish the calls in flight and return.
 
     An unreachable broker is not an error: `/ready` reports it, and events are answered 503 until it is back.
 
@@ -279,6 +280,13 @@ class _Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn does not handle SIGHUP.
+        with super().capture_signals():
+            handle_hangup(self.handle_exit)
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own would raise the signal again after the drain, which would end the process.
