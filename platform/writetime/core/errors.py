@@ -50,7 +50,11 @@ def plain_text(fault: BaseException) -> str:
     """Return the text of an error without the colours of a terminal and without passwords, and with its causes on one
     line.
     """
-    text = without_passwords(str(fault))
+    try:
+        text = without_passwords(str(fault))
+    except Exception as e:
+        # The exception of a user's module or handler.
+        text = f"its text raises {type(e).__name__}"
     return _COLOUR.sub("", _CAUSE.sub(": ", text)).strip() if "\x1b" in text else text
 
 
