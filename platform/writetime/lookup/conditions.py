@@ -72,14 +72,21 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
 @functools.cache
 def database() -> "duckdb.DuckDBPyConnection":
     """Return a DuckDB in memory that reads times without a zone as UTC: a condition must have the same meaning on
-    machines of all zones.
+    machines of all zones. It has no access to files, networks, extensions and variables of Python, and no condition can
+    change that.
     """
     import duckdb
 
-    made = duckdb.connect()
+    made = duckdb.connect(
+        config=dict.fromkeys(
+            ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions"), "false"
+        )
+    )
     made.execute("SET TimeZone = 'UTC'")
     # With it DuckDB gives lists to Arrow as Python's values, which have no infinite times and end at the year 9999.
     made.execute("SET disabled_optimizers = 'filter_pushdown'")
+    made.execute("SET python_enable_replacements = false")
+    made.execute("SET lock_configuration = true")
     return made
 
 
