@@ -45,6 +45,7 @@ from writetime.lake.table import create_table
 from writetime.storage.folders import Seen
 from writetime.storage.locations import without_secrets
 from writetime_dagster.assets import expectations
+from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
@@ -199,7 +200,7 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
         "materialization of its snapshots. The sensor `new_snapshots` starts the backfill.",
     )
     def new_backups(context: SensorEvaluationContext) -> SensorResult:
-        known: dict[str, str] = json.loads(context.cursor or "{}")
+        known = of_cursor(context.cursor, dict[str, str]) or {}
         seen: dict[str, str] = {}
         events: list[AssetMaterialization] = []
         changed: list[str] = []

@@ -1,8 +1,8 @@
 """The batches of a replay queue that the lake has, by Dagster's materializations.
 
 The cursor of the queue's sensor has them. So a tick reads only the materializations since the last one, and its cost
-does not grow with the number of batches. All are read if the sensor has no cursor, and if the newest materialization
-that the cursor names is gone, because someone wiped the asset or deleted the run.
+does not grow with the number of batches. All are read if the sensor has no cursor or one that is not its own, and if
+the newest materialization that the cursor names is gone, because someone wiped the asset or deleted the run.
 """
 
 import json
@@ -13,8 +13,19 @@ from typing import Self
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecord
 
+from writetime_dagster.assets.cursors import of_cursor
+
 # The number of materializations that one query reads.
 _AT_ONCE = 1_000
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The content of the cursor; `missing` has the first and the last number of each stretch."""
+
+    newest: int
+    last: int
+    missing: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -28,12 +39,20 @@ class CopiedBatches:
     missing: Sequence[int]
 
     @classmethod
-    def of_cursor(cls, cursor: str | None) -> Self | None:
-        """Return the batches as of the last tick; None without a cursor of this format."""
-        kept = json.loads(cursor or "null")
-        if not isinstance(kept, dict):
+    def of_cursor(cls, cursor: str | None, first: int, head: int) -> Self | None:
+        """Return the batches as of the last tick; None without a cursor that the sensor of a queue may have written
+        that has the batches from `first` to `head`.
+        """
+        kept = of_cursor(cursor, _Kept)
+        if kept is None or min(kept.newest, kept.last) < 0 or kept.last > head:
             return None
-        return cls(kept["newest"], kept["last"], [n for first, last in kept["missing"] for n in range(first, last + 1)])
+        ends = [end for begin, last in kept.missing for end in (begin, last + 1)]
+        if ends != sorted(set(ends)) or (ends and (ends[0] < 1 or ends[-1] > kept.last + 1)):
+            return None
+        # Without a materialization, all batches are missing.
+        if not kept.newest and kept.last >= first and (len(ends) != 2 or ends[0] > first or ends[1] <= kept.last):
+            return None
+        return cls(kept.newest, kept.last, [n for first, last in kept.missing for n in range(first, last + 1)])
 
     @property
     def cursor(self) -> str:

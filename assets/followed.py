@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dagster import (
@@ -32,6 +33,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import followed
 from writetime.wire.watermarks import LandingReport, StepReport, WatermarkTopic
+from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import KafkaResource
 
@@ -74,6 +76,13 @@ def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
     ]
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """By table: when its report was recorded, and the digest of its state then."""
+
+    recorded: dict[str, tuple[float, str]]
+
+
 def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
     """Return the sensor that records the progress of the tables that `writetime follow` follows."""
     keys = [key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())]
@@ -93,8 +102,8 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         except WritetimeError as e:
             return SkipReason(f"the reports of `writetime follow` cannot be read: {e}")
         running = followed(topic.reports)
-        # By table: when its report was recorded, and the digest of its state then.
-        recorded: dict[str, tuple[float, str]] = json.loads(context.cursor or "{}").get("recorded", {})
+        last = of_cursor(context.cursor, _Recorded)
+        recorded = last.recorded if last else {}
         new = {
             name: report
             for name, report in topic.reports.items()

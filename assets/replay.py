@@ -236,10 +236,10 @@ def new_batches(queue: str) -> SensorDefinition:
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         """Compare the newest batch with the batches that Dagster has materialized."""
         instance, settings = context.instance, database.settings
-        before = CopiedBatches.of_cursor(context.cursor)
-        known = (before and before.read_on(instance, key)) or all_copied(instance, key, str(partitions.name))
         try:
             first, head = extent(settings, queue)
+            before = CopiedBatches.of_cursor(context.cursor, first, head)
+            known = (before and before.read_on(instance, key)) or all_copied(instance, key, str(partitions.name))
             new = known.new(first, head, NEW_PARTITIONS)
             copied = known.extended(first, new)
             # Retention waits for the lake, and its lag is reported like that of any other processor.

@@ -57,6 +57,7 @@ from writetime_dagster.assets.automation import (
     on_schedule,
 )
 from writetime_dagster.assets.backfill import new_backups
+from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
@@ -338,7 +339,7 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}
         if not now:
             return SkipReason("the schemas cannot be read")
-        known = json.loads(context.cursor or "{}")
+        known = of_cursor(context.cursor, dict[str, str]) or {}
         seen = {name: hashlib.sha256(cql.encode()).hexdigest() for name, cql in now.items()}
         changed = [name for name, digest in seen.items() if known.get(name) != digest]
         observations = [

@@ -6,6 +6,7 @@ This module has the assets with their checks and metadata. `writetime.workqueue`
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 from dagster import (
@@ -43,6 +44,7 @@ from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import looking, worker_faults
 from writetime.workqueue.items import Place
 from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.failures import apart, by_kind
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
@@ -301,6 +303,14 @@ schedules = [
 ]
 
 
+@dataclass(frozen=True)
+class _Reported:
+    """The queues whose work was stuck at the last run, by reason, and when it was requested."""
+
+    stuck: list[list[str]]
+    at: float
+
+
 @sensor(
     job=queue_health_job,
     minimum_interval_seconds=60,
@@ -320,8 +330,8 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
         context.update_cursor("")
         return SkipReason("no work is stuck")
     stuck, names = [sorted(old), sorted(deep), sorted(faults)], ", ".join(sorted({*old, *deep, *faults}))
-    last = json.loads(context.cursor or "{}")
-    if last.get("stuck") == stuck and time.time() - last["at"] < _AGAIN_SECONDS:
+    last = of_cursor(context.cursor, _Reported)
+    if last and last.stuck == stuck and 0 <= time.time() - last.at < _AGAIN_SECONDS:
         return SkipReason(f"a run has reported that work of {names} is stuck; the next one starts an hour after it")
     context.update_cursor(json.dumps({"stuck": stuck, "at": time.time()}))
     return RunRequest(tags={"writetime/stuck": names[:200]})
