@@ -129,9 +129,13 @@ class Replica:
             self.fault = e
 
     def deliver(self, archive: Path, chooser: random.Random) -> int:
-        """Hand over the segments that the first agent is done with, in any order; return how many."""
+        """Hand over the segments that the first agent is done with, in any order of those of one start of the node;
+        return how many.
+        """
         new = [path for path in sorted(archive.glob("*_cdc.idx")) if path.name not in self._delivered]
         chooser.shuffle(new)
+        # The agent asks for segments that are missing once it gets one of a later start.
+        new.sort(key=lambda path: int(path.name.split("-")[2].removesuffix("_cdc.idx")) // 1000)
         for index in new:
             for path in (index.with_name(index.name.replace("_cdc.idx", ".log")), index):
                 partial = self.folder / f"{path.name}.part"

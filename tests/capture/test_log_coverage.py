@@ -89,6 +89,8 @@ def other_folder(captured: Captured) -> None:
     other = captured.node.folder / "other"
     restart(captured, cdc_raw_directory=str(other))
     captured.write("INSERT INTO {ks}.marks (id) VALUES (-7)")
+    # A node whose folder vanishes while it runs writes a segment that it cannot replay.
+    captured.node.stop()
     other.rename(captured.node.folder / captured.keyspace)
     restart(captured, cdc_raw_directory=str(captured.node.cdc_raw))
 
@@ -116,27 +118,41 @@ def cdc_off_and_on(captured: Captured) -> None:
     [
         (off_and_on, "cdc_enabled: false"),
         (off_by_crashes, "cdc_enabled: false"),
+        (durable_off_and_on, "durable_writes = false"),
+        (cdc_off_and_on, "cdc = false"),
+    ],
+)
+def test_lost_writes_hold_the_watermark(captured: Captured, lose: Callable[[Captured], None], reason: str) -> None:
+    with captured.agent():
+        captured.settle()
+        passes(captured)
+        lose(captured)
+        stays(captured, reason, time_now())
+    assert "writetime backfill" in held(captured)
+    is_closed_by_a_snapshot(captured)
+
+
+@pytest.mark.parametrize(
+    ("lose", "reason"),
+    [
+        (off_and_on, "cdc_enabled: false"),
+        (off_by_crashes, "cdc_enabled: false"),
+        # A running agent reads the other folder.
         (other_folder, "another cdc_raw_directory"),
         (durable_off_and_on, "durable_writes = false"),
         (cdc_off_and_on, "cdc = false"),
     ],
 )
-@pytest.mark.parametrize("agent_runs", [True, False])
-def test_lost_writes_hold_the_watermark(
-    captured: Captured, lose: Callable[[Captured], None], reason: str, *, agent_runs: bool
+def test_writes_that_are_lost_without_an_agent_hold_the_watermark(
+    captured: Captured, lose: Callable[[Captured], None], reason: str
 ) -> None:
     with captured.agent():
         captured.settle()
         passes(captured)
-        if agent_runs:
-            before = time_now()
-            lose(captured)
-            stays(captured, reason, time_now())
-    if not agent_runs:
-        before = time_now()
-        lose(captured)
-        with captured.agent():
-            stays(captured, reason, before)
+    before = time_now()
+    lose(captured)
+    with captured.agent():
+        stays(captured, reason, before)
     assert "writetime backfill" in held(captured)
     is_closed_by_a_snapshot(captured)
 
@@ -202,14 +218,36 @@ def test_a_folder_that_the_node_no_longer_uses_holds_the_watermark(captured: Cap
     with captured.agent(cdc_raw=folder):
         captured.settle()
         passes(captured)
-        before = time_now()
+        captured.node.stop()
+        stopped_at = time_now()
         restart(captured, cdc_raw_directory=str(captured.node.folder / "elsewhere"))
         try:
             wait_for(lambda: "the agent reads" in held(captured))
-            assert until(captured, "marks") <= before + 10_000_000
+            assert until(captured, "marks") <= stopped_at
         finally:
             restart(captured, cdc_raw_directory=str(folder))
     is_closed_by_a_snapshot(captured)
+
+
+def test_a_folder_of_copies_may_get_the_segments_of_a_start_later(captured: Captured) -> None:
+    copies = captured.node.folder / f"{captured.keyspace}_copies"
+    copies.mkdir()
+
+    def copy() -> None:
+        for path in sorted(captured.node.cdc_raw.iterdir()):
+            (copies / path.name).write_bytes(path.read_bytes())
+
+    copy()
+    with captured.agent(cdc_raw=copies):
+        passes(captured)
+        captured.node.stop()
+        stopped_at = time_now()
+        captured.node.start()
+        wait_for(lambda: "has no segment of the node's present start" in held(captured))
+        assert until(captured, "marks") <= stopped_at
+        copy()
+        passes(captured)
+    assert not reasons(captured)
 
 
 def test_a_keyspace_that_is_not_durable_holds_only_its_tables(captured: Captured) -> None:

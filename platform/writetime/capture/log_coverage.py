@@ -109,12 +109,15 @@ class LogCoverage:
         """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
         does.
         """
-        self._facts = facts
+        self._facts, self._unknown = facts, {}
         is_restarted = self._is_restarted(facts)
-        fault = self._fault(facts, listing, is_restarted=is_restarted)
+        fault = self._fault(facts, listing)
         self._is_good = fault is None
         if fault is not None:
             self._unlogged.begin(_NOT_LINKED, *fault, self._good_at, None)
+            return False
+        if is_restarted and not self._has_present_start(facts, listing):
+            self._wait_for_present_start(facts, listing)
             return False
         if is_restarted and not self._unlogged.is_open(_NOT_LINKED):
             self._check_restart(facts, listing)
@@ -129,7 +132,7 @@ class LogCoverage:
         self.note_listed(listing)
         return True
 
-    def _fault(self, facts: NodeFacts, listing: Listing, *, is_restarted: bool) -> tuple[str, str] | None:
+    def _fault(self, facts: NodeFacts, listing: Listing) -> tuple[str, str] | None:
         """Return why the node does not link its segments to the folder now, and the remedy."""
         if not facts.cdc_enabled:
             fault = f"the node runs with cdc_enabled: false since {instant_text(facts.generation * 10**6)} or later"
@@ -137,19 +140,28 @@ class LogCoverage:
         if self._is_folder_of_node and not _is_same(listing.folder, facts.cdc_raw):
             fault = f"the node's cdc_raw_directory is {facts.cdc_raw}, and the agent reads {listing.folder}"
             return fault, "remove capture.cdc_raw from the settings, or correct it, and start the agent"
+        return None
+
+    def _has_present_start(self, facts: NodeFacts, listing: Listing) -> bool:
+        """Return whether the folder has a segment of the node's present start, or has none because it is full."""
         # A node that blocks writes links no segment while the folder is full, and refuses all captured writes.
         is_full = facts.blocks_writes and listing.size() + 2 * facts.segment_bytes > facts.total_bytes
-        if is_restarted and not is_full and max(listing.ids, default=0) <= self._newest:
-            return (
-                f"{listing.folder} has no segment of the node's present start, and the node's cdc_raw_directory is "
-                f"{facts.cdc_raw}",
-                "set capture.cdc_raw to the path of that folder on the agent's machine",
-            )
-        return None
+        return is_full or max(listing.ids, default=0) > self._newest
+
+    def _wait_for_present_start(self, facts: NodeFacts, listing: Listing) -> None:
+        """Hold all watermarks until a segment comes. Only then it is known which segments are missing.
+
+        A folder that is filled by copies gets them later than the node's own folder.
+        """
+        reason = (
+            f"{listing.folder} has no segment of the node's present start, and the node's cdc_raw_directory is "
+            f"{facts.cdc_raw}: if none comes, set capture.cdc_raw to the path of that folder on the agent's machine"
+        )
+        log.error("all watermarks wait: %s", reason)
+        self._is_good, self._unknown = False, {table.id: reason for table in self._captured}
 
     def _check_restart(self, facts: NodeFacts, listing: Listing) -> None:
         """Record whether the node may have run without its segments in the folder since the last good check."""
-        self._unknown = {}
         came = sorted({*listing.ids, *self._meanwhile})
         stale = [i for i in listing.growing if abs(i - self._newest) < _START_MILLIS < max(listing.ids) - i]
         if stale:
