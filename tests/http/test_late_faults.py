@@ -1,4 +1,4 @@
-"""A database that refuses a connection only after the call that waited for it was answered; no server is needed."""
+"""Faults of the connection to the database: late ones, and those that are no outage; no server is needed."""
 
 import asyncio
 import threading
@@ -47,3 +47,19 @@ def test_the_next_call_does_not_get_the_fault_of_an_earlier_one(monkeypatch: pyt
     monkeypatch.setattr(ItemsEndpoint, "_connect", connect)
     asyncio.run(calls())
     assert unhandled == []
+
+
+def test_an_unknown_fault_is_not_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller would repeat the call for ever."""
+
+    def connect(_: object) -> None:
+        raise TypeError("nobody expects this")
+
+    monkeypatch.setattr("writetime.http.work_items.connect", connect)
+
+    async def call() -> None:
+        items = ItemsEndpoint(config.load(), 10, cast(Any, None), CollectorRegistry())
+        await items._insert("jobs", [cast(Any, "item")])
+
+    with pytest.raises(TypeError, match="nobody expects this"):
+        asyncio.run(call())

@@ -1,7 +1,6 @@
 """Work items over HTTP: `POST /queues/<queue>/items`, a part of the ingress. `202` means that the database has them."""
 
 import asyncio
-import logging
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -27,8 +26,6 @@ from writetime.workqueue.enqueue import (
     TooLarge,
 )
 from writetime.workqueue.queue_tables import Tables
-
-log = logging.getLogger(__name__)
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
 _RETRY_AFTER = {"Retry-After": "1"}
@@ -136,12 +133,8 @@ class ItemsEndpoint:
             try:
                 session = resources.enter_context(connect(self._settings))
                 enqueuer = AsyncEnqueuer(Tables(session, self._settings), self._settings)
-            except WritetimeError:
-                raise
-            except Exception as e:
+            except DRIVER_FAULTS as e:
                 # The next call tries again.
-                if not isinstance(e, DRIVER_FAULTS):
-                    log.exception("work items cannot be taken")
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e
             self._resources.push(resources.pop_all())
         return enqueuer
