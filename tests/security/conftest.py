@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.security.servers import (
+    LOOPBACK,
     Identity,
     SecuredCassandra,
     SecuredKafka,
@@ -46,6 +47,8 @@ SECRETS = {
     "other token": "hush-of-the-second-caller",
 }
 USER = "writer"
+# An address that the node may move to.
+OTHER_ADDRESS = "127.0.0.3"
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     admin = settings("cassandra", dict.fromkeys(("cassandra", "kafka", "zookeeper"), "cassandra"))
     ours = settings(USER, SECRETS)
     servers: list[EmbeddedServer] = [
-        SecuredCassandra(admin, authority),
+        SecuredCassandra(admin, authority, (*LOOPBACK, OTHER_ADDRESS)),
         SecuredKafka(admin, authority, {"cassandra": "cassandra", USER: SECRETS["kafka"], "stranger": "stranger"}),
         SecuredZooKeeper(admin, authority),
     ]

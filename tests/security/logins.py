@@ -21,3 +21,9 @@ def change_password(admin: Session) -> None:
 def restore_password(admin: Session) -> None:
     """Accept them again."""
     admin.execute(f"ALTER ROLE {USER} WITH PASSWORD = '{SECRETS['cassandra']}'")
+
+
+def set_auth_reads(node: SecuredCassandra, level: str) -> None:
+    """Let the node read its tables of roles and rights at another consistency level from now on."""
+    bean = "org.apache.cassandra.auth:type=AuthProperties"
+    nodetool(node.jmx_port, "sjk", "mx", "-ms", "-b", bean, "-f", "ReadConsistencyLevel", "-v", level)

@@ -112,6 +112,8 @@ class SecuredCassandra(CassandraServer):
         super().__init__(settings)
         self._authority = authority
         self._addresses = addresses
+        # The level at which logins and rights are read; of more replicas than there are, they are all refused.
+        self.auth_reads = "LOCAL_QUORUM"
 
     def command(self) -> list[str]:
         # By default the first role is made ten seconds after the start.
@@ -123,6 +125,7 @@ class SecuredCassandra(CassandraServer):
         return super().configuration() | {
             "authenticator": "PasswordAuthenticator",
             "authorizer": "CassandraAuthorizer",
+            "auth_read_consistency_level": self.auth_reads,
             "dynamic_data_masking_enabled": True,
             "client_encryption_options": {
                 "enabled": True,
@@ -137,8 +140,9 @@ class SecuredCassandra(CassandraServer):
         }
 
     def fault(self) -> str | None:
+        cassandra = self._settings.cassandra.model_copy(update={"contact_points": [self.address]})
         try:
-            with database.connect(self._settings):
+            with database.connect(self._settings.model_copy(update={"cassandra": cassandra})):
                 return None
         except WritetimeError as e:
             return str(e)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from writetime.capture import cdc_log
 from writetime.capture.cdc_log import LogPace
 from writetime.core.config import Settings
@@ -55,6 +57,17 @@ class Program(threading.Thread):
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self.join(_PATIENCE_SECONDS)
+
+    def connections(self, port: int) -> set[tuple[int, str]]:
+        """Its connections to a port: its own port, and the address of the other end."""
+        if self._process is None or self._process.poll() is not None:
+            return set()
+        found = psutil.Process(self._process.pid).net_connections("tcp")
+        return {
+            (each.laddr.port, each.raddr.ip)
+            for each in found
+            if each.raddr and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED
+        }
 
     def tail(self) -> str:
         """The end of its output."""
