@@ -21,6 +21,7 @@ VERSIONS = ("5.0", "4.1", "4.0")
 _NOT_BEFORE_5 = {"dynamic_data_masking_enabled", "storage_compatibility_mode", "sstable"}
 # Names in 4.0, with the unit that their numbers have there.
 _NAMES_4_0 = {
+    "cdc_total_space": "cdc_total_space_in_mb",
     "column_index_size": "column_index_size_in_kb",
     "commitlog_segment_size": "commitlog_segment_size_in_mb",
     "commitlog_sync_period": "commitlog_sync_period_in_ms",

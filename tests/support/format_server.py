@@ -79,7 +79,7 @@ class FormatServer(CassandraServer):
             configuration["storage_compatibility_mode"] = "NONE"
         if self._version == "da":
             configuration["sstable"] = {"selected_format": "bti"}
-        return configuration | self._extra
+        return {name: value for name, value in (configuration | self._extra).items() if value is not None}
 
     def _connect(self) -> Cluster:
         """Return a connection that waits for a server on a busy machine."""
@@ -89,7 +89,7 @@ class FormatServer(CassandraServer):
         )
 
     def configure(self, **configuration: object) -> None:
-        """Change the configuration of the next start."""
+        """Change the configuration of the next start. None restores a default."""
         self._extra = self._extra | configuration
 
     def write(self, statements: Iterable[str]) -> list[Any]:
