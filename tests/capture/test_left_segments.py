@@ -75,7 +75,8 @@ def test_a_node_that_restarts_again_and_again_accepts_writes(crowded: Captured, 
         crowded.settle()
         kept = files(crowded.node.folder / "commitlog")
         wait_for(lambda: files(crowded.node.cdc_raw) <= kept | files(crowded.node.folder / "commitlog"))
-        assert len(files(crowded.node.cdc_raw)) >= 2
+        # There may be no room for the next one.
+        assert files(crowded.node.cdc_raw)
     totals = progress_of(crowded)["totals"]
     assert totals["segments_set_aside"] == totals["segments_vanished"] == totals["changes_set_aside"] == 0
     crowded.assert_same("marks")

@@ -244,6 +244,7 @@ class Agent:
             self._check_coverage(facts, listed, found)
             if self._note_truncated() and not self._announce_marks(stop):
                 return
+        self._coverage.note_imports(self._schemas.tables, always=facts is not None)
         if self._unannounced:
             self._announce_schemas()
             self._unannounced = False
@@ -299,8 +300,8 @@ class Agent:
         ids = [segment.id for segment in listed]
         if facts is None and self._coverage.needs_check(ids):
             facts = self._read_facts()
-        growing = frozenset(segment.id for segment, until in found if until != END)
-        listing = Listing(self._folder.path, ids, growing, lambda: backlog_of(self._folder.path))
+        offsets = {segment.id: until for segment, until in found}
+        listing = Listing(self._folder.path, listed, offsets, lambda: backlog_of(self._folder.path))
         if facts is None:
             self._coverage.note_listed(listing)
         elif not self._coverage.check(facts, listing, self._schemas.tables):

@@ -9,17 +9,18 @@ the tables concerned.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from writetime.capture.decoding import Switch
 from writetime.capture.durable import damaged, read_json, write_json
+from writetime.capture.imports import Imports
 from writetime.capture.node_facts import NodeFacts
 from writetime.capture.node_schemas import Node, Table, Tables
 from writetime.capture.progress import NODE_FILE, OPEN
-from writetime.capture.restarts import lost_segments
+from writetime.capture.restarts import START_MILLIS, LoggedUntil, lost_writes
 from writetime.capture.segments import Gap
 from writetime.capture.unlogged import Unlogged, cdc_off_name
 from writetime.core.config import Capture
@@ -27,30 +28,36 @@ from writetime.core.errors import reason_of
 from writetime.core.instants import instant_text
 from writetime.schema.types import quote_name
 from writetime.storage.file_errors import StorageError
+from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
 
 # The records of all tables.
 _NOT_LINKED, _RESTARTED, _DELETED = "node-without-cdc", "node-restarted", "segments-deleted"
+_LOADED = "streams-not-logged"
+# The record of a table.
+_IMPORTED = "imported-"
 # The record of a keyspace.
 _NOT_DURABLE = "not-durable-"
-# A node numbers its segments from the time of its start (milliseconds). A start rarely makes so many segments, so ids
-# that are further apart belong to two starts (`CommitLogSegment`).
-_START_MILLIS = 1000
 # The node deletes the oldest segments down to its limit, and may then remove some that are empty.
 _FEW_SEGMENTS = 4
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The segments in a folder: their ids, those with an index that is not COMPLETED, and a function that returns the
-    size of all files.
+    """The segments in a folder. `found` are the ids of those with writes to captured tables, each with the offset up to
+    which it may be read, and `size` returns the size of all files.
     """
 
     folder: Path
-    ids: Sequence[int]
-    growing: frozenset[int]
+    segments: Sequence[Segment]
+    found: Mapping[int, int]
     size: Callable[[], int]
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the segments."""
+        return [segment.id for segment in self.segments]
 
 
 class LogCoverage:
@@ -74,6 +81,8 @@ class LogCoverage:
         stored = stored or {}
         self._generation: int | None = stored.get("generation")
         self._newest: int = stored.get("newest_segment", 0)
+        # The newest segment with writes to captured tables. At first, some may follow in any listed segment.
+        self._newest_written: int | None = stored.get("newest_written", stored.get("newest_segment"))
         self._folder: Path | None = Path(stored["cdc_raw"]) if "cdc_raw" in stored else None
         # False if the node's path is another one on this machine, as in a container.
         self._is_folder_of_node: bool = stored.get("is_folder_of_node", False)
@@ -84,8 +93,10 @@ class LogCoverage:
         self._saved: dict[str, object] = {}
         # Why the agent does not know whether all writes to a table were logged, and the segments that came meanwhile.
         self._unknown: dict[UUID, str] = {}
-        self._meanwhile: set[int] = set()
+        self._meanwhile: dict[int, Segment] = {}
         self._is_good = True
+        self._imports = Imports()
+        self._loaded_at = 0
 
     def earlier_folder(self, facts: NodeFacts, present: Path) -> Path | None:
         """Return the folder of segments at the last good check, if the node was started since and uses it no longer."""
@@ -99,7 +110,7 @@ class LogCoverage:
 
     def needs_check(self, ids: Sequence[int]) -> bool:
         """Return whether there are segments of another start of the node than at the last check."""
-        return self._is_good and bool(ids) and max(ids) - self._newest >= _START_MILLIS
+        return self._is_good and bool(ids) and max(ids) - self._newest >= START_MILLIS
 
     def gaps(self) -> list[Gap]:
         """Return the gaps that last only until the agent can read what it needs."""
@@ -122,10 +133,11 @@ class LogCoverage:
         if is_restarted and not self._unlogged.is_open(_NOT_LINKED):
             self._check_restart(facts, listing)
         self._unlogged.end(_NOT_LINKED)
+        self._note_loaded(facts)
         self.note_durability(tables)
         self._is_good = not self._unknown
         if self._is_good:
-            self._meanwhile = set()
+            self._meanwhile = {}
             self._good_at = facts.synced_until
             self._is_folder_of_node = _is_same(listing.folder, facts.cdc_raw)
             self._generation, self._captured = facts.generation, _captured(tables)
@@ -162,8 +174,9 @@ class LogCoverage:
 
     def _check_restart(self, facts: NodeFacts, listing: Listing) -> None:
         """Record whether the node may have run without its segments in the folder since the last good check."""
-        came = sorted({*listing.ids, *self._meanwhile})
-        stale = [i for i in listing.growing if abs(i - self._newest) < _START_MILLIS < max(listing.ids) - i]
+        came = self._meanwhile | {segment.id: segment for segment in listing.segments}
+        growing = [i for i, until in listing.found.items() if until != END]
+        stale = [i for i in growing if abs(i - self._newest) < START_MILLIS < max(listing.ids) - i]
         if stale:
             # A node with cdc_enabled completes the segments of a crash when it replays them.
             self._note_restart(f"segment {stale[0]} of a crash was replayed with cdc_enabled: false")
@@ -171,20 +184,23 @@ class LogCoverage:
         for table in self._captured:
             name = f"{table.keyspace}.{table.name}"
             try:
-                lost = lost_segments(facts, table, came, self._newest)
+                lost = lost_writes(facts, table, came, self._logged_until())
             except (OSError, StorageError) as e:
                 reason = f"the node was restarted, and the files of {name} cannot be read: {reason_of(e)}"
                 log.error("the watermark of %s waits: %s", name, reason)
                 self._unknown[table.id] = f"{reason}: let the agent read the node's data files"
                 continue
             if lost is not None:
-                self._note_restart(f"{name} has writes in segments {lost[0]} to {lost[1]}, and none of them came")
+                self._note_restart(f"{name} {lost}")
                 return
+
+    def _logged_until(self) -> LoggedUntil:
+        return LoggedUntil(self._good_at, self._newest, min(self._newest_written or 0, self._newest))
 
     def _note_restart(self, evidence: str) -> None:
         fault = (
             "the node ran for some time with cdc_enabled: false or another cdc_raw_directory, or its segments were "
-            f"deleted unread: {evidence}"
+            f"deleted unread, or it crashed before it synced writes that it had flushed: {evidence}"
         )
         self._unlogged.note(_RESTARTED, fault, self._good_at, time.time_ns() // 1000, None)
 
@@ -192,7 +208,7 @@ class LogCoverage:
         """Record which segments came, before any of them is released. Call `check` first if `needs_check`."""
         if self._unknown:
             # The check is repeated, and needs to know them.
-            self._meanwhile.update(listing.ids)
+            self._meanwhile.update((segment.id, segment) for segment in listing.segments)
             return
         newest = max(listing.ids, default=0)
         if newest > self._newest:
@@ -203,6 +219,10 @@ class LogCoverage:
                 )
                 self._unlogged.note(_DELETED, fault, self._good_at, time.time_ns() // 1000, None)
             self._newest = newest
+        if self._newest_written is None and listing.ids:
+            self._newest_written = min(listing.ids) - 1
+        if self._newest_written is not None:
+            self._newest_written = max([self._newest_written, *listing.found])
         self._save(listing.folder)
 
     def _may_be_deleted(self, facts: NodeFacts, listing: Listing) -> bool:
@@ -218,12 +238,39 @@ class LogCoverage:
         content: dict[str, object] = {
             "generation": self._generation,
             "newest_segment": self._newest,
+            "newest_written": self._newest_written,
             "cdc_raw": str(folder),
             "is_folder_of_node": self._is_folder_of_node,
         }
         if content != self._saved:
             write_json(self._path, content | {"checked_at": self._good_at})
             self._saved, self._folder = content, folder
+
+    # --- files that are no writes -------------------------------------------------------------------------------------
+
+    def note_imports(self, tables: Tables, *, always: bool) -> None:
+        """Record the tables to which SSTables were added. Call this often, and with `always` before a watermark passes
+        the present time.
+        """
+        if self._facts is None:
+            return
+        live = [t for t in _captured(tables) if t.id in tables.live]
+        for table, path in self._imports.look(self._facts.data_folders, live, always=always):
+            name = f"{table.keyspace}.{table.name}"
+            fault = (
+                f"SSTables were added to {name} with nodetool import or refresh, and no segment has their rows: {path}"
+            )
+            self._unlogged.note(f"{_IMPORTED}{table.id}", fault, self._good_at, time.time_ns() // 1000, [table.id])
+
+    def _note_loaded(self, facts: NodeFacts) -> None:
+        """Record that SSTables were streamed to the node and added as files."""
+        if facts.loaded_at > max(self._good_at, self._loaded_at):
+            fault = (
+                "sstableloader streamed SSTables to the node, which runs with cdc_on_repair_enabled: false, and no "
+                f"segment has their rows (until {instant_text(facts.loaded_at)})"
+            )
+            self._unlogged.note(_LOADED, fault, self._good_at, time.time_ns() // 1000, None)
+            self._loaded_at = facts.loaded_at
 
     # --- schema changes -----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import dataclass
+from datetime import UTC
 
 from writetime.capture.node_schemas import Node
 from writetime.capture.segments import space_of
@@ -17,7 +18,7 @@ _OF_4_0 = {
 }
 _NAMES = (
     *("cdc_enabled", "cdc_block_writes", "cdc_raw_directory", "cdc_total_space", "commitlog_segment_size"),
-    *("commitlog_sync", "commitlog_sync_period", "data_file_directories"),
+    *("commitlog_sync", "commitlog_sync_period", "data_file_directories", "cdc_on_repair_enabled"),
 )
 _QUERY = "SELECT name, value FROM system_views.settings WHERE name IN ({})".format(
     ", ".join(f"'{name}'" for name in (*_NAMES, *_OF_4_0))
@@ -39,6 +40,8 @@ class NodeFacts:
         total_bytes: the size at which `cdc_raw` is full.
         segment_bytes: the size of a segment.
         data_folders: the folders of the tables' files.
+        loaded_at: the last time (microseconds) at which `sstableloader` streamed SSTables that the node added as files,
+            since its start; 0 if never. It adds them as files with `cdc_on_repair_enabled: false` (5.0).
     """
 
     host_id: str
@@ -50,6 +53,7 @@ class NodeFacts:
     total_bytes: int
     segment_bytes: int
     data_folders: tuple[str, ...]
+    loaded_at: int
 
 
 def read_facts(node: Node) -> NodeFacts:
@@ -77,7 +81,15 @@ def read_facts(node: Node) -> NodeFacts:
         space_of(settings.get("cdc_total_space", "0B")),
         space_of(settings.get("commitlog_segment_size", "0B")),
         tuple(listed(settings.get("data_file_directories", ""))),
+        _loaded_at(node) if settings.get("cdc_on_repair_enabled") == "false" else 0,
     )
+
+
+def _loaded_at(node: Node) -> int:
+    """Return the time of the last bulk load. The node's list of streams has them for three days by default."""
+    rows = node.rows("SELECT operation, last_updated_at FROM system_views.streaming")
+    times = [row["last_updated_at"].replace(tzinfo=UTC) for row in rows if row["operation"] == "Bulk Load"]
+    return round(max(times).timestamp() * 1e6) if times else 0
 
 
 def _by_new_names(found: dict[str, str | None]) -> dict[str, str]:

@@ -1,12 +1,17 @@
-"""Finds writes that a node logged elsewhere while no agent looked, in the SSTables of captured tables.
+"""Finds writes that are in no segment although the node has them, in the SSTables of captured tables.
 
-An SSTable names the first and the last segment that its writes are in. `cdc_raw` has each segment with a write to a
+An SSTable names the first and the last position in the log of its writes. `cdc_raw` has each segment with a write to a
 captured table, until the agent releases it. So if `cdc_raw` has none of an SSTable's segments, the SSTable has writes
 that were not captured: the node ran with `cdc_enabled: false` or with another `cdc_raw_directory`, or it or another
 program deleted the segments.
+
+A flush does not wait for a sync of the log. So if the node crashes between a flush and the next sync, the SSTable has
+writes that the log lacks. Then the SSTable's last position lies behind the end of its segment. If the segment has no
+other write to a captured table, the node deletes it after the replay (tested on Cassandra 4.0 to 5.0).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import fs
@@ -15,35 +20,51 @@ from writetime.capture.node_facts import NodeFacts
 from writetime.capture.node_schemas import Table
 from writetime.storage.file_errors import Missing
 from writetime.storage.locations import Location, parse_name
-from writetime.storage.statistics import read_log_intervals
+from writetime.storage.segment import MARKER_BYTES, Segment
+from writetime.storage.statistics import newest_write, read_log_intervals
 
 # A compaction may replace SSTables while they are listed.
 _ATTEMPTS = 5
+# Of the modification times of files, in microseconds.
+_CLOCK_ERROR = 1_000_000
+# A node numbers its segments from the time of its start (milliseconds). A start rarely makes so many segments, so ids
+# that are further apart belong to two starts (`CommitLogSegment`).
+START_MILLIS = 1000
 
 
-def lost_segments(facts: NodeFacts, table: Table, listed: Sequence[int], after: int) -> tuple[int, int] | None:
-    """Return the first and the last segment of writes to a table of whose segments none is listed; None if there are no
-    such writes.
+@dataclass(frozen=True)
+class LoggedUntil:
+    """The log as of the last good check.
+
+    Attributes:
+        time: all writes before it were logged (microseconds).
+        listed: the newest segment in `cdc_raw`.
+        written: the newest segment with writes to captured tables. Segments up to this one may be released.
+    """
+
+    time: int
+    listed: int
+    written: int
+
+
+def lost_writes(facts: NodeFacts, table: Table, came: Mapping[int, Segment], until: LoggedUntil) -> str | None:
+    """Return which writes to a table are in none of the segments that came to `cdc_raw`; None if there are no such
+    writes.
 
     Args:
         facts: the node.
         table: a table that was captured before.
-        listed: the ids of the segments in `cdc_raw`.
-        after: the newest segment that was listed while all was well. Segments up to this one may be released.
+        came: the segments that are or were in `cdc_raw`, and were not released before the last good check, by id.
+        until: the log as of the last good check.
 
     Raises:
         OSError, StorageError: the table's files cannot be read.
     """
     for attempt in range(_ATTEMPTS):
         try:
-            for location in _written_after(facts, table, after):
-                found = read_log_intervals(location)
-                if found.host_id is not None and str(found.host_id) != facts.host_id:
-                    continue
-                for first, last in found.intervals:
-                    # If they are equal, the node replayed these writes from earlier segments.
-                    if first != last and first[0] > after and not _has_any(first[0], last[0], listed):
-                        return first[0], last[0]
+            for location in _written_after(facts, table, until.time - _CLOCK_ERROR):
+                if (lost := _lost_writes(location, facts, table, came, until)) is not None:
+                    return lost
         except Missing:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -52,19 +73,47 @@ def lost_segments(facts: NodeFacts, table: Table, listed: Sequence[int], after: 
     return None
 
 
-def _has_any(first: int, last: int, listed: Sequence[int]) -> bool:
-    return any(first <= segment <= last for segment in listed)
+def _lost_writes(
+    location: Location, facts: NodeFacts, table: Table, came: Mapping[int, Segment], until: LoggedUntil
+) -> str | None:
+    found = read_log_intervals(location)
+    if found.host_id is not None and str(found.host_id) != facts.host_id:
+        return None
+    for first, last in found.intervals:
+        if first == last:
+            # The node replayed these writes from earlier segments.
+            continue
+        if not any(first[0] <= segment <= last[0] for segment in came):
+            # A segment that was listed without writes may have had writes from before the table was captured.
+            is_new = first[0] > until.listed
+            if is_new or (first[0] > until.written and newest_write(location) >= table.captured_at):
+                return f"has writes in segments {first[0]} to {last[0]}, and none of them came"
+        elif last[0] in came and (end := _end_of(last[0], came)) is not None and last[1] > end:
+            return (
+                f"has writes up to offset {last[1]} of segment {last[0]}, and the node crashed before it synced those "
+                f"after {end}"
+            )
+    return None
+
+
+def _end_of(segment: int, came: Mapping[int, Segment]) -> int | None:
+    """Return the offset of the next write to a segment of an earlier start; None if nobody knows it."""
+    if max(came) - segment < START_MILLIS:
+        # The node may still write to it.
+        return None
+    end = came[segment].end()
+    return None if end is None else end + MARKER_BYTES
 
 
 def _written_after(facts: NodeFacts, table: Table, after: int) -> Iterator[Location]:
-    """Yield the complete SSTables of a table that were written after a segment was begun."""
+    """Yield the complete SSTables of a table that were written after a time (microseconds)."""
     folders = [Path(folder) / table.keyspace for folder in facts.data_folders]
     if not any(folder.parent.is_dir() for folder in folders):
         raise Missing(f"no folder of data_file_directories ({', '.join(facts.data_folders)}) is on this machine")
     for folder in folders:
         for path in _statistics(folder / f"{table.name}-{table.id.hex}"):
             try:
-                is_newer = path.stat().st_mtime * 1000 >= after
+                is_newer = path.stat().st_mtime_ns // 1000 >= after
             except FileNotFoundError:
                 raise Missing(f"{path} does not exist") from None
             named = parse_name(fs.LocalFileSystem(), str(path)) if is_newer else None

@@ -48,7 +48,8 @@ _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
 VERSIONS = (7, 8)
 # For a segment that may be read completely.
 END = 1 << 62
-_MARKER = 8
+# Bytes of a sync marker.
+MARKER_BYTES = 8
 # The most digits of an offset.
 _DIGITS = 18
 # Each read takes at least this many bytes, because a log that is synced with each write has tiny sections.
@@ -179,8 +180,8 @@ class Segment:
             if place is not None:
                 position, logical = place.position, place.offset
             while logical < until and (end := self._next(file, position, logical)) is not None:
-                logical += _MARKER
-                begin = position + _MARKER
+                logical += MARKER_BYTES
+                begin = position + MARKER_BYTES
                 length = end - begin
                 if compressor is not None:
                     begin += 4
@@ -188,9 +189,9 @@ class Segment:
                     if begin > end or length < 0:
                         raise CorruptFile(self.path, logical, "a compressed section was expected")
                 if logical + length > start:
-                    after = file.read(begin, end - begin + _MARKER)
+                    after = file.read(begin, end - begin + MARKER_BYTES)
                     data, marker = after[: end - begin], after[end - begin :]
-                    is_last = not any(marker) or len(marker) < _MARKER
+                    is_last = not any(marker) or len(marker) < MARKER_BYTES
                     body = np.frombuffer(data, np.uint8)
                     if compressor is not None:
                         body = self._decompressed(compressor, data, length, logical, is_last=is_last)
@@ -198,12 +199,27 @@ class Segment:
                 logical += length
                 position = end
 
+    def end(self) -> int | None:
+        """Return the logical offset of the last sync marker, behind all complete sections; 0 if there is none, None if
+        the segment does not exist.
+        """
+        end = 0
+        try:
+            for section in self.sections():
+                end = section.next.offset
+        except Missing:
+            return None
+        except StorageError:
+            # The node reads no more of it, either.
+            pass
+        return end
+
     def _next(self, file: _Blocks, position: int, logical: int) -> int | None:
         """Return the end of the section after the marker at `position`. Return None if no marker was written there."""
-        marker = file.read(position, _MARKER)
+        marker = file.read(position, MARKER_BYTES)
         if not any(marker):
             return None
-        if len(marker) < _MARKER:
+        if len(marker) < MARKER_BYTES:
             raise TornTail(self.path, logical, "the file ends inside a sync marker")
         end, crc = struct.unpack(">iI", marker)
         marked = struct.pack(">IIi", self.id & 0xFFFFFFFF, self.id >> 32 & 0xFFFFFFFF, position)
@@ -212,7 +228,7 @@ class Segment:
             raise (CorruptFile if crc else TornTail)(self.path, logical, "a sync marker does not match its CRC32")
         if end > file.size:
             raise TornTail(self.path, logical, f"a sync marker that points to {end}, beyond the file's end")
-        if end < position + _MARKER:
+        if end < position + MARKER_BYTES:
             raise CorruptFile(self.path, logical, f"a sync marker that points back to {end}")
         return end
 

@@ -1,0 +1,202 @@
+"""Configurations of a node and its commit log: writes reach the lake, or their watermark waits."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.capture.agents import status_of, until
+from tests.capture.endtoend import NODE
+from tests.support.captured import Captured, captured_keyspace
+from tests.support.format_server import FormatServer, KilledServer
+from tests.support.waiting import wait_for
+from writetime.core.config import Settings
+from writetime.lake.views import time_now
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
+from writetime.storage.segment import list_segments
+
+pytestmark = pytest.mark.long
+
+_LZ4 = [{"class_name": "LZ4Compressor"}]
+
+
+@pytest.fixture(scope="module")
+def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
+    """A node that these tests restart with other settings."""
+    server = KilledServer(tmp_path_factory.mktemp("configurations"), "oa", **NODE)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def captured(own_node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
+    """A captured keyspace of that node."""
+    with captured_keyspace(own_node, kafka, tmp_path) as made:
+        yield made
+
+
+def restart(captured: Captured, sig: signal.Signals = signal.SIGTERM, **configuration: object) -> None:
+    """Start the node again, with changes of its configuration."""
+    captured.node.stop(sig)
+    captured.node.configure(**configuration)
+    captured.node.start()
+
+
+def held(captured: Captured, table: str = "marks") -> str:
+    """Why the watermark of a table does not advance."""
+    return status_of(captured).get("held", {}).get(f"{captured.keyspace}.{table}", "")
+
+
+def passes(captured: Captured, table: str = "marks") -> None:
+    """Wait until the watermark of a table has passed now."""
+    now = time_now()
+    wait_for(lambda: until(captured, table) > now, 120)
+
+
+def is_in_an_index(captured: Captured) -> bool:
+    """Whether the node has synced a write to a captured table in a segment that it still writes to."""
+    indexes = [segment.cdc_index() for segment in list_segments(str(captured.node.cdc_raw))[0]]
+    return any(index is not None and not index.completed and index.offset for index in indexes)
+
+
+def sstables(captured: Captured, table: str) -> list[Path]:
+    """The SSTables of a table; none while the node may still undo the flush."""
+    (folder,) = (captured.node.folder / "data" / captured.keyspace).glob(f"{table}-*")
+    return [] if list(folder.glob("*_txn_*.log")) else list(folder.glob("*-TOC.txt"))
+
+
+@pytest.mark.parametrize("has_synced_write", [False, True])
+def test_a_crash_between_a_flush_and_the_next_sync_holds_the_watermark(
+    captured: Captured, *, has_synced_write: bool
+) -> None:
+    """The database has the write in an SSTable, and the log does not."""
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true AND memtable_flush_period_in_ms = 500")
+    with captured.agent():
+        captured.settle()
+        passes(captured)
+        before = time_now()
+        period = "30000ms" if has_synced_write else "600000ms"
+        restart(captured, commitlog_sync="periodic", commitlog_sync_period=period, commitlog_compression=_LZ4)
+        if has_synced_write:
+            captured.write("INSERT INTO {ks}.marks (id) VALUES (-6)")
+            wait_for(lambda: is_in_an_index(captured), 120)
+        captured.write("INSERT INTO {ks}.t (k) VALUES (1)")
+        wait_for(lambda: sstables(captured, "t"))
+        restart(captured, signal.SIGKILL, commitlog_sync="batch", commitlog_sync_period=None)
+        assert captured.count("SELECT count(*) FROM {ks}.t") == 1
+        wait_for(lambda: "crashed before it synced" in held(captured, "t"))
+        captured.settle()
+        assert not captured.changes("t").num_rows
+        assert until(captured, "t") <= before + 60_000_000
+    with captured.agent(snapshot="always"):
+        passes(captured, "t")
+        assert not held(captured, "t")
+    captured.assert_same("t")
+
+
+def flushed(captured: Captured, table: str) -> list[Path]:
+    """The files of a table's SSTables."""
+    captured.node.nodetool("flush", captured.keyspace, table)
+    (folder,) = (captured.node.folder / "data" / captured.keyspace).glob(f"{table}-*")
+    return [path for path in folder.iterdir() if path.is_file()]
+
+
+def imported(captured: Captured, files: list[Path], home: Path) -> None:
+    folder = home / captured.keyspace / "t"
+    folder.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, folder)
+    captured.node.nodetool("import", captured.keyspace, "t", str(folder))
+
+
+def refreshed(captured: Captured, files: list[Path], home: Path) -> None:
+    del home
+    (folder,) = (captured.node.folder / "data" / captured.keyspace).glob("t-*")
+    for file in files:
+        shutil.copy(file, folder / file.name.replace("-1-", "-9-"))
+    captured.node.nodetool("refresh", captured.keyspace, "t")
+
+
+@pytest.mark.parametrize("load", [imported, refreshed])
+def test_sstables_that_are_loaded_hold_the_watermark_of_their_table(
+    captured: Captured, tmp_path: Path, load: Callable[[Captured, list[Path], Path], None]
+) -> None:
+    captured.write("CREATE TABLE {ks}.other (k int PRIMARY KEY, v int)")
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v int) WITH cdc = true")
+    captured.write("INSERT INTO {ks}.other (k, v) VALUES (1, 1)", "INSERT INTO {ks}.t (k, v) VALUES (2, 2)")
+    files = flushed(captured, "other")
+    with captured.agent():
+        captured.settle()
+        passes(captured, "t")
+        # A flush and a compaction are no import.
+        flushed(captured, "t")
+        captured.write("INSERT INTO {ks}.t (k, v) VALUES (3, 3)")
+        flushed(captured, "t")
+        captured.node.nodetool("compact", captured.keyspace, "t")
+        passes(captured, "t")
+        assert not held(captured, "t")
+        load(captured, files, tmp_path)
+        assert captured.count("SELECT count(*) FROM {ks}.t WHERE k = 1") == 1
+        wait_for(lambda: "nodetool import or refresh" in held(captured, "t"))
+        passes(captured)
+    with captured.agent(snapshot="always"):
+        passes(captured, "t")
+        assert not held(captured, "t")
+    captured.assert_same("t")
+
+
+def streamed(captured: Captured, files: list[Path], home: Path, version: str) -> None:
+    """Load files of SSTables with sstableloader."""
+    folder = home / captured.keyspace / "t"
+    folder.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, folder)
+    class_path = os.pathsep.join(map(str, jars.fetch("cassandra" if version == "5.0" else f"cassandra-{version}")))
+    settings = json.loads((captured.node.folder / "cassandra.yaml").read_text())
+    program = [str(java()), *module_options(), "-cp", class_path, "org.apache.cassandra.tools.BulkLoader"]
+    ports = ["-p", str(captured.node.port), "-sp", str(settings["storage_port"])]
+    options = ["-f", str(captured.node.folder / "cassandra.yaml"), "-d", "127.0.0.1", *ports]
+    done = subprocess.run([*program, *options, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.parametrize(
+    "is_logged",
+    [True, pytest.param(False, marks=pytest.mark.cassandra_5_only("others log all streams of captured tables"))],
+)
+def test_streams_that_are_not_logged_hold_the_watermark(
+    captured: Captured, tmp_path: Path, cassandra_version: str, *, is_logged: bool
+) -> None:
+    captured.write("CREATE TABLE {ks}.other (k int PRIMARY KEY, v int)")
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v int) WITH cdc = true")
+    captured.write("INSERT INTO {ks}.other (k, v) VALUES (1, 1)")
+    files = flushed(captured, "other")
+    if not is_logged:
+        restart(captured, cdc_on_repair_enabled=False)
+    with captured.agent():
+        captured.settle()
+        passes(captured, "t")
+        streamed(captured, files, tmp_path, cassandra_version)
+        assert captured.count("SELECT count(*) FROM {ks}.t") == 1
+        if is_logged:
+            passes(captured, "t")
+            captured.assert_same("t")
+        else:
+            wait_for(lambda: "sstableloader" in held(captured, "t"))
+            restart(captured, cdc_on_repair_enabled=None)
+            # A node writes no TOC for an SSTable that it received as a whole, and such snapshots are refused.
+            captured.node.nodetool("compact", captured.keyspace, "t")
+    with captured.agent(snapshot="always"):
+        passes(captured, "t")
+        assert not held(captured, "t")
+    captured.assert_same("t")
