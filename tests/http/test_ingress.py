@@ -312,6 +312,8 @@ class Calls:
             self.call(up, "GET", path)
         for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
             self.call(up, "POST", ITEMS, json=body)
+        item_id = up.client.post(ITEMS.replace("{queue}", "some jobs"), json={"payload": 1}).json()["itemId"]
+        self.call(up, "POST", ITEMS, json={"payload": 2, "itemId": item_id})
 
     def call_one_that_is_cut_off(self, cut_off: Running) -> None:
         """From its broker and its database; a second event comes while one waits."""
@@ -406,6 +408,9 @@ def test_items_are_enqueued_over_http(broker: Settings) -> None:
                 b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
                 b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
                 b'{"payload":1,"itemId":"7"}',
+                b'{"payload":NaN}',
+                b'{"payload":{"a":1,"a":2}}',
+                b'{"payload":1,"payload":2}',
                 b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
             )
         ]

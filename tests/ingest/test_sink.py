@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -25,12 +26,17 @@ MODES = ["lwt", "lwt-batch", "upsert"]
 
 
 @pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
-def test_conditional_modes_keep_the_first_content_and_detect_duplicates(settings: Settings, mode: str) -> None:
+def test_conditional_modes_keep_the_first_content_and_refuse_another(settings: Settings, mode: str) -> None:
     settings = with_ingest(settings, mode=mode)
-    produce(settings, [an_event(1).value(), an_event(2).value(), an_event(1, '"second"').value(), an_event(3).value()])
+    other_type, other = replace(an_event(1), event_type="other"), an_event(1, '"second"')
+    produce(settings, [e.value() for e in (an_event(1), an_event(2), other, an_event(1), an_event(3), other_type)])
     receipts = run_once(settings)
-    assert [r["outcome"] for r in receipts] == ["stored", "stored", "duplicate", "stored"]
-    assert receipts[2]["reason"] == f"stored by {settings.ingest.topic}/0@0"
+    assert [r["outcome"] for r in receipts] == ["stored", "stored", "dead", "duplicate", "stored", "dead"]
+    origin = f"{settings.ingest.topic}/0@0"
+    assert receipts[3]["reason"] == f"stored by {origin}"
+    assert {receipts[i]["reason"] for i in (2, 5)} == {
+        f"{origin} has stored an event with this id, and another event type or payload"
+    }
     assert rows(settings) == [(UUID(int=1), '"first"'), (UUID(int=2), '"first"'), (UUID(int=3), '"first"')]
 
 

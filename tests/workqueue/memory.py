@@ -121,6 +121,16 @@ class MemoryTables(Tables):
 
         await self._ask(act)
 
+    async def insert_new(self, entries: Sequence[Entry]) -> list[Entry]:
+        def act() -> list[Entry]:
+            there = self._db.items.setdefault(entries[0].place, {})
+            if existing := [there[e.item_id] for e in entries if e.item_id in there]:
+                return existing
+            there.update((e.item_id, e) for e in entries)
+            return []
+
+        return await self._ask(act)
+
     async def insert_bucket(self, place: Place) -> None:
         await self._ask(lambda: self._db.registry.setdefault((place.queue, place.bucket, place.shard), None))
 

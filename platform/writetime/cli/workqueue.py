@@ -13,6 +13,7 @@ from writetime.core import config
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.core.json_texts import from_json
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.core.signals import stopped_by_signal
@@ -85,8 +86,8 @@ def inspect_command(queue: str | None, letters: bool) -> None:
 def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> None:
     """Enqueue one item with a JSON payload, and print its id."""
     try:
-        value = json.loads(payload)
-    except ValueError as e:
+        value = from_json(payload)
+    except (ValueError, RecursionError) as e:
         raise WritetimeError(f"the payload is not JSON: {e}") from None
     with Enqueuer(config.load()) as enqueuer:
         click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay))

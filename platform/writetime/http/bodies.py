@@ -4,9 +4,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import orjson
-
 from writetime.core.counts import counted
+from writetime.core.json_texts import from_json_bytes
 
 # The event loop waits while orjson makes Python objects: for seconds with the four million arrays that fit into 8 MiB,
 # for about a tenth of a second with this many arrays or named fields. Plain numbers and texts are cheap.
@@ -60,6 +59,6 @@ def parse(body: bytearray) -> Any:
     if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
         raise Refused(413, f"the body has more than {MAX_PARTS} arrays, objects and fields; send it in several calls")
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as e:
+        return from_json_bytes(body)
+    except ValueError as e:
         raise Refused(400, f"the body is not JSON: {e}") from None

@@ -22,6 +22,7 @@ from writetime.workqueue.enqueue import (
     AsyncEnqueuer,
     EnqueueUnknown,
     InvalidItem,
+    ItemConflict,
     NewItem,
     TooLarge,
 )
@@ -110,6 +111,8 @@ class ItemsEndpoint:
             raise Refused(413, str(e)) from None
         except InvalidItem as e:
             raise Refused(400, str(e)) from None
+        except ItemConflict as e:
+            raise Refused(409, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except EnqueueUnknown as e:
             raise Refused(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except (WritetimeError, TimeoutError) as e:

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from writetime.core.json_texts import from_json_bytes
+
 NAMESPACE = uuid.UUID("6f0b1c5e-52f7-5a0e-9d0f-0a4c3f1f6c11")
 FIRST_SEEN_HEADER = "first-seen"
 REDRIVEN_HEADER = "redriven"
@@ -89,8 +91,8 @@ def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) 
     if value is None:
         raise InvalidEvent("the message has no value")
     try:
-        body = orjson.loads(value)
-    except orjson.JSONDecodeError as e:
+        body = from_json_bytes(value)
+    except ValueError as e:
         raise InvalidEvent(f"the value is not JSON: {e}") from None
     if not isinstance(body, dict):
         raise InvalidEvent("the value is not a JSON object")

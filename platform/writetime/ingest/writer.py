@@ -4,7 +4,7 @@ All rows of one partition go through one *lane*. While a lane's batch is in flig
 batch. So batches grow with the load, and two conditional writes never contend for a partition. Modes:
 
 - `lwt`: one conditional insert per event. `lwt-batch`: up to `ingest.batch_rows` in one conditional batch. Both store
-  an event once, detect a duplicate, and keep the first content.
+  an event once, and detect a duplicate. An event with the id of another one becomes a dead letter.
 - `upsert`: plain inserts stamped with the event's time, the same row for the same event. Duplicates are not detected;
   of two contents with one id, the larger value of each cell stays.
 
@@ -35,6 +35,7 @@ from writetime.clients.database import DRIVER_FAULTS, is_without_answer, nodes_a
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.json_texts import same_json
 from writetime.ingest.event import Event
 
 log = logging.getLogger(__name__)
@@ -300,19 +301,21 @@ class EventWriter:
             lane.batch = []
             return
         existing = {
-            (timestamp_as_written(row.event_timestamp), row.event_id): row.origin
-            for row in answer
-            if row.event_id is not None
+            (timestamp_as_written(row.event_timestamp), row.event_id): row for row in answer if row.event_id is not None
         }
         remaining = []
         for write in lane.batch:
-            if write.row_key not in existing:
+            row = existing.get(write.row_key)
+            if row is None:
                 remaining.append(write)
-            elif existing[write.row_key] == write.origin:
+            elif row.origin == write.origin:
                 outcomes.append((write, Outcome.STORED))
-            else:
-                write.reason = f"stored by {existing[write.row_key]}"
+            elif row.event_type == write.event.event_type and same_json(row.payload or "", write.event.payload):
+                write.reason = f"stored by {row.origin}"
                 outcomes.append((write, Outcome.DUPLICATE))
+            else:
+                write.reason = f"{row.origin} has stored an event with this id, and another event type or payload"
+                outcomes.append((write, Outcome.DEAD))
         lane.batch = remaining
 
     def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:

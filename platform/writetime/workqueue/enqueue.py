@@ -1,9 +1,11 @@
-"""Enqueueing: an item is inserted plainly, and acknowledged only after the database has it at the write consistency."""
+"""Enqueueing: an item is inserted, and acknowledged only after the database has it at the write consistency. An item
+whose id the caller gives is inserted with a condition, because another item may have the id.
+"""
 
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,10 +18,11 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
+from writetime.core.json_texts import same_json, to_json
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of
-from writetime.workqueue.queue_tables import Tables, as_json
+from writetime.workqueue.queue_tables import Tables
 
 _T = TypeVar("_T")
 
@@ -52,6 +55,19 @@ class EnqueueUnknown(WritetimeError):
 
     def __init__(self, text: str, item_ids: list[UUID]) -> None:
         super().__init__(text)
+        self.item_ids = item_ids
+
+
+class ItemConflict(WritetimeError):
+    """Items with the ids of the call, `item_ids`, exist with another payload or key, and stay as they are. All other
+    items of the call are enqueued, or none if two items of the call have one id.
+    """
+
+    def __init__(self, queue: str, item_ids: list[UUID]) -> None:
+        super().__init__(
+            f"queue {queue}: {counted(len(item_ids), 'item id')} belong to items with another payload or key, which "
+            f"stay as they are: {', '.join(map(str, item_ids[:3]))}; use new ids for other items"
+        )
         self.item_ids = item_ids
 
 
@@ -90,6 +106,7 @@ class AsyncEnqueuer:
 
         Raises:
             InvalidItem: an item breaks a rule.
+            ItemConflict: an item has the id of another one.
             EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
             WritetimeError: the database refuses a statement, before any item was sent.
         """
@@ -97,6 +114,7 @@ class AsyncEnqueuer:
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
             raise InvalidItem(f"a queue's name must have 1 to {MAX_QUEUE_CHARACTERS} printable characters")
         payloads = [self._payload(item) for item in items]
+        given = _given(queue, items, payloads)
         entries: list[Entry] = []
         deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
         try:
@@ -108,7 +126,7 @@ class AsyncEnqueuer:
                     for item, payload in zip(items, payloads, strict=True)
                 ]
                 began = self._clock.micros()
-                await self._insert(entries)
+                conflicts = await self._insert(entries, given)
                 self._note_slow(queue, entries, began)
         except TimeoutError:
             if not entries:
@@ -122,6 +140,8 @@ class AsyncEnqueuer:
                 f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
                 [e.item_id for e in entries],
             ) from None
+        if conflicts:
+            raise ItemConflict(queue, conflicts)
         return [e.item_id for e in entries]
 
     async def _know(self, queue: str) -> tuple[int, int]:
@@ -140,7 +160,7 @@ class AsyncEnqueuer:
         if item.delay_seconds and item.item_id is not None:
             raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
         try:
-            payload = as_json(item.payload)
+            payload = to_json(item.payload)
             size = len(payload.encode())
         except RecursionError:
             raise InvalidItem(_TOO_DEEP) from None
@@ -204,9 +224,10 @@ class AsyncEnqueuer:
                 f"database's ({instant(now):%Y-%m-%dT%H:%M:%SZ}) and at most 366 days after it"
             )
 
-    async def _insert(self, entries: list[Entry]) -> None:
+    async def _insert(self, entries: list[Entry], given: Collection[UUID]) -> list[UUID]:
+        """Insert items; return those `given` ids that other items have."""
         by_place: dict[Place, list[Entry]] = defaultdict(list)
-        for entry in entries:
+        for entry in {entry.item_id: entry for entry in entries}.values():
             by_place[entry.place].append(entry)
         for place in by_place.keys() - self._announced:
             await insist(partial(self._tables.insert_bucket, place))
@@ -214,10 +235,14 @@ class AsyncEnqueuer:
         if len(self._announced) > 10_000:
             self._announced = set(by_place)
         free = asyncio.Semaphore(_IN_FLIGHT)
+        conflicts: list[UUID] = []
 
         async def insert(batch: list[Entry]) -> None:
             async with free:
-                await insist(partial(self._tables.insert_items, batch))
+                if any(entry.item_id in given for entry in batch):
+                    conflicts.extend(await self._insert_new(batch))
+                else:
+                    await insist(partial(self._tables.insert_items, batch))
 
         # Batches of one partition follow each other, so that no item is visible before an earlier one of its key.
         async def insert_all(batches: list[list[Entry]]) -> None:
@@ -238,6 +263,21 @@ class AsyncEnqueuer:
                 "repeat the call with the same item ids",
                 [entry.item_id for entry in entries],
             ) from None
+        return conflicts
+
+    async def _insert_new(self, entries: list[Entry]) -> list[UUID]:
+        """Insert those items of one partition that do not exist; return those that exist with other content. The
+        condition decides this also for calls at the same time, and for a repeat whose first answer was lost.
+        """
+        conflicts: list[UUID] = []
+        while entries:
+            existing = {e.item_id: e for e in await insist(partial(self._tables.insert_new, entries))}
+            if not existing:
+                break
+            known = [e for e in entries if e.item_id in existing]
+            conflicts += [e.item_id for e in known if not _is_same(e, existing[e.item_id])]
+            entries = [e for e in entries if e.item_id not in existing]
+        return conflicts
 
 
 class Enqueuer:
@@ -280,6 +320,7 @@ class Enqueuer:
 
         Raises:
             InvalidItem: it breaks a rule.
+            ItemConflict: `item_id` is the id of an item with another payload or key.
             EnqueueUnknown: the database did not acknowledge the item, which may be enqueued. Repeat with the
                 exception's id.
         """
@@ -307,6 +348,26 @@ def _is_deeper(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def _given(queue: str, items: Sequence[NewItem], payloads: Sequence[str]) -> set[UUID]:
+    """Return the ids that the caller gives.
+
+    Raises:
+        ItemConflict: two items of the call have one id.
+    """
+    found: dict[UUID, tuple[str | None, str]] = {}
+    for item, payload in zip(items, payloads, strict=True):
+        if item.item_id is None:
+            continue
+        key, first = found.setdefault(item.item_id, (item.key, payload))
+        if key != item.key or not same_json(first, payload):
+            raise ItemConflict(queue, [item.item_id])
+    return set(found)
+
+
+def _is_same(one: Entry, other: Entry) -> bool:
+    return one.key == other.key and same_json(one.payload, other.payload)
 
 
 def _split(entries: list[Entry], rows: int) -> list[list[Entry]]:

@@ -2,15 +2,14 @@
 
 import asyncio
 import inspect
-import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any
 
 from writetime.core.counts import counted
 from writetime.core.errors import reason_of
+from writetime.core.json_texts import from_json, to_json
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
-from writetime.workqueue.queue_tables import as_json
 
 Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
 
@@ -25,7 +24,7 @@ async def handle(
     """Run a handler; return the item's outcome, and its result as JSON, or the error."""
     try:
         entry.payload.encode()
-        payload = json.loads(entry.payload)
+        payload = from_json(entry.payload)
     except (ValueError, RecursionError) as e:
         # Any client with write access to the table may have inserted it.
         return Status.DEAD, f"the payload cannot be read as JSON: {e}"
@@ -70,12 +69,14 @@ def _result(value: Any) -> str | None:
     """Return a result as JSON, None if there is none.
 
     Raises:
-        TypeError: it cannot be JSON.
-        ValueError: the database cannot hold it: it has invalid Unicode, or is too large.
+        ValueError: it cannot be JSON, it has invalid Unicode, or is too large for the database.
     """
     if value is None:
         return None
-    text = as_json(value)
+    try:
+        text = to_json(value)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(f"the handler's result cannot be JSON: {e}") from None
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
         raise ValueError(f"the handler's result has {counted(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
     return text

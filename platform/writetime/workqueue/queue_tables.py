@@ -1,8 +1,9 @@
 """The queue's tables: all CQL statements of the work queue, without any decisions.
 
-Items, buckets and dead letters are inserted without conditions. Conditional writes decide ownership and states. If the
-answer of a conditional write is lost, it raises `Unknown`. Each one may be repeated unchanged: its condition names the
-values that it replaces, and its values are this worker's alone, so a repeat shows whether it was applied.
+Buckets, dead letters, and items with new ids are inserted without conditions. Conditional writes decide ownership,
+states, and which item has an id that a caller gives. If the answer of a conditional write is lost, it raises `Unknown`.
+Each one may be repeated unchanged: its condition names the values that it replaces, and its values are this worker's
+alone, so a repeat shows whether it was applied.
 
 Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
 of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
@@ -10,7 +11,6 @@ times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
 import difflib
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from uuid import UUID
 
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
-from cassandra.query import UNSET_VALUE, PreparedStatement
+from cassandra.query import UNSET_VALUE, BoundStatement, PreparedStatement
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -45,7 +45,6 @@ _ITEM = (
 END_OF_TIME = 2**63 - 1
 # Cassandra accepts no smaller write time.
 _FIRST_WRITE_TIME = -(2**63) + 1
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 class ShardRow(NamedTuple):
@@ -159,6 +158,10 @@ class Tables:
         self._insert_item = self._prepare(
             "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._insert_new_item = self._prepare(
+            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
         )
         self._items = self._prepare(
             f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
@@ -288,20 +291,15 @@ class Tables:
 
     async def insert_items(self, entries: Sequence[Entry]) -> None:
         """Insert items of one partition, all or none."""
-        place = _serialised(entries[0].place)
-        rows = [
-            bound(
-                self._insert_item,
-                *place,
-                e.item_id.bytes,
-                text(e.key),
-                text(e.payload),
-                timestamp(e.due if e.delayed else None),
-                UNSET_VALUE if e.after is None else e.after.bytes,
-            )
-            for e in entries
-        ]
-        await self._run(together(rows))
+        await self._run(together([_item_row(self._insert_item, entry) for entry in entries]))
+
+    async def insert_new(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Insert items of one partition, if none of them exists. Return the existing ones, with key and payload."""
+        rows = await self._run(together([_item_row(self._insert_new_item, entry) for entry in entries]))
+        if _applied(rows):
+            return []
+        place = entries[0].place
+        return [Entry(place, row.item_id, row.key, row.payload or "") for row in rows if row.item_id is not None]
 
     async def insert_bucket(self, place: Place) -> None:
         """Record that a partition has items."""
@@ -547,6 +545,18 @@ def _serialised(place: Place) -> tuple[bytes, bytes, bytes]:
     return place.queue.encode(), integer(place.shard), bigint(place.bucket)
 
 
+def _item_row(statement: PreparedStatement, entry: Entry) -> BoundStatement:
+    return bound(
+        statement,
+        *_serialised(entry.place),
+        entry.item_id.bytes,
+        text(entry.key),
+        text(entry.payload),
+        timestamp(entry.due if entry.delayed else None),
+        UNSET_VALUE if entry.after is None else entry.after.bytes,
+    )
+
+
 def _applied(rows: list[Any]) -> bool:
     return bool(rows[0].applied)
 
@@ -574,12 +584,3 @@ def _status(place: Place, item_id: UUID, stored: bytes) -> Status:
             "%s: item %s has the status %r, which no worker writes; it is started again", place, item_id, status
         )
         return Status.RETRY
-
-
-def as_json(value: Any) -> str:
-    """Return a payload or a result as JSON text.
-
-    Raises:
-        TypeError: it cannot be JSON.
-    """
-    return _ENCODER.encode(value)
