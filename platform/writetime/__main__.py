@@ -1,6 +1,9 @@
 """The program `writetime`, also as `python -m writetime`."""
 
+import os
 import sys
+import threading
+import time
 from codecs import lookup
 from importlib.abc import MetaPathFinder
 from io import TextIOWrapper
@@ -11,6 +14,9 @@ from writetime.core.logs import hide_passwords_of_bugs
 # Modules that no command needs. pyarrow and numba import them if they are installed, which takes a quarter of the time
 # of a look-up.
 _NOT_USED = {"view": ("coverage", "pandas", "scipy")}
+# How long these commands wait, at their end, for threads that handlers have started: Python would wait forever.
+_THREAD_SECONDS = 5.0
+_RUN_HANDLERS = ("work", "replay")
 
 
 class _Absent(MetaPathFinder):
@@ -32,7 +38,20 @@ def run() -> None:
         sys.meta_path.insert(0, _Absent(names))
     _show_all_characters()
     hide_passwords_of_bugs()
-    main()
+    status = 1
+    try:
+        main()
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        raise
+    finally:
+        if sys.argv[1:2] and sys.argv[1] in _RUN_HANDLERS:
+            threading.Thread(target=_end, args=(status,), daemon=True).start()
+
+
+def _end(status: int) -> None:
+    time.sleep(_THREAD_SECONDS)
+    os._exit(status)
 
 
 def _show_all_characters() -> None:

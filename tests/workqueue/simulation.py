@@ -123,7 +123,9 @@ class Simulation:
             return {"by": f"{name}/{item.attempt}"}
 
         async def serve() -> None:
-            running = Running(tables, self.settings.workqueue, {QUEUE: handle}, name)
+            running = Running(
+                tables, self.settings.workqueue, {QUEUE: handle}, name, coroutine_loop=asyncio.get_running_loop()
+            )
             await running.serve(stop, until_idle=False)
             self.fenced += running.outcomes["fenced"]
 

@@ -115,7 +115,9 @@ def test_a_worker_lists_no_buckets_that_begin_much_later_and_is_never_late() -> 
         await fill(database)
         ended = asyncio.Event()
         serving = asyncio.create_task(
-            Running(tables, settings().workqueue, {QUEUE: handle}, "w").serve(ended, until_idle=False)
+            Running(
+                tables, settings().workqueue, {QUEUE: handle}, "w", coroutine_loop=asyncio.get_running_loop()
+            ).serve(ended, until_idle=False)
         )
         while len(late) < LATER:
             await asyncio.sleep(1)

@@ -143,7 +143,13 @@ def test_a_delayed_call_whose_answer_is_lost_is_repeated_with_its_ids(*, arrives
         again = [NewItem(item.payload, "k", item_id=i) for item, i in zip(delayed, ids, strict=True)]
         assert await memory_enqueuer(MemoryTables(database), settings()).enqueue(QUEUE, again) == ids
         ended = asyncio.Event()
-        running = Running(MemoryTables(database), settings().workqueue, {QUEUE: handle}, "w")
+        running = Running(
+            MemoryTables(database),
+            settings().workqueue,
+            {QUEUE: handle},
+            "w",
+            coroutine_loop=asyncio.get_running_loop(),
+        )
         serving = asyncio.create_task(running.serve(ended, until_idle=False))
         await asyncio.sleep(45)
         ended.set()

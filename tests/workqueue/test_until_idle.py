@@ -58,7 +58,7 @@ async def drain(database: MemoryDatabase, tables: MemoryTables, lease_seconds: f
     """Enqueue items, then work until idle."""
     await fill(database)
     own, pauses = settings(lease_seconds).workqueue, Pauses(retry_seconds=0.1)
-    running = Running(tables, own, {QUEUE: handle}, "w", pauses=pauses)
+    running = Running(tables, own, {QUEUE: handle}, "w", pauses=pauses, coroutine_loop=asyncio.get_running_loop())
     async with asyncio.timeout(300):
         return await running.serve(asyncio.Event(), until_idle=True)
 
@@ -85,7 +85,13 @@ def test_a_queue_without_an_answer_does_not_delay_the_others() -> None:
     async def work() -> int:
         await fill(database)
         ended = asyncio.Event()
-        running = Running(Half(database), settings().workqueue, {"silent": handle, QUEUE: handle}, "w")
+        running = Running(
+            Half(database),
+            settings().workqueue,
+            {"silent": handle, QUEUE: handle},
+            "w",
+            coroutine_loop=asyncio.get_running_loop(),
+        )
         serving = asyncio.create_task(running.serve(ended, until_idle=True))
         await asyncio.sleep(20)
         # The other queue is done, and this one may still have items.

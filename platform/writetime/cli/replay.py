@@ -1,6 +1,12 @@
 """The shell commands of replay queues: `writetime replay ...`."""
 
 import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import BinaryIO
@@ -16,6 +22,10 @@ from writetime.core.logs import log_clients
 from writetime.core.signals import stopped_by_signal
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
 from writetime.replay.known_queues import require_queue
+
+log = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 0.2
 
 
 @click.group(name="replay")
@@ -45,7 +55,8 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
     log_clients()
     handler = load_handler(path)
     stop = stopped_by_signal()
-    with Subscriber(config.load(), queue, processor) as subscriber:
+    settings = config.load()
+    with Subscriber(settings, queue, processor) as subscriber, _watching(subscriber, settings, stop):
         try:
             count = subscriber.run(handler, stop, until_idle=until_idle)
         except SystemExit as e:
@@ -124,6 +135,38 @@ def forget_command(queue: str, processor: str) -> None:
     """Forget a processor that no longer exists; `trim` waits for all known processors."""
     forget(_settings(queue), queue, processor)
     click.echo(f"forgotten: {processor}")
+
+
+@contextmanager
+def _watching(subscriber: Subscriber, settings: Settings, stop: threading.Event) -> Iterator[None]:
+    """End the process if a handler does not end, because nothing can end its thread. Its batch is repeated."""
+    own, over = settings.replay, threading.Event()
+
+    def watch() -> None:
+        asked: float | None = None
+        while not over.wait(_WATCH_SECONDS):
+            now = time.monotonic()
+            asked = now if asked is None and stop.is_set() else asked
+            reason = None
+            if asked is not None and now - asked > own.drain_seconds:
+                reason = f"replay.drain_seconds ({own.drain_seconds:g} s) after the signal"
+            if (working := subscriber.working) is None:
+                continue
+            if now - working[1] > own.time_limit_seconds:
+                reason = f"within replay.time_limit_seconds ({own.time_limit_seconds:g} s)"
+            if reason is not None:
+                log.error(
+                    "batch %s is not done: its handler has not ended %s; the next start repeats it",
+                    *working[:1],
+                    reason,
+                )
+                os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _settings(queue: str) -> Settings:

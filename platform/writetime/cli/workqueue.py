@@ -2,9 +2,6 @@
 
 import json
 import logging
-import os
-import sys
-import threading
 from dataclasses import asdict
 
 import click
@@ -46,10 +43,6 @@ def work(*, names: tuple[str, ...], paths: tuple[str, ...], until_idle: bool) ->
     metrics = None if own.metrics_port is None else WorkerMetrics(own.metrics_host, own.metrics_port)
     outcomes = Worker(settings, handlers, hint, metrics).run(stop, until_idle=until_idle)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no items")
-    if any(thread.name.startswith("handler") and thread.is_alive() for thread in threading.enumerate()):
-        sys.stdout.flush()
-        # A handler that runs longer than workqueue.drain_seconds would keep the process alive forever.
-        os._exit(0)
 
 
 @click.group(name="queue")

@@ -456,6 +456,9 @@ class Queue(_Section):
     key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
     key_rate: float | None = Field(default=None, gt=0, le=1e6, description="Items of one key started per second.")
     max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
+    time_limit_seconds: Seconds = Field(
+        default=3600.0, description="An attempt whose handler runs longer has failed; the worker continues without it."
+    )
     backoff_base_seconds: Seconds = Field(default=1.0, description="Pause after the first failure; then doubled.")
     backoff_cap_seconds: Seconds = 300.0
     max_depth: int | None = Field(default=None, ge=0, description="Unfinished items above which Dagster warns.")
@@ -536,6 +539,10 @@ class Replay(_Section):
         default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
     )
     batches_per_run: int = Field(default=500, ge=1, description="Maximum number of batches in one Dagster run.")
+    time_limit_seconds: Seconds = Field(
+        default=3600.0, description="How long `writetime replay work` runs a handler for one batch before it ends."
+    )
+    drain_seconds: Seconds = Field(default=30.0, description="How long a stop waits for the batch in progress.")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

@@ -42,19 +42,21 @@ def reason_of(fault: BaseException) -> str:
     Unicode is escaped, so the result can always be logged and stored.
     """
     text = plain_text(fault)
-    text = text if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {text}"
+    # Not `type(fault).__name__`: a metaclass may define it.
+    text = text if isinstance(fault, WritetimeError) else f"{type.__dict__['__name__'].__get__(type(fault))}: {text}"
     return text.encode(errors="backslashreplace").decode()
 
 
 def plain_text(fault: BaseException) -> str:
     """Return the text of an error without the colours of a terminal and without passwords, and with its causes on one
-    line.
+    line. An error of another program may have any `__str__`: if that raises, the text names what it raised.
     """
     try:
-        text = without_passwords(str(fault))
-    except Exception as e:
-        # The exception of a user's module or handler.
-        text = f"its text raises {type(e).__name__}"
+        # Also the methods of a subclass of `str` may raise.
+        text = str.__str__(str(fault))
+    except BaseException as e:
+        text = f"(no text: its __str__ raised {type.__dict__['__name__'].__get__(type(e))})"
+    text = without_passwords(text)
     return _COLOUR.sub("", _CAUSE.sub(": ", text)).strip() if "\x1b" in text else text
 
 

@@ -9,8 +9,10 @@ moves a cursor. This cursor is a static column in the same partition, and is the
 only one applies a batch.
 """
 
+import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -62,6 +64,8 @@ class Subscriber:
         self._copied_at = 0
         self._copying: Future[None] = Future()
         self._copying.set_result(None)
+        # The batch that a handler processes, and since when, by the monotonic clock.
+        self.working: tuple[str, float] | None = None
 
     def __enter__(self) -> Self:
         self._session = self._resources.enter_context(connect(self._settings))
@@ -88,9 +92,10 @@ class Subscriber:
 
         Raises:
             Damaged: a batch differs from its seal.
-            WritetimeError: a statement of the effects is refused.
+            WritetimeError: a statement of the effects is refused, or the handler is a coroutine function.
         """
         stop = stop or threading.Event()
+        self.working = None
         done = 0
         while not stop.is_set():
             try:
@@ -112,8 +117,13 @@ class Subscriber:
                             return done
                         self._news.wait(self._settings.replay.poll_seconds)
             except Moved as e:
+                if self.working:
+                    raise
                 log.warning("%s; it is read again", e)
             except (Unknown, NoZooKeeper) as e:
+                # Of the handler: its own queues or databases may never answer.
+                if self.working:
+                    raise
                 log.warning("processor %s of queue %s waits: %s", self._name, self._queue, e)
                 stop.wait(self._settings.replay.poll_seconds)
         return done
@@ -147,11 +157,19 @@ class Subscriber:
         # Completes the work of a publisher that ended before it did; and no cursor is ever beyond the newest batch.
         tell(self._zookeeper, batch.n)
         self._copied_at = self._batches.later(self._copied_at)
+        self.working = batch.id, time.monotonic()
         try:
             answer = handler(batch)
+            # Its code has not run, or not all of it.
+            if inspect.isawaitable(answer) or (effects is None and inspect.isgenerator(answer)):
+                raise WritetimeError(
+                    f"the handler of processor {self._name} returned a {type(answer).__name__}, which nothing runs: "
+                    "make it an ordinary function without `yield`, which may call asyncio.run"
+                )
         except Exception as e:
             e.add_note(f"batch {batch.id} is not done: processor {self._name} processes it again at its next start")
             raise
+        self.working = None
         if effects is not None:
             self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()), stop)
         # The copy is at most one batch behind; the next write makes up for a failed one.

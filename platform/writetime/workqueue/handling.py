@@ -1,67 +1,56 @@
 """Runs the handler of one item, and returns the item's outcome."""
 
-import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from typing import Any
+from typing import Any, cast
 
 from writetime.core.counts import counted
-from writetime.core.errors import reason_of
+from writetime.core.errors import plain_text, reason_of
 from writetime.core.json_texts import from_json, to_json
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
 
 Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
+# The item's next status, and its result as JSON, or the error.
+Outcome = tuple[Status, str | None]
 
 # The database answers a conditional write beyond its limit for a mutation with a timeout, each time. The limit is half
 # a commit log segment: 4 MiB embedded.
 MAX_RESULT_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 
-async def handle(
-    handler: Handler, entry: Entry, held: Callable[[], bool], threads: Executor
-) -> tuple[Status, str | None]:
-    """Run a handler; return the item's outcome, and its result as JSON, or the error."""
-    try:
-        entry.payload.encode()
-        payload = from_json(entry.payload)
-    except (ValueError, RecursionError) as e:
-        # Any client with write access to the table may have inserted it.
-        return Status.DEAD, f"the payload cannot be read as JSON: {e}"
-    item = Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
-    if not inspect.iscoroutinefunction(handler):
-        return await asyncio.get_running_loop().run_in_executor(threads, _run, handler, item)
-    try:
-        return Status.COMPLETED, _result(await handler(item))
-    except asyncio.CancelledError as e:
-        lane = asyncio.current_task()
-        if lane is None or lane.cancelling():
-            raise
-        return _failure(e)
-    except (GeneratorExit, KeyboardInterrupt):
-        # The loop has ended; or this is Ctrl-C, as signals interrupt the loop's thread.
-        raise
-    except BaseException as e:
-        # Also SystemExit, as argparse raises it.
-        return _failure(e)
+def item_of(entry: Entry, held: Callable[[], bool]) -> Item:
+    """Return the item that a handler receives.
 
-
-def _run(handler: Handler, item: Item) -> tuple[Status, str | None]:
-    """Run an ordinary function in a thread, like `handle`.
-
-    No exception leaves the thread: asyncio would end the worker with the status of a `SystemExit`, and would wait
-    forever for the answer of a function that raises `StopIteration` (before Python 3.12).
+    Raises:
+        ValueError, RecursionError: the payload is not JSON.
     """
+    entry.payload.encode()
+    return Item(entry.place.queue, entry.item_id, entry.key, from_json(entry.payload), entry.attempts, held)
+
+
+def run_function(handler: Handler, item: Item) -> Outcome:
+    """Run an ordinary function; return the item's outcome. No exception leaves this, whatever the function raises."""
     try:
         return Status.COMPLETED, _result(handler(item))
     except BaseException as e:
         return _failure(e)
 
 
-def _failure(error: BaseException) -> tuple[Status, str]:
+async def run_coroutine(handler: Handler, item: Item, deliver: Callable[[Outcome], None]) -> None:
+    """Run a coroutine function, and deliver the item's outcome.
+
+    The result of this coroutine's task would not do: a handler that has cancelled its own task would cancel it, too.
+    """
+    try:
+        outcome = Status.COMPLETED, _result(await cast(Awaitable[Any], handler(item)))
+    except BaseException as e:
+        outcome = _failure(e)
+    deliver(outcome)
+
+
+def _failure(error: BaseException) -> Outcome:
     """Return the outcome of an attempt that raised."""
-    if isinstance(error, GiveUp):
-        return Status.DEAD, str(error).encode(errors="backslashreplace").decode() or "given up by the handler"
+    if issubclass(type(error), GiveUp):
+        return Status.DEAD, plain_text(error).encode(errors="backslashreplace").decode() or "given up by the handler"
     return Status.RETRY, reason_of(error)
 
 

@@ -9,17 +9,17 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from writetime.core.config import WorkQueue
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.workqueue.attempts import GRACE_SECONDS, Attempts
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import PAUSES, TRIES, Faults, Pauses
-from writetime.workqueue.handling import Handler, handle
+from writetime.workqueue.handling import Handler, Outcome
 from writetime.workqueue.items import Entry, Status, time_of
 from writetime.workqueue.partition import Fenced
 from writetime.workqueue.queue_tables import Tables
@@ -50,7 +50,10 @@ class Running:
         *,
         metrics: WorkerMetrics | None = None,
         pauses: Pauses = PAUSES,
+        coroutine_loop: asyncio.AbstractEventLoop | None = None,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
+        """Set up. `coroutine_loop` and `grace_seconds` are those of `Attempts`."""
         self._tables = tables
         self._settings = settings
         self._handlers = dict(handlers)
@@ -69,7 +72,9 @@ class Running:
         self._listed: set[str] = set()
         self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
         self._work = asyncio.Event()
-        self._threads = ThreadPoolExecutor(settings.threads, "handler")
+        self._attempts = Attempts(
+            settings.threads, self._exhausted, coroutine_loop=coroutine_loop, grace_seconds=grace_seconds
+        )
         self._ready: asyncio.Queue[tuple[ShardRunner, Entry]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         # Items that were taken and are not settled.
@@ -98,8 +103,7 @@ class Running:
         try:
             await ended.wait()
             given_up = self._given_up()
-            if self._fault is None:
-                await self._leave()
+            await self._leave()
         finally:
             self._over = True
             started = list(self._tasks)
@@ -109,7 +113,7 @@ class Running:
             for runner, _ in list(self._runners.values()):
                 await runner.stop()
             await self._faults.end()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            await self._attempts.end()
         if self._fault is None and until_idle and given_up:
             raise WritetimeError(f"given up after {TRIES} tries, with unfinished items: {'; '.join(given_up)}")
         if self._fault is not None:
@@ -223,9 +227,18 @@ class Running:
         await self._runners[hold][0].drained()
 
     def _note_fault(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        """End the worker if one of its own tasks has ended by an error. Nothing but the end cancels these tasks."""
+        error = RuntimeError("a task of the worker was cancelled") if task.cancelled() else task.exception()
+        if error is not None and not self._over:
+            log.error("the worker ends: %s", reason_of(error), exc_info=error)
             self._fault = self._fault or error
             self._ended.set()
+
+    def _exhausted(self, reason: str) -> None:
+        """End the worker, because handlers have taken its threads; a new process has none of them."""
+        if self._fault is None:
+            self._fault = WritetimeError(f"the worker ends, and must be started again: {reason}")
+        self._ended.set()
 
     async def _registry(self, queue: str) -> None:
         """Pass the existing buckets to the runners of a queue, some time before they begin.
@@ -410,7 +423,7 @@ class Running:
         self._claimed -= count
         self._work.set()
 
-    async def _handle(self, runner: ShardRunner, entry: Entry) -> tuple[Status, str | None]:
+    async def _handle(self, runner: ShardRunner, entry: Entry) -> Outcome:
         """Run the handler and measure it; return the item's outcome, and its result or error."""
         metrics = self._metrics.get(runner.queue)
         if metrics:
@@ -418,7 +431,8 @@ class Running:
             metrics.began(max(0, self._clock.now() - due) / 1000)
         began = self._monotonic()
         try:
-            return await handle(self._handlers[runner.queue], entry, lambda: runner.hold.valid, self._threads)
+            limit = runner.own.time_limit_seconds
+            return await self._attempts.run(self._handlers[runner.queue], entry, limit, lambda: runner.hold.valid)
         finally:
             ran = self._monotonic() - began
             if metrics:
@@ -481,4 +495,6 @@ class Running:
             log.warning(
                 "%s not finished after %g s; other workers repeat the work", counted(self._claimed, "item"), seconds
             )
+            held = [(s, h) for s in self._shares.values() for h in list(s.held.values())]
+            await asyncio.gather(*(s.abandon(h) for s, h in held), return_exceptions=True)
         await asyncio.gather(*(s.leave() for s in self._shares.values()), return_exceptions=True)

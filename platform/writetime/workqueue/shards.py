@@ -151,6 +151,12 @@ class Shares:
             await self._on_surplus(hold)
         except Exception as e:
             self.set_aside(hold, e)
+        await self.abandon(hold)
+
+    async def abandon(self, hold: Hold) -> None:
+        """Release a shard at once. Another worker repeats the items that still run, and the fence refuses their results
+        of this one.
+        """
         if not hold.lost:
             self.lose(hold)
             await self._free(hold.row)

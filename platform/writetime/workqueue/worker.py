@@ -3,8 +3,8 @@
 A handler takes an `Item`. Its return value, as JSON, is stored with the item's completion in one fenced write. So it is
 stored exactly once, even if workers fail. The other effects of a handler happen at least once, and the item's id is
 their idempotency key. A handler may be an ordinary function, which runs in one of the worker's threads, or a coroutine
-function, which runs on the worker's event loop. An exception is a failed attempt, and so is `sys.exit`. `GiveUp` makes
-the item a dead letter at once. If a coroutine function starts a task that calls `sys.exit`, asyncio ends the worker.
+function. All coroutine functions share an event loop, which is not the worker's. Anything that is raised is a failed
+attempt, also `sys.exit`. `GiveUp` makes the item a dead letter at once.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Worker:
 
         Raises:
             DatabaseUnreachable: no contact point answers at the start.
-            WritetimeError: the database refuses a statement.
+            WritetimeError: the database refuses a statement, or too many handlers have not ended within their limits.
         """
         with connect(self._settings) as session:
             tables = Tables(session, self._settings)
