@@ -4,7 +4,7 @@ from dagster import ConfigurableResource, InitResourceContext
 
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime_dagster.resources import run_reports
+from writetime_dagster.resources import dead_runs, run_reports
 
 
 class WritetimeResource(ConfigurableResource):
@@ -17,6 +17,10 @@ class WritetimeResource(ConfigurableResource):
     def settings(self) -> Settings:
         """The current settings."""
         return config.load()
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Let the run be recognised as dead once its process is gone."""
+        dead_runs.begin(context)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Report the run, unless another resource has."""

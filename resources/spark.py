@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from writetime.clients.spark import spark_conf, start_session
 from writetime.core import config
 from writetime.lake.spark_tasks import in_spark
-from writetime_dagster.resources import run_reports
+from writetime_dagster.resources import dead_runs, run_reports
 
 
 class SparkResource(LazyPySparkResource):
@@ -33,6 +33,11 @@ class SparkResource(LazyPySparkResource):
         """Run the lake's tasks in Spark, like `in_spark`. Without a task, no session starts."""
         described = list(tasks)
         return in_spark(self.spark_session)(function, described) if described else []
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Let the run be recognised as dead once its process is gone."""
+        super().setup_for_execution(context)
+        dead_runs.begin(context)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Stop the session if this resource started it, and report the run, unless another resource has."""

@@ -1,0 +1,98 @@
+"""Ends runs whose processes have died.
+
+The daemon's run monitoring does this for the runs that it started. A run of `dagster job execute` would count as in
+progress forever, and keep its place in each pool. So such a run has a tag with its host and process. Each run looks for
+dead ones of its own host when it begins, and while it waits for a pool.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+from dagster import DagsterInstance, DagsterRunStatus, InitResourceContext, RunsFilter
+from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
+
+# Tag of a run outside the daemon: the host, and the process with its start, as JSON.
+PROCESS = "writetime/process"
+HOST = "writetime/host"
+_IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+# The clock of a process's start may be a little different in each look.
+_START_SECONDS = 2.0
+# A run that is terminated while it sleeps ends after it.
+_SLEEP_SECONDS = 1.0
+
+
+def begin(context: InitResourceContext) -> None:
+    """Tag the run of this process, and end dead runs. A process that Dagster started gets no tag: it runs a step, or
+    the daemon monitors it.
+    """
+    InstanceConcurrencyContext.interval_to_next_pending_claim_check = _until_next_look
+    instance, run_id = context.instance, context.run_id
+    if instance is None or run_id is None or multiprocessing.parent_process() is not None:
+        return
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.tags.get(PROCESS) == process_tag(os.getpid()):
+        return
+    instance.add_run_tags(run_id, {HOST: host_tag(), PROCESS: process_tag(os.getpid()) or ""})
+    end_dead_runs(instance)
+
+
+def end_dead_runs(instance: DagsterInstance) -> list[str]:
+    """End the runs of this host whose processes are gone, and free their places in pools. Return their ids."""
+    ended = []
+    for run in instance.get_runs(RunsFilter(statuses=_IN_PROGRESS, tags={HOST: host_tag()})):
+        if _lives(run.tags[PROCESS]):
+            continue
+        # It may have ended between the two looks.
+        present = instance.get_run_by_id(run.run_id)
+        if present is not None and not present.is_finished:
+            instance.report_run_failed(present, "The process of the run has died without reporting its end.")
+            ended.append(run.run_id)
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    return ended
+
+
+@cache
+def host_tag() -> str:
+    """Return a name of this machine, or of this container: those of one machine do not see each other's processes."""
+    parts = [platform.node()]
+    for read in (lambda: Path("/etc/machine-id").read_text(), lambda: os.readlink("/proc/self/ns/pid")):
+        with suppress(OSError):
+            parts.append(read().strip())
+    return "/".join(parts)
+
+
+def process_tag(pid: int) -> str | None:
+    """Return a process with its start; None if there is none. A number is used again, also after a restart."""
+    try:
+        return json.dumps([pid, round(psutil.Process(pid).create_time())])
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _lives(tag: str) -> bool:
+    pid, start = json.loads(tag)
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - start) < _START_SECONDS and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until_next_look(self: Any) -> float:
+    """Return how long a waiting run may sleep, and end dead runs just before it looks at its pools again.
+
+    Dagster's own function (`interval_to_next_pending_claim_check`, in 1.13) returns the smallest of these seconds and
+    0, so a waiting run never sleeps, and takes most of a core.
+    """
+    seconds = max(0.0, min(self._pending_timeouts.values(), default=0.0) - time.time())
+    if seconds <= _SLEEP_SECONDS:
+        end_dead_runs(self._instance)
+    return min(seconds, _SLEEP_SECONDS)
