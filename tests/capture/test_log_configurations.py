@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,3 +201,74 @@ def test_streams_that_are_not_logged_hold_the_watermark(
         passes(captured, "t")
         assert not held(captured, "t")
     captured.assert_same("t")
+
+
+_TABLES = (
+    "CREATE TABLE {ks}.t (k int PRIMARY KEY, v int) WITH cdc = true",
+    "CREATE TABLE {ks}.c (k int PRIMARY KEY, n counter) WITH cdc = true",
+    "CREATE MATERIALIZED VIEW {ks}.by_v AS SELECT * FROM {ks}.t WHERE v IS NOT NULL AND k IS NOT NULL "
+    "PRIMARY KEY (v, k)",
+)
+_WRITES = (
+    "INSERT INTO {ks}.t (k, v) VALUES (1, 1)",
+    "INSERT INTO {ks}.t (k, v) VALUES (2, 2) IF NOT EXISTS",
+    "UPDATE {ks}.t SET v = 3 WHERE k = 2 IF v = 2",
+    "BEGIN BATCH INSERT INTO {ks}.t (k, v) VALUES (3, 3); INSERT INTO {ks}.t (k, v) VALUES (4, 4); "
+    "DELETE FROM {ks}.t WHERE k = 1; APPLY BATCH",
+    "BEGIN UNLOGGED BATCH INSERT INTO {ks}.t (k, v) VALUES (5, 5) APPLY BATCH",
+    "INSERT INTO {ks}.t (k, v) VALUES (6, 6) USING TTL 1000000 AND TIMESTAMP 1",
+    "UPDATE {ks}.c SET n = n + 1 WHERE k = 1",
+    "BEGIN COUNTER BATCH UPDATE {ks}.c SET n = n + 1 WHERE k = 1; UPDATE {ks}.c SET n = n + 2 WHERE k = 2; APPLY BATCH",
+)
+_TRIES = {"default": {"class_name": "TrieMemtable"}}
+
+
+def with_a_link(captured: Captured) -> dict[str, Any]:
+    """`cdc_raw_directory` is a symbolic link."""
+    link = captured.node.folder / f"link-{captured.keyspace}"
+    link.symlink_to(captured.node.cdc_raw)
+    return {"cdc_raw_directory": str(link)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"commitlog_compression": _LZ4},
+        {"commit_failure_policy": "ignore", "disk_failure_policy": "ignore"},
+        with_a_link,
+        pytest.param(
+            {"memtable": {"configurations": _TRIES}}, marks=pytest.mark.cassandra_5_only("others have no tries")
+        ),
+        pytest.param(
+            {"commitlog_disk_access_mode": "direct"},
+            marks=pytest.mark.cassandra_5_only("others have no such setting"),
+        ),
+        pytest.param(
+            {"commitlog_sync": "group", "commitlog_sync_group_window": "10ms"},
+            marks=pytest.mark.cassandra_5_only("others have another name for it"),
+        ),
+    ],
+    ids=["compressed", "failures ignored", "link", "tries", "direct", "group"],
+)
+def test_all_writes_reach_the_log(
+    captured: Captured, settings: dict[str, Any] | Callable[[Captured], dict[str, Any]]
+) -> None:
+    """Of each kind, also those of memtables that are flushed before and after a crash."""
+    chosen = settings(captured) if callable(settings) else settings
+    folder = captured.node.cdc_raw
+    restart(captured, **chosen)
+    try:
+        captured.write(*_TABLES)
+        with captured.agent():
+            captured.settle()
+            captured.write(*_WRITES)
+            passes(captured, "t")
+            restart(captured, signal.SIGKILL)
+            captured.write(*_WRITES)
+            passes(captured, "t")
+        captured.assert_same("t", "c")
+        assert not list((captured.settings.capture.state_dir / "aside").glob("*"))
+    finally:
+        defaults: dict[str, Any] = dict.fromkeys(chosen)
+        defaults |= {"commitlog_sync": "batch", "cdc_raw_directory": str(folder)}
+        restart(captured, **defaults)
