@@ -30,7 +30,7 @@ from dagster import (
 
 from writetime.core import alerts, config
 from writetime.core.counts import counted
-from writetime.core.errors import reason_of
+from writetime.core.errors import naming, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,8 @@ def _write(path: Path, text: str) -> list[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Messages of other programs may have characters that UTF-8 cannot encode.
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with naming(path):
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as e:
         fault = f"the report could not be written: {reason_of(e)}; make the folder `alerts.reports` writable"
         log.error("%s", fault)

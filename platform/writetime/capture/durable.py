@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, naming
 from writetime.storage.regular_files import copy_regular, read_regular
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def _crc(content: Any) -> int:
 
 def _replace(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".new")
-    with beside.open("w") as file:
+    with naming(path), beside.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -117,7 +117,7 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Append lines of JSON to a file. After a crash or an error it has some of them, and the last one may lack its end:
     then write it again.
     """
-    with path.open("a") as file:
+    with naming(path), path.open("a") as file:
         file.write(_lines_of(values))
         file.flush()
         os.fsync(file.fileno())
@@ -157,7 +157,7 @@ def copy_file(source: Path, target: Path) -> None:
         StorageError: the source is not a regular file, or became shorter.
     """
     partial = target.with_name(f"{target.name}.part")
-    with partial.open("wb") as copy:
+    with naming(target), partial.open("wb") as copy:
         copy_regular(source, copy.write)
         copy.flush()
         os.fsync(copy.fileno())
@@ -169,6 +169,7 @@ def sync_folder(folder: Path) -> None:
     """Sync renames and deletions in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(folder):
+            os.fsync(handle)
     finally:
         os.close(handle)

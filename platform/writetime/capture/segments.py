@@ -15,7 +15,7 @@ from pyarrow import fs
 from writetime.capture.durable import copy_file, lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.core.config import Capture, Settings
-from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.errors import WritetimeError, naming, reason_of
 from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.locations import resolve
@@ -247,7 +247,7 @@ def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
     if isinstance(filesystem, fs.LocalFileSystem):
         copy_file(file, Path(target))
         return
-    with filesystem.open_output_stream(f"{target}.part") as copy:
+    with naming(target), filesystem.open_output_stream(f"{target}.part") as copy:
         size = copy_regular(file, copy.write)
     filesystem.move(f"{target}.part", target)
     if filesystem.get_file_info(target).size != size:

@@ -66,8 +66,8 @@ COMMANDS = {
 
 # Errors of a path that a user or a setting names; their text has the path.
 _OF_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
-# Errors of a full disk.
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# Errors of a full or broken disk, and of a limit for files.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class _Group(click.Group):

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes.model import KINDS, change_schema, field_name
 from writetime.core.counts import counted
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, naming
 from writetime.core.printing import json_line
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
@@ -165,11 +165,11 @@ def write_changes(
     full = change_schema(schemas[0])
     arrow = full if fields is None else pa.schema([full.field(f) for f in fields])
     if output.suffix == ".parquet":
-        with pq.ParquetWriter(output, arrow, compression="zstd") as parquet:
+        with naming(output), pq.ParquetWriter(output, arrow, compression="zstd") as parquet:
             for _, batch in batches:
                 parquet.write_batch(batch)
     elif output.suffix == ".arrow":
-        with pa.OSFile(str(output), "wb") as file, pa.ipc.new_file(file, arrow) as writer:
+        with naming(output), pa.OSFile(str(output), "wb") as file, pa.ipc.new_file(file, arrow) as writer:
             for _, batch in batches:
                 writer.write_batch(batch)
     else:

@@ -1,6 +1,8 @@
 """The exceptions that the command line shows as one line without a traceback. No text of an error has a password."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # delta-rs formats its errors for a terminal, with colours and with each cause on a separate line.
 _CAUSE = re.compile(r"\s*\x1b\[\d*m\u21b3\x1b\[0m\s*")
@@ -45,6 +47,17 @@ def reason_of(fault: BaseException) -> str:
     # Not `type(fault).__name__`: a metaclass may define it.
     text = text if isinstance(fault, WritetimeError) else f"{type.__dict__['__name__'].__get__(type(fault))}: {text}"
     return text.encode(errors="backslashreplace").decode()
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Add a path to an operating system's error without one: those of writing and syncing an open file have none."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno is not None and e.filename is None:
+            e.filename = str(path)
+        raise
 
 
 def plain_text(fault: BaseException) -> str:

@@ -80,7 +80,7 @@ def seal_checkpoint(storage: Storage, version: int) -> None:
     storage.sync(path)
     if hint.get("version") == version:
         hint["tags"] = (hint.get("tags") or {}) | {_DIGEST: _digest_of(storage, path)}
-        with storage.filesystem().open_output_stream(HINT) as stream:
+        with storage.writing(HINT) as stream:
             stream.write(json.dumps(hint).encode())
         storage.sync(HINT)
     storage.sync(_LOG)

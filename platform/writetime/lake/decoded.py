@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.arrow import take_rows
+from writetime.core.errors import naming
 from writetime.lake.expiries import Expiries, expiries_of, joined
 from writetime.lake.parquet import PLACE, sizes_of_groups
 from writetime.lake.places import Places, Searched
@@ -215,7 +216,7 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
     try:
         places: list[dict[str, int]] = []
         found = []
-        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, _fields(source)) as writer:
+        with naming(path), pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, _fields(source)) as writer:
             for batch in _batches(source, batch_bytes):
                 found.append(expiries_of(batch, sum(place["rows"] for place in places)))
                 start = sink.tell()
@@ -231,7 +232,7 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
             # Aligned, so that numpy searches them in place.
             behind = [bytes(-data.size % 8), pa.py_buffer(expiries.seconds), pa.py_buffer(expiries.rows)]
             footer = _footer(data, places, size, len(expiries.rows), functools.reduce(_crc, behind, 0))
-        with part.open("ab") as file:
+        with naming(path), part.open("ab") as file:
             file.writelines([*behind, footer])
         part.replace(path)
     finally:

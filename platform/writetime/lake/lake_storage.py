@@ -5,14 +5,16 @@ Parquet files and commits go through the same client (delta-rs's object store), 
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 from pyarrow import fs
 
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, naming
 from writetime.core.extras import require
 
 
@@ -58,12 +60,19 @@ class Storage:
         whole = fs.PyFileSystem(opened(self.root, tuple(self.options.items())))
         return fs.SubTreeFileSystem(self.below, whole) if self.below else whole
 
+    @contextmanager
+    def writing(self, path: str) -> Iterator[pa.NativeFile]:
+        """Open a file for writing in a `with` block. An error of the disk names it."""
+        with naming(f"{self.address}/{path}"), self.filesystem().open_output_stream(path) as stream:
+            yield stream
+
     def sync(self, path: str) -> None:
         """Make a file, or the names in a folder, durable. Object stores answer a request only when they are."""
         if self.is_local:
             opened = os.open(f"{self.address}/{path}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fsync(opened)
+                with naming(f"{self.address}/{path}"):
+                    os.fsync(opened)
             finally:
                 os.close(opened)
 

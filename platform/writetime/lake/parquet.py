@@ -110,14 +110,13 @@ def write_file(
     """
     folder, in_memory = f"{PARTITION}={bucket}", _bytes_in_memory(table)
     path = f"{folder}/{prefix}{uuid.uuid4().hex}.{in_memory}.parquet"
-    filesystem = storage.filesystem()
     if storage.is_local:
-        filesystem.create_dir(folder)
+        storage.filesystem().create_dir(folder)
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     options: Any = {"compression": layout.codec, "use_dictionary": repeating, "write_page_checksum": True}
     with (
-        filesystem.open_output_stream(path) as output,
+        storage.writing(path) as output,
         SealedFooter(output) as sink,
         pq.ParquetWriter(sink, table.schema, **options) as writer,
     ):
@@ -129,7 +128,7 @@ def write_file(
         # The writer writes its footer when it is closed.
         sink.hold()
     storage.sync(path)
-    size = filesystem.get_file_info(path).size
+    size = storage.filesystem().get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
     ends = pc.min_max(tokens)

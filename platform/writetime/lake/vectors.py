@@ -129,7 +129,7 @@ def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> d
         parts += [_LENGTH.pack(len(data)), data, _LENGTH.pack(zlib.crc32(data))]
         written[path] = Vector("u", place, offset, len(data), len(marked))
         offset += len(data) + 2 * _LENGTH.size
-    with storage.filesystem().open_output_stream(_name(unique)) as sink:
+    with storage.writing(_name(unique)) as sink:
         sink.write(b"".join(parts))
     storage.sync(_name(unique))
     for path, vector in written.items():

@@ -27,7 +27,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 from cryptography.x509 import load_pem_x509_certificates
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, naming
 from writetime.core.extras import is_installed, needs
 from writetime.runtime.java import java
 
@@ -132,7 +132,7 @@ def _intact(jars: list[Jar], cache: Path) -> set[str]:
         # Of programs that write at once the last one wins; jars that it does not have are compared again, as are
         # all of a cache that cannot be written, such as an image's.
         with suppress(OSError):
-            with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
+            with naming(cache), tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
                 json.dump(checked, scratch)
             # Several users may share the cache, and a temporary file is of its owner alone.
             os.chmod(scratch.name, 0o644)

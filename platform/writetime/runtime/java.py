@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, naming
 
 REQUIRED_MAJOR = 17
 _LAUNCHER = """#!/bin/sh
@@ -61,7 +61,7 @@ def spark_java_home(folder: Path) -> Path:
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     # Written to another name and moved, because several processes may do this at once.
-    with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as script:
+    with naming(launcher), tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as script:
         script.write(_LAUNCHER.format(java=shlex.quote(str(java()))))
     Path(script.name).chmod(0o755)
     Path(script.name).rename(launcher)
