@@ -1,8 +1,11 @@
 """The lake for assets: Delta tables below one path."""
 
+from pathlib import Path
+
 import deltalake
 from pyspark.sql import DataFrame
 
+from writetime.core.private_folders import restrict_home
 from writetime.lake.delta import is_delta_table
 from writetime.lake.lake_storage import lake_storage
 from writetime.lake.store_clock import require_right_clock
@@ -14,7 +17,10 @@ class LakeResource(WritetimeResource):
 
     def path(self, table: str) -> str:
         """Return the address of a table; a relative lake path is relative to the working folder."""
-        return lake_storage(self.settings).folder(table).address
+        storage = lake_storage(self.settings)
+        if storage.is_local:
+            restrict_home(Path(storage.root))
+        return storage.folder(table).address
 
     def find(self, table: str) -> deltalake.DeltaTable | None:
         """Return the table, by its log alone and without Spark; None if it has not been written."""

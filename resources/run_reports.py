@@ -31,6 +31,7 @@ from dagster import (
 from writetime.core import alerts, config
 from writetime.core.counts import counted
 from writetime.core.errors import naming, reason_of
+from writetime.core.private_folders import restrict_home
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ def _alerted_before(instance: DagsterInstance, run: DagsterRun, wrong: str) -> f
 def _write(path: Path, text: str) -> list[str]:
     """Write a report. If that fails, log why, and return it as a line for an alert."""
     try:
+        restrict_home(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Messages of other programs may have characters that UTF-8 cannot encode.
         with naming(path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from writetime.core.errors import WritetimeError, naming
+from writetime.core.private_folders import restrict_home
 from writetime.storage.regular_files import copy_regular, read_regular
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ def lock_folder(folder: Path) -> int:
     Raises:
         WritetimeError: another agent has it.
     """
+    restrict_home(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return _lock(os.open(folder / "lock", os.O_RDWR | os.O_CREAT), f"another agent uses the state folder {folder}")
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.private_folders import private_temporary_folder
 from writetime.runtime import jars
 from writetime.runtime.java import spark_java_home
 
@@ -69,6 +70,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         # Delta would otherwise list a table's files with a shuffle of 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
+        **({"spark.local.dir": private_temporary_folder()} if local else {}),
         "spark.ui.enabled": "false",
         "spark.redaction.regex": _SECRET,
         "spark.ui.showConsoleProgress": "false",

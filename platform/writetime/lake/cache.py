@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.config import Settings
+from writetime.core.private_folders import restrict_home
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 from writetime.lake.expiries import expiry_bounds
 from writetime.lake.lake_storage import Storage
@@ -220,6 +221,7 @@ class Cache:
             return decode(source)
 
     def _made(self, path: Path, source: pq.ParquetFile, file: DataFile) -> Decoded:
+        restrict_home(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(_GROWTH * file.size)
         write(source, path, file.size)

@@ -20,6 +20,7 @@ import orjson
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
+from writetime.core.private_folders import restrict_home
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, Unreadable, WrittenFile, fault_of
 from writetime.lake.store_clock import micros_behind
@@ -151,6 +152,7 @@ def _put_new_locally(storage: Storage, path: str, data: bytes) -> bool:
     target = Path(storage.address, path)
     written = target.with_name(f"_{uuid.uuid4().hex}.tmp")
     try:
+        restrict_home(Path(storage.root))
         target.parent.mkdir(parents=True, exist_ok=True)
         with written.open("xb") as file:
             file.write(data)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.outages import is_outage
+from writetime.core.private_folders import restrict_home
 from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.footers import SealedFooter, read_footer
 from writetime.lake.lake_storage import Storage
@@ -111,6 +113,7 @@ def write_file(
     folder, in_memory = f"{PARTITION}={bucket}", _bytes_in_memory(table)
     path = f"{folder}/{prefix}{uuid.uuid4().hex}.{in_memory}.parquet"
     if storage.is_local:
+        restrict_home(Path(storage.root))
         storage.filesystem().create_dir(folder)
     # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)

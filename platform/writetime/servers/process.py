@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from writetime.core.errors import WritetimeError
+from writetime.core.private_folders import restrict_home
 from writetime.core.waiting import wait_until
 from writetime.runtime.java import java_home
 
@@ -137,6 +138,7 @@ class EmbeddedServer(ServerFolder, ABC):
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude other programs that start the servers: two must not both find that a server is not running."""
+        restrict_home(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "launch.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
