@@ -184,7 +184,7 @@ def _numbers_of(beginning: str, lines: list[str]) -> set[int]:
 def running_platform(
     settings: Settings, admin: Settings, home: Path, table: str, agents: Mapping[str, Settings]
 ) -> Iterator[Platform]:
-    """Run all programs: those of settings, and one agent per node with its own."""
+    """Run all programs, and wait until they work: those of settings, and one agent per node with its own."""
     (home / "handlers.py").write_text(_HANDLERS.format(log=str(home / "handled")))
     arguments = {
         "serve": (),
@@ -205,4 +205,8 @@ def running_platform(
         for program in programs.values():
             stack.callback(program.end)
             program.start()
-        yield Platform(settings, admin, home, table, programs)
+        platform = Platform(settings, admin, home, table, programs)
+        # A program that starts while the database does not answer ends.
+        with platform.sending() as sender:
+            sender.wait_until_accepted()
+        yield platform
