@@ -38,9 +38,9 @@ def begin(context: InitResourceContext) -> None:
     if instance is None or run_id is None or multiprocessing.parent_process() is not None:
         return
     run = instance.get_run_by_id(run_id)
-    if run is None or run.tags.get(PROCESS) == process_tag(os.getpid()):
+    if run is None or run.tags.get(PROCESS) == (tag := process_tag(run_id)):
         return
-    instance.add_run_tags(run_id, {HOST: host_tag(), PROCESS: process_tag(os.getpid()) or ""})
+    instance.add_run_tags(run_id, {HOST: host_tag(), PROCESS: tag})
     end_dead_runs(instance)
 
 
@@ -48,7 +48,9 @@ def end_dead_runs(instance: DagsterInstance) -> list[str]:
     """End the runs of this host whose processes are gone, and free their places in pools. Return their ids."""
     ended = []
     for run in instance.get_runs(RunsFilter(statuses=_IN_PROGRESS, tags={HOST: host_tag()})):
-        if _lives(run.tags[PROCESS]):
+        of_run, pid, start = json.loads(run.tags[PROCESS])
+        # A run that repeats another one inherits its tags.
+        if of_run != run.run_id or _lives(pid, start):
             continue
         # It may have ended between the two looks.
         present = instance.get_run_by_id(run.run_id)
@@ -69,16 +71,12 @@ def host_tag() -> str:
     return "/".join(parts)
 
 
-def process_tag(pid: int) -> str | None:
-    """Return a process with its start; None if there is none. A number is used again, also after a restart."""
-    try:
-        return json.dumps([pid, round(psutil.Process(pid).create_time())])
-    except psutil.NoSuchProcess:
-        return None
+def process_tag(run_id: str) -> str:
+    """Return a run with this process and its start: the number of a process is used again, also after a restart."""
+    return json.dumps([run_id, os.getpid(), psutil.Process().create_time()])
 
 
-def _lives(tag: str) -> bool:
-    pid, start = json.loads(tag)
+def _lives(pid: int, start: float) -> bool:
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - start) < _START_SECONDS and process.status() != psutil.STATUS_ZOMBIE

@@ -1,9 +1,11 @@
 """Runs of `dagster job execute` that are killed: the next run ends them, and waits without CPU; real processes."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -104,20 +106,22 @@ def cpu_share(process: subprocess.Popen[bytes], seconds: float) -> float:
 
 
 def test_only_dead_processes_of_this_host_end_their_runs() -> None:
+    pid, begun = os.getpid(), psutil.Process().create_time()
+    no_pid = 2**22 + 1
+    found: dict[str, tuple[str, str, int, float] | None] = {
+        "alive": (dead_runs.host_tag(), "alive", pid, begun),
+        "number used again": (dead_runs.host_tag(), "number used again", pid, begun - 60),
+        "gone": (dead_runs.host_tag(), "gone", no_pid, begun),
+        "elsewhere": ("elsewhere", "elsewhere", no_pid, begun),
+        "repeats a dead run": (dead_runs.host_tag(), "gone", no_pid, begun),
+        "of the daemon": None,
+    }
     with DagsterInstance.ephemeral() as instance:
-        own = dead_runs.process_tag(os.getpid()) or ""
-        pid, begun = os.getpid(), psutil.Process().create_time()
-        tags = {
-            "alive": {dead_runs.HOST: dead_runs.host_tag(), dead_runs.PROCESS: own},
-            "number used again": {dead_runs.HOST: dead_runs.host_tag(), dead_runs.PROCESS: f"[{pid}, {begun - 60}]"},
-            "gone": {dead_runs.HOST: dead_runs.host_tag(), dead_runs.PROCESS: f"[{2**22 + 1}, {begun}]"},
-            "elsewhere": {dead_runs.HOST: "elsewhere", dead_runs.PROCESS: f"[{2**22 + 1}, {begun}]"},
-            "of the daemon": {},
-        }
-
-        runs = {
-            name: instance.add_run(DagsterRun(name, status=DagsterRunStatus.STARTED, tags=own))
-            for name, own in tags.items()
-        }
+        ids = {name: str(uuid.uuid4()) for name in found}
+        for name, own in found.items():
+            tags = (
+                {} if own is None else {dead_runs.HOST: own[0], dead_runs.PROCESS: json.dumps([ids[own[1]], *own[2:]])}
+            )
+            instance.add_run(DagsterRun(name, run_id=ids[name], status=DagsterRunStatus.STARTED, tags=tags))
         ended = dead_runs.end_dead_runs(instance)
-        assert {name for name, run in runs.items() if run.run_id in ended} == {"number used again", "gone"}
+    assert {name for name, run_id in ids.items() if run_id in ended} == {"number used again", "gone"}
