@@ -251,11 +251,13 @@ class Batches:
         The publisher determines the time in a seal before it seals the batch. It may be too early (see `now`), and the
         publisher may pause in between. The database gives the conditional insert its write time (of the Paxos ballot),
         by the clock of the coordinating node, and later ones to later inserts of a partition. The later time counts.
+        Cassandra's ballot has the time of its millisecond's begin (`ClientState.getTimestampForPaxos`), so the end of
+        that millisecond counts.
         """
         rows = self._run(self._published_at, (queue, _era(n), n))
         if not rows:
             return None
-        sealed_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=rows[0].sealed_at)
+        sealed_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=rows[0].sealed_at // 1000 + 1)
         return max(timestamp_as_written(rows[0].published_at), sealed_at)
 
     def has(self, queue: str, n: int) -> bool:
