@@ -123,6 +123,25 @@ def test_components(written: Written, tmp_path: Path) -> None:
             path.write_bytes(content)
 
 
+def test_components_of_an_sstable_that_only_the_manifest_lists(written: Written, tmp_path: Path) -> None:
+    """A node writes no `TOC.txt` for an SSTable that it received as a whole, and maybe no digest."""
+    for number, (schema, location) in enumerate(one_of_each(written)):
+        wanted = changes(location, schema)
+        here = copy(location, tmp_path / str(number))
+        (Path(here.folder) / "manifest.json").write_text("{}")
+        Path(here.path("TOC.txt")).unlink()
+        for path in sorted(Path(here.folder).glob("*-*")):
+            content = path.read_bytes()
+            path.unlink()
+            if path.name.rpartition("-")[2] in {*_NEEDED} - {"Digest.crc32"}:
+                with pytest.raises(Missing, match=f"{path.name} is missing|CompressionInfo.db is missing"):
+                    list(find_sstables(here.folder))
+            else:
+                assert list(find_sstables(here.folder)) == [here]
+                assert_same(changes(here, schema), wanted)
+            path.write_bytes(content)
+
+
 def test_components_of_indexes(written: Written, tmp_path: Path) -> None:
     """A TOC names some that do not exist, and does not name some that do."""
     schema, location = one_of_each(written)[0]

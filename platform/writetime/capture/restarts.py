@@ -7,7 +7,7 @@ program deleted the segments.
 
 A flush does not wait for a sync of the log. So if the node crashes between a flush and the next sync, the SSTable has
 writes that the log lacks. Then the SSTable's last position lies behind the end of its segment. If the segment has no
-other write to a captured table, the node deletes it after the replay (tested on Cassandra 4.0 to 5.0).
+other write to a captured table, the node deletes it after the replay (tested on Cassandra 5.0).
 """
 
 from collections.abc import Iterator, Mapping

@@ -36,6 +36,7 @@ _COPY_AGAIN = (
     "if it is being copied or written, run this again later; otherwise copy the SSTable again, with all of its files"
 )
 _TEMPORARY_TOC = "TOC.txt.tmp"
+_INDEXES = {"big": ("Index.db",), "bti": ("Partitions.db", "Rows.db")}
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
@@ -223,10 +224,11 @@ def find_sstables(path: str) -> Iterator[Location]:
     """Find the SSTables at a path: that of one component's file, or all in a folder, such as a snapshot or a backup.
 
     An SSTable that a node is still writing is left out, as by the database: it has no `TOC.txt` yet, and the folder
-    shows that a node writes to it.
+    shows that a node writes to it. A node that received an SSTable as a whole (`SSTableZeroCopyWriter`) never writes
+    its `TOC.txt`. In a snapshot, `manifest.json` lists these SSTables.
 
     Raises:
-        Missing: there is nothing at the path. Or an SSTable is not complete: it has no `TOC.txt`, although no node is
+        Missing: there is nothing at the path. Or an SSTable is not complete: nothing lists it, although no node is
             writing it, or a component is missing that the readers need.
         Unsupported: the version of the format is not supported.
         CorruptFile: a TOC is not a text.
@@ -245,6 +247,7 @@ def find_sstables(path: str) -> Iterator[Location]:
     names = entries(filesystem, path)
     found = [named for name in names if (named := parse_name(filesystem, name)) is not None]
     is_live = any(_TRANSACTION.fullmatch(posixpath.basename(name)) for name in names)
+    has_manifest = any(posixpath.basename(name) == "manifest.json" for name in names)
     components: dict[Location, set[str]] = {}
     for location, component in found:
         components.setdefault(location, set()).add(component)
@@ -252,8 +255,21 @@ def find_sstables(path: str) -> Iterator[Location]:
         if "TOC.txt" in present:
             _require_complete(location, present)
             yield location
-        elif not is_live and _TEMPORARY_TOC not in present:
+        elif is_live or _TEMPORARY_TOC in present:
+            continue
+        elif has_manifest:
+            _require_received(location, present)
+            yield location
+        else:
             raise Missing(f"{location.path('TOC.txt')} is missing, so the SSTable is not complete: {_COPY_AGAIN}")
+
+
+def _require_received(location: Location, present: set[str]) -> None:
+    # A node writes one of the two: the first if the data is compressed.
+    lacking = set() if {"CompressionInfo.db", "CRC.db"} & present else {"CompressionInfo.db"}
+    lacking |= {"Data.db", "Statistics.db", *_INDEXES[location.format]} - present
+    if lacking:
+        raise Missing(f"{location.path(min(lacking))} is missing, and so is TOC.txt of its SSTable: {_COPY_AGAIN}")
 
 
 def _require_complete(location: Location, present: set[str]) -> None:
