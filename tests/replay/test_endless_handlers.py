@@ -128,7 +128,9 @@ class Later:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
-@pytest.mark.parametrize("handler", [coroutine, Later(), partial(coroutine), generator], ids=repr)
+@pytest.mark.parametrize(
+    "handler", [coroutine, Later(), partial(coroutine), generator], ids=["function", "object", "partial", "generator"]
+)
 def test_a_handler_whose_code_does_not_run_completes_no_batch(
     published: Settings, queue: str, handler: Callable[[Any], Any]
 ) -> None:
