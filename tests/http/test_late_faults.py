@@ -61,5 +61,6 @@ def test_an_unknown_fault_is_not_an_outage(monkeypatch: pytest.MonkeyPatch) -> N
         items = ItemsEndpoint(config.load(), 10, cast(Any, None), CollectorRegistry())
         await items._insert("jobs", [cast(Any, "item")])
 
-    with pytest.raises(TypeError, match="nobody expects this"):
+    with pytest.raises(Refused, match="nobody expects this") as found:
         asyncio.run(call())
+    assert found.value.status == 500

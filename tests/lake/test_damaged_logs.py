@@ -9,20 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.lake.sound_lake import BATCHES, PARTS, land, make, rows
 from tests.support.generate import SEED
-from tests.support.made import add, new_table, write
 from tests.support.published import command
-from tests.support.repaired import NAME, Rows, assert_right, settings_of
+from tests.support.repaired import NAME, assert_right, settings_of
 from writetime.core import config
-from writetime.lake import state
 from writetime.lake.table import open_table
-from writetime.row_events import stream
-from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.long
 
-PARTS = ("changes", "state", "view", "row_events")
-BATCHES = 23
 Damage = Callable[[Path], None]
 
 
@@ -68,29 +63,9 @@ FILES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def batch(number: int) -> dict[tuple[int, int], str]:
-    return {(key, 1): f"batch {number}" for key in range(number % 5, 30, 3)}
-
-
-def land() -> None:
-    """Add the batches that the changes do not have."""
-    table = open_table(config.load(), NAME)
-    for number in range(BATCHES):
-        add(table, [write(i, n, number + 1, v=v) for (i, n), v in batch(number).items()], number)
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WRITETIME_CONFIG", str(settings_of(folder)))
-        settings = config.load()
-    table = new_table(folder / "lake", cache_gib=0)
-    for number in range(BATCHES):
-        add(table, [write(i, n, number + 1, v=v) for (i, n), v in batch(number).items()], number)
-        for step in (lambda: state.fold(table), lambda: refresh(settings, table), lambda: stream.extend(table)):
-            step()
-    return folder / "lake"
+    return make(tmp_path_factory.mktemp("sound"))
 
 
 @pytest.fixture
@@ -100,16 +75,11 @@ def lake(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lake" / NAME
 
 
-@pytest.fixture(scope="module")
-def wanted() -> Rows:
-    return {key: value for number in range(BATCHES) for key, value in batch(number).items()}
-
-
 @pytest.mark.parametrize("damage", [gone, empty, zeros, cut, garbage, flipped, other_text])
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_damaged_log_is_repaired_by_the_command_of_its_error(
-    damage: Damage, file: str, part: str, lake: Path, wanted: Rows
+    damage: Damage, file: str, part: str, lake: Path
 ) -> None:
     path = FILES[file](lake / part / "_delta_log")
     damage(path)
@@ -118,5 +88,5 @@ def test_a_damaged_log_is_repaired_by_the_command_of_its_error(
         assert str(lake / part) in answer.stderr
     # Another commit than the newest can be missing only if the log shows it.
     lost = part == "changes" and "commit" in file and damage is gone
-    assert_right(lake, wanted, land)
+    assert_right(lake, rows(), land)
     assert not lost or len(open_table(config.load(), NAME).changes.load().files) == BATCHES

@@ -18,10 +18,14 @@ _REMEDY = re.compile(rf"`writetime (rebuild {re.escape(NAME)}(?: \w+)?)`")
 _MOST = 5
 
 
-def settings_of(folder: Path) -> Path:
-    """Write settings with a lake in a folder. Nothing is cached, so that each command reads the files."""
+def settings_of(folder: Path, path: str = "", options: Mapping[str, str] | None = None) -> Path:
+    """Write settings with a lake in a folder, or at another path. Nothing is cached, so that each command reads the
+    files.
+    """
     file = folder / "writetime.toml"
-    file.write_text(f'[lake]\npath = "{folder / "lake"}"\ncache = "{folder / "cache"}"\ncache_gib = 0\nbuckets = 4\n')
+    lines = [f'path = "{path or folder / "lake"}"', f'cache = "{folder / "cache"}"', "cache_gib = 0", "buckets = 4"]
+    lines += [f'storage_options.{name} = "{value}"' for name, value in (options or {}).items()]
+    file.write_text("\n".join(["[lake]", *lines, ""]))
     return file
 
 
@@ -31,7 +35,9 @@ def repaired(*given: str, then: Callable[[], object] = lambda: None) -> str:
         answer = command(*given)
         if answer.exit_code == 0:
             return answer.stdout
-        assert isinstance(answer.exception, SystemExit), answer.output
+        if not isinstance(answer.exception, SystemExit):
+            assert answer.exception
+            raise answer.exception
         [line] = answer.stderr.splitlines()
         found = _REMEDY.search(line)
         assert found, line
@@ -62,11 +68,16 @@ def replayed() -> Rows:
     return rows
 
 
-def assert_right(table: Path, wanted: Rows, then: Callable[[], object] = lambda: None) -> None:
-    """Each command has these rows, after the remedies of its errors."""
+def assert_right(
+    table: Path | str,
+    wanted: Rows,
+    then: Callable[[], object] = lambda: None,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Each command has these rows, after the remedies of its errors, and so has Polars, with the store's options."""
     assert printed(then) == wanted
     repaired("maintain", NAME, then=then)
-    frame = pl.read_delta(str(table / "view")).sort("id", "n")
+    frame = pl.read_delta(f"{table}/view", storage_options=dict(options or {})).sort("id", "n")
     assert {(i, n): v for i, n, v in frame.select("id", "n", "v").rows()} == wanted
     repaired("publish", NAME, "--lake-only", then=then)
     assert replayed() == wanted

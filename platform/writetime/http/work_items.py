@@ -1,6 +1,7 @@
 """Work items over HTTP: `POST /queues/<queue>/items`, a part of the ingress. `202` means that the database has them."""
 
 import asyncio
+import logging
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,8 @@ from writetime.workqueue.enqueue import (
     TooLarge,
 )
 from writetime.workqueue.queue_tables import Tables
+
+log = logging.getLogger(__name__)
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
 _RETRY_AFTER = {"Retry-After": "1"}
@@ -139,6 +142,12 @@ class ItemsEndpoint:
             except DRIVER_FAULTS as e:
                 # The next call tries again.
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e
+            except WritetimeError:
+                raise
+            except Exception as e:
+                # No outage, so a caller need not repeat the call.
+                log.exception("work items cannot be taken")
+                raise Refused(500, f"nothing was enqueued: {reason_of(e)}", itemIds=[]) from e
             self._resources.push(resources.pop_all())
         return enqueuer
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
 
 
 class ObjectStore(DeltaStorageHandler):
@@ -13,6 +14,13 @@ class ObjectStore(DeltaStorageHandler):
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
         """Return a stream that writes a file."""
         return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        """Return the files below a folder. Tools such as Hadoop and pyarrow may have made an empty object with the name
+        of the folder itself.
+        """
+        itself = selector.base_dir.strip("/")
+        return [info for info in super().get_file_info_selector(selector) if info.path.strip("/") != itself]
 
 
 # The result is cached, because opening a store costs more than a request. A store renews its credentials when they
