@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from deltalake.exceptions import DeltaError
 
 from tests.support.programs import Program
 from tests.support.settings import write_settings
@@ -90,7 +91,7 @@ class Platform:
                 users = list(session.execute(f"SELECT user_id FROM {self.settings.cassandra.keyspace}.user_events"))
                 rows = {row.id for row in session.execute(f"SELECT id FROM {self.table}")}
             view = by_query(LakeTable(table_storage(self.settings, self.table), 0).view.storage.address)
-        except (*DRIVER_FAULTS, WritetimeError, OSError) as e:
+        except (*DRIVER_FAULTS, DeltaError, WritetimeError, OSError) as e:
             return {f"nothing can be read: {e}": {0}}
         there = {
             "event": {int(row.user_id.removeprefix("user-")) for row in users if row.user_id.startswith("user-")},
