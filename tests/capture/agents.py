@@ -1,16 +1,19 @@
 """The progress of an agent, and of its changes in the lake."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.waiting import wait_for
 from writetime.capture.agent_metrics import read_status
 from writetime.capture.segments import readable
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
+from writetime.lake.views import time_now
 from writetime.storage.segment import END, list_segments
 
 
@@ -62,3 +65,21 @@ def assert_view(captured: Captured, table: str) -> None:
 def with_lake(settings: Settings, path: Path) -> Settings:
     """The settings with a lake in another folder."""
     return settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(path), "buckets": 2})})
+
+
+def held(captured: Captured, table: str = "marks") -> str:
+    """Return why the watermark of a table does not advance."""
+    return status_of(captured).get("held", {}).get(f"{captured.keyspace}.{table}", "")
+
+
+def passes(captured: Captured, table: str = "marks") -> None:
+    """Wait until the watermark of a table has passed now."""
+    now = time_now()
+    wait_for(lambda: until(captured, table) > now)
+
+
+def restart(captured: Captured, sig: signal.Signals = signal.SIGTERM, **configuration: object) -> None:
+    """Start the node again, with changes of its configuration."""
+    captured.node.stop(sig)
+    captured.node.configure(**configuration)
+    captured.node.start()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.capture.endtoend import NODE
 from tests.support.captured import Captured, captured_keyspace
-from tests.support.format_server import FormatServer
+from tests.support.format_server import FormatServer, KilledServer
 from tests.support.servers import start
 from tests.support.settings import write_settings
 from writetime.core.config import Settings
@@ -27,6 +27,17 @@ def node(addresses: Settings, tmp_path_factory: pytest.TempPathFactory) -> Itera
             node_starts.result()
         # The driver would read the schemas of all tables again and again, and nothing here uses them.
         server.session().cluster.schema_metadata_enabled = False
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
+    """A node that the tests of one module restart with other settings."""
+    server = KilledServer(tmp_path_factory.mktemp("own"), "oa", **NODE)
+    server.start()
+    try:
         yield server
     finally:
         server.stop()

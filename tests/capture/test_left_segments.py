@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,12 +173,13 @@ def test_a_segment_that_is_still_copied_into_the_folder_is_not_read(captured: Ca
     path = complete(captured)[0]
     content = path.read_bytes()
     leave(path, None)
-    captured.pace = replace(captured.pace, left=3.0)
+    # Much longer than a pause between two parts, also on a busy machine.
+    captured.pace = replace(captured.pace, left=15.0)
     with captured.agent(), path.open("wb") as copy:
         for start in range(0, len(content), len(content) // 8):
             copy.write(content[start : start + len(content) // 8])
             copy.flush()
-            captured.settle()
+            time.sleep(0.5)
             assert path.exists()
         wait_for(lambda: not path.exists())
     assert progress_of(captured)["totals"]["segments_set_aside"] == 0

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.capture.agents import status_of, until
-from tests.capture.endtoend import NODE
+from tests.capture.agents import held, passes, restart, until
 from tests.support.captured import Captured, captured_keyspace
-from tests.support.format_server import FormatServer, KilledServer
+from tests.support.format_server import FormatServer
 from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.lake.views import time_now
@@ -28,40 +27,11 @@ pytestmark = pytest.mark.long
 _LZ4 = [{"class_name": "LZ4Compressor"}]
 
 
-@pytest.fixture(scope="module")
-def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
-    """A node that these tests restart with other settings."""
-    server = KilledServer(tmp_path_factory.mktemp("configurations"), "oa", **NODE)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
 def captured(own_node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
     """A captured keyspace of that node."""
     with captured_keyspace(own_node, kafka, tmp_path) as made:
         yield made
-
-
-def restart(captured: Captured, sig: signal.Signals = signal.SIGTERM, **configuration: object) -> None:
-    """Start the node again, with changes of its configuration."""
-    captured.node.stop(sig)
-    captured.node.configure(**configuration)
-    captured.node.start()
-
-
-def held(captured: Captured, table: str = "marks") -> str:
-    """Why the watermark of a table does not advance."""
-    return status_of(captured).get("held", {}).get(f"{captured.keyspace}.{table}", "")
-
-
-def passes(captured: Captured, table: str = "marks") -> None:
-    """Wait until the watermark of a table has passed now."""
-    now = time_now()
-    wait_for(lambda: until(captured, table) > now, 120)
 
 
 def is_in_an_index(captured: Captured) -> bool:

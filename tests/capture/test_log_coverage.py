@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.capture.agents import status_of, until, with_lake
-from tests.capture.endtoend import NODE
+from tests.capture.agents import held, passes, restart, status_of, until, with_lake
 from tests.support.captured import REPLICATION, Captured, captured_keyspace
-from tests.support.format_server import FormatServer, KilledServer
+from tests.support.format_server import FormatServer
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.cli.main import main
@@ -23,17 +22,6 @@ from writetime.landing.landing import Landing
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
-    """A node that these tests restart with other settings."""
-    server = KilledServer(tmp_path_factory.mktemp("coverage"), "oa", **NODE)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture
 def captured(own_node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
     """A captured keyspace of that node."""
@@ -41,28 +29,10 @@ def captured(own_node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterato
         yield made
 
 
-def restart(captured: Captured, sig: signal.Signals = signal.SIGTERM, **configuration: object) -> None:
-    """Start the node again, with changes of its configuration."""
-    captured.node.stop(sig)
-    captured.node.configure(**configuration)
-    captured.node.start()
-
-
 def reasons(captured: Captured) -> str:
     """The records of all gaps."""
     folder = captured.settings.capture.state_dir / "aside"
     return "\n".join(json.loads(path.read_text())["reason"] for path in folder.glob("*.reason.json"))
-
-
-def held(captured: Captured, table: str = "marks") -> str:
-    """Why the watermark of a table does not advance."""
-    return status_of(captured).get("held", {}).get(f"{captured.keyspace}.{table}", "")
-
-
-def passes(captured: Captured, table: str = "marks") -> None:
-    """Wait until the watermark of a table has passed now."""
-    now = time_now()
-    wait_for(lambda: until(captured, table) > now)
 
 
 def stays(captured: Captured, reason: str, since: int) -> None:
@@ -177,12 +147,16 @@ def test_ordinary_restarts_hold_nothing(captured: Captured) -> None:
     captured.assert_same("t")
 
 
-def test_deleted_segments_hold_the_watermark(captured: Captured, cassandra_version: str) -> None:
+@pytest.mark.parametrize("at_run_time", [False, True])
+def test_deleted_segments_hold_the_watermark(captured: Captured, cassandra_version: str, *, at_run_time: bool) -> None:
     if cassandra_version == "4.0":
         pytest.skip("cdc_block_writes came with 4.1")
-    restart(captured, cdc_block_writes=False, cdc_total_space="12MiB")
+    restart(captured, cdc_block_writes=at_run_time, cdc_total_space="12MiB")
     with captured.agent():
         passes(captured)
+    if at_run_time:
+        bean = "org.apache.cassandra.db:type=Commitlog"
+        captured.node.nodetool("sjk", "mx", "-ms", "-b", bean, "-f", "CDCBlockWrites", "-v", "false")
     # The folder has segments of this start only, and none of them has a write to a captured table.
     before = time_now()
     for _ in range(15):

@@ -1,22 +1,35 @@
-"""Programs use each of two nodes again after it was lost, and nothing is lost that was accepted."""
+"""Programs use each of two nodes again after it was lost, and nothing is lost that was accepted. A node that was down
+gets the writes that it missed, and so does its agent.
+"""
 
 import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cassandra import ConsistencyLevel
+from cassandra.cluster import Session
+from cassandra.query import SimpleStatement
 
 from tests.cluster.servers import ADDRESSES, ClusterNode, answers_at
 from tests.support.all_programs import AGAIN_SECONDS, Platform, running_platform
+from tests.support.messages import messages
+from tests.support.waiting import wait_for
+from writetime.capture.agent import run
 from writetime.clients import database
+from writetime.clients.kafka import NoTopic
 from writetime.core.config import Settings
 from writetime.core.waiting import wait_until
 from writetime.ingest.topics import ensure_ingest_topics
+from writetime.runtime.nodetool import nodetool
 from writetime.servers.process import free_port
+from writetime.wire.topic_names import changes_topic
 
 LASTS_SECONDS = 15.0
 # The connections of a session to two nodes: one to each, and one for events.
@@ -54,8 +67,10 @@ def agent_of(settings: Settings, node: ClusterNode) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def two_nodes(kafka: Settings, zookeeper: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of two nodes that run."""
+def started(
+    kafka: Settings, zookeeper: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Settings, list[ClusterNode]]]:
+    """Two nodes that run, and their settings."""
     for address in ADDRESSES[:2]:
         if not answers_at(address):
             pytest.skip(f"this machine has no address {address}: on macOS, `sudo ifconfig lo0 alias {address}`")
@@ -68,15 +83,20 @@ def two_nodes(kafka: Settings, zookeeper: Settings, tmp_path_factory: pytest.Tem
             node.wait_ready()
         database.apply_schema(settings)
         ensure_ingest_topics(settings)
-        yield settings
+        yield settings, nodes
     finally:
         for node in nodes:
             node.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def nodes(two_nodes: Settings) -> list[ClusterNode]:
-    return [ClusterNode(two_nodes, number) for number in range(2)]
+def two_nodes(started: tuple[Settings, list[ClusterNode]]) -> Settings:
+    return started[0]
+
+
+@pytest.fixture(scope="module")
+def nodes(started: tuple[Settings, list[ClusterNode]]) -> list[ClusterNode]:
+    return started[1]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +132,69 @@ def assert_nodes_are_used(platform: Platform) -> None:
         )
 
     assert wait_until(used, AGAIN_SECONDS), platform.described(platform.connections())
+
+
+def by_hints(_first: ClusterNode, _session: Session, _table: str) -> None:
+    """The other node sends them by itself."""
+
+
+def by_read_repair(first: ClusterNode, session: Session, table: str) -> None:
+    del first
+    for n in range(10):
+        session.execute(at(ConsistencyLevel.ALL, f"SELECT * FROM {table} WHERE id = {n}"), timeout=60)
+
+
+def by_repair(first: ClusterNode, session: Session, table: str) -> None:
+    del session
+    nodetool(first.jmx_port, "repair", "--full", *table.split("."))
+
+
+def at(level: int, statement: str) -> SimpleStatement:
+    return SimpleStatement(statement, consistency_level=level)
+
+
+@contextmanager
+def agent_of_one(settings: Settings) -> Iterator[None]:
+    """An agent in a thread."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, settings, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+        running.result()
+
+
+@pytest.mark.long_only("starts two nodes, and one of them three times")
+@pytest.mark.parametrize("send", [by_hints, by_read_repair, by_repair])
+def test_writes_that_a_node_missed_reach_its_log(
+    two_nodes: Settings, nodes: list[ClusterNode], tmp_path: Path, send: Callable[[ClusterNode, Session, str], None]
+) -> None:
+    first, second = nodes
+    table = f"{two_nodes.cassandra.keyspace}.{send.__name__}"
+    capture = agent_of(two_nodes, second).capture.model_copy(update={"state_dir": tmp_path / "agent"})
+    only_first = two_nodes.cassandra.model_copy(update={"contact_points": [first.address]})
+
+    def published() -> set[int]:
+        try:
+            return {int.from_bytes(key, "big") for _, key, _ in messages(two_nodes, changes_topic(table))}
+        except NoTopic:
+            return set()
+
+    with database.connect(two_nodes.model_copy(update={"cassandra": only_first})) as session:
+        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) WITH cdc = true", timeout=60)
+        with agent_of_one(two_nodes.model_copy(update={"capture": capture})):
+            session.execute(at(ConsistencyLevel.ALL, f"INSERT INTO {table} (id) VALUES (0)"), timeout=60)
+            wait_for(lambda: published() == {0})
+            nodetool(first.jmx_port, "enablehandoff" if send is by_hints else "disablehandoff")
+            second.stop()
+            for n in range(1, 10):
+                session.execute(at(ConsistencyLevel.ONE, f"INSERT INTO {table} (id) VALUES ({n})"), timeout=60)
+            second.start()
+            wait_for(lambda: all(host.is_up for host in session.hosts or []))
+            send(first, session, table)
+            wait_for(lambda: published() == {*range(10)})
 
 
 @pytest.mark.long_only("starts two nodes, and each three times")
