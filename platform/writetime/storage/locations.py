@@ -257,7 +257,8 @@ def find_sstables(path: str) -> Iterator[Location]:
             yield location
         elif is_live or _TEMPORARY_TOC in present:
             continue
-        elif has_manifest:
+        elif has_manifest and "Scylla.db" not in present:
+            # ScyllaDB writes each TOC.
             _require_received(location, present)
             yield location
         else:
