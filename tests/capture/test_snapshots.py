@@ -63,9 +63,8 @@ def fill(captured: Captured, table: str, files: int = FILES) -> None:
 
 def snapshots(captured: Captured) -> dict[str, dict[str, Any]]:
     """How far the snapshots are, by table."""
-    path = captured.settings.capture.state_dir / "snapshots.json"
-    found = json.loads(path.read_text()).values() if path.exists() else ()
-    return {progress["table"].partition(".")[2]: progress for progress in found}
+    found = read_json(captured.settings.capture.state_dir / "snapshots.json") or {}
+    return {progress["table"].partition(".")[2]: progress for progress in found.values()}
 
 
 def is_done(captured: Captured, *tables: str) -> bool:
