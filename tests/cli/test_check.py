@@ -41,6 +41,8 @@ def test_each_fault_is_a_line_with_its_remedy(file: Path, taken: int) -> None:
     file.write_text(
         f"{INVALID}[cassandra]\nport = {free_port()}\n[kafka]\nbootstrap_servers = '127.0.0.1:{taken}'\n"
         f"[zookeeper]\nhosts = '127.0.0.1:{free_port()}'\n[embedded]\nservers = ['kafka']\n"
+        # Servers of `make demo` may run in the working folder.
+        f"home = '{file.parent}'\n"
         f"kafka_controller_port = {free_port()}\n"
         "[capture]\nstate_dir = '/dev/null/capture'\n"
     )
