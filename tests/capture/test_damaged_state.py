@@ -64,7 +64,7 @@ def files_of(state: Path, name: str) -> list[Path]:
 
 
 def goes_on(captured: Captured, rows: Iterator[int]) -> None:
-    """Run the agent: it publishes what is written before and meanwhile, or the watermark is held with a reason."""
+    """Write a row before the agent starts, and one while it runs. It publishes both, or holds the watermark."""
     name = f"{captured.keyspace}.t"
     captured.write(f"INSERT INTO {{ks}}.t (k) VALUES ({next(rows)})")
     with captured.agent(snapshot="initial"):

@@ -1,8 +1,9 @@
-"""A keyspace without tables of ingest for each test, and backups of three nights."""
+"""A keyspace without tables of ingest for each test, backups of three nights, and an object store."""
 
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.lake.nights import Nightly, Nights
 from tests.support.keyspaces import keyspace_alone
 from tests.support.lake_answers import cql_rows
+from tests.support.object_store import ObjectStore
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import local_node, take_snapshot
@@ -21,6 +23,15 @@ from writetime.schema.system import read_schema
 @pytest.fixture(scope="session")
 def ingest_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return keyspace_alone(tmp_path_factory.mktemp("cql"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An object store for the tests of one module."""
+    server = ObjectStore(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="package")

@@ -1,7 +1,7 @@
 """A lake in an object store that lacks objects, or whose listing is old: right rows, or an error with a remedy."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,6 @@ from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.repaired import NAME, assert_right, settings_of
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    server = ObjectStore(tmp_path_factory.mktemp("s3"))
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
 """An error of a full disk, or of a file that may not grow, names the file."""
 
 import os
-import resource
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap
 
-from tests.support.disks import fill, small_disk
+from tests.support.disks import fill, largest_file, small_disk
 from writetime.capture import durable
 from writetime.changes.model import change_schema
 from writetime.cli.storage import write_changes
@@ -55,18 +52,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 def sources(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(RANDOM)
     pq.write_table(pa.table({"a": [RANDOM]}), tmp_path / "parquet")
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def assert_named(write: Callable[[Path], object], folder: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -39,14 +38,6 @@ from writetime.storage.sstable import SSTable
 from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    server = ObjectStore(tmp_path_factory.mktemp("s3"))
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

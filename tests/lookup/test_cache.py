@@ -2,11 +2,7 @@
 
 import multiprocessing
 import os
-import resource
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.lookup.conftest import PARTITIONS
+from tests.support.disks import largest_file
 from tests.support.examples import rounds
 from tests.support.look_ups import partitions_of
 from writetime.lake import expiries, state, views
@@ -141,19 +138,6 @@ def test_without_room_nothing_is_kept(table: LakeTable, cache: Cache) -> None:
 def test_a_folder_that_cannot_be_one(table: LakeTable, cache: Cache) -> None:
     cache.folder.write_text("not a folder")
     assert_right(table, cache)
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Writes fail beyond a size, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("size", [0, 100, 2000])

@@ -1,5 +1,7 @@
 """Small disks that can be filled."""
 
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,19 @@ def small_disk(parent: Path, kib: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writes fail beyond a size, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def fill(disk: Path, *, free: int = 0) -> Path:

@@ -120,7 +120,7 @@ class LogCoverage:
         """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
         does.
         """
-        self._facts, self._unknown = facts, {}
+        self._facts, self._unknown, before = facts, {}, set(self._unknown.values())
         is_restarted = self._is_restarted(facts)
         fault = self._fault(facts, listing)
         self._is_good = fault is None
@@ -128,7 +128,7 @@ class LogCoverage:
             self._unlogged.begin(_NOT_LINKED, *fault, self._good_at, None)
             return False
         if is_restarted and not self._has_present_start(facts, listing):
-            self._wait_for_present_start(facts, listing)
+            self._wait_for_present_start(facts, listing, before)
             return False
         if is_restarted and not self._unlogged.is_open(_NOT_LINKED):
             self._check_restart(facts, listing)
@@ -160,8 +160,9 @@ class LogCoverage:
         is_full = facts.blocks_writes and listing.size() + 2 * facts.segment_bytes > facts.total_bytes
         return is_full or max(listing.ids, default=0) > self._newest
 
-    def _wait_for_present_start(self, facts: NodeFacts, listing: Listing) -> None:
-        """Hold all watermarks until a segment comes. Only then it is known which segments are missing.
+    def _wait_for_present_start(self, facts: NodeFacts, listing: Listing, before: set[str]) -> None:
+        """Hold all watermarks until a segment comes. Only then it is known which segments are missing. Log the reason
+        unless the last check had it.
 
         A folder that is filled by copies gets them later than the node's own folder.
         """
@@ -169,7 +170,8 @@ class LogCoverage:
             f"{listing.folder} has no segment of the node's present start, and the node's cdc_raw_directory is "
             f"{facts.cdc_raw}: if none comes, set capture.cdc_raw to the path of that folder on the agent's machine"
         )
-        log.error("all watermarks wait: %s", reason)
+        if reason not in before:
+            log.error("all watermarks wait: %s", reason)
         self._is_good, self._unknown = False, {table.id: reason for table in self._captured}
 
     def _check_restart(self, facts: NodeFacts, listing: Listing) -> None:

@@ -156,9 +156,7 @@ def _watching(subscriber: Subscriber, settings: Settings, stop: threading.Event)
                 reason = f"within replay.time_limit_seconds ({own.time_limit_seconds:g} s)"
             if reason is not None:
                 log.error(
-                    "batch %s is not done: its handler has not ended %s; the next start repeats it",
-                    *working[:1],
-                    reason,
+                    "batch %s is not done: its handler has not ended %s; the next start repeats it", working[0], reason
                 )
                 os._exit(1)
 
