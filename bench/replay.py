@@ -13,7 +13,7 @@ round, all items must have arrived. There is one publisher, one consumer, and on
 - `transactions`: one transaction per batch, read committed, so a batch is complete or missing.
 - `stream`: no wait per batch, and the consumer commits at any time. This is the fastest use of Kafka.
 
-At the end, the program prints the table of docs/replay.md.
+At the end, the program prints the table of docs/benchmarks.md.
 """
 
 import json
@@ -246,7 +246,7 @@ def report(way: str, step: str, result: Result, size: int, against: dict[str, Re
 
 
 def document(found: dict[int, dict[str, dict[str, Result]]]) -> Iterator[str]:
-    """Yield the lines of the table of docs/replay.md."""
+    """Yield the lines of the table of docs/benchmarks.md."""
     ways = ("replay", "plain", "kafka", "transactions")
     yield "| items per batch | | replay | plain | Kafka | transactions |"
     yield "| ---: | --- | ---: | ---: | ---: | ---: |"

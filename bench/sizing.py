@@ -40,16 +40,16 @@ _SAMPLE = 20_000
 class Costs:
     """CPU microseconds and bytes per change, and the cost of a commit; a change has one cell."""
 
-    # docs/capture.md, Speed: 74,349 events per CPU second; in Kafka 42 ms after the write.
+    # docs/benchmarks.md, Capture: 74,349 events per CPU second; in Kafka 42 ms after the write.
     agent: float = 1e6 / 74_349
     publish_seconds: float = 0.042
     # This module, --measure, with 1,000,000 changes.
     landing: float = 5.81
     kafka_bytes: float = 43.4
     lake_bytes: float = 19.7
-    # docs/lake.md, What it costs: in Spark's tasks, 10,000,000 updates, 3 per key, in 8.9 CPU seconds.
+    # docs/benchmarks.md, Merge: in Spark's tasks, 10,000,000 updates, 3 per key, in 8.9 CPU seconds.
     fold: float = 0.89
-    # docs/row-events.md, What it costs: 431,082 updates per CPU second.
+    # docs/benchmarks.md, Row events: 431,082 updates per CPU second.
     events: float = 1e6 / 431_082
     # A commit also makes requests to the broker and to an object store. This assumes 100 ms per request.
     commit_seconds: float = 0.3
