@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ID_BYTES = 1024
-MAX_DELAY_SECONDS = 366 * 86_400
+MAX_DELAY_SECONDS = MAX_TIME_LIMIT_SECONDS = 366 * 86_400
 # So deep may a payload be that is accepted for sure, and from there on it may be refused.
 DEEP = 200
 TOO_DEEP = 300
@@ -152,6 +152,9 @@ def _item(r: random.Random, *, is_sound: bool) -> Field:
         fields["delaySeconds"] = _sound(r.choice([0, 0.0, -0.0, 0.001, 1, 3.5, MAX_DELAY_SECONDS]))
     elif r.random() < 0.4:
         fields["itemId"] = r.choice([Field("null"), _sound(uuid7(r, time.time()))])
+    if r.random() < 0.4:
+        limits = [1e-9, 1, 3.5, MAX_TIME_LIMIT_SECONDS]
+        fields["timeLimitSeconds"] = r.choice([Field("null"), _sound(r.choice(limits))])
     if not is_sound:
         for _ in range(r.choice([1, 1, 2])):
             _spoil_item(r, fields)
@@ -162,6 +165,10 @@ _NO_DELAYS = _wrong(
     *("-1", "-1e-300", str(MAX_DELAY_SECONDS + 1), "2.6e11", "9e18", "9223372036854775808", "1e308", "1" + "0" * 300),
     *("null", "true", '"1"', "[]", "{}", "-9e18"),
 )
+_NO_TIME_LIMITS = _wrong(
+    *("-1", "0", "-0.0", str(MAX_TIME_LIMIT_SECONDS + 1), "9223372036854775808", "1e308", "1" + "0" * 300),
+    *("true", '"1"', "[]", "{}"),
+)
 _NO_ITEM_IDS = _wrong(
     *("7", "true", "[]", "{}", '""', '"x"', '"00000000-0000-0000-0000-000000000000"', "1e300"),
     '"3f2504e0-4f89-41d3-9a0c-0305e82c3301"',
@@ -171,7 +178,8 @@ _NO_KEYS = _wrong("7", "true", "[]", "{}", '""', json.dumps(_LONG), '["k"]')
 
 
 def _spoil_item(r: random.Random, fields: dict[str, Field]) -> None:
-    wrong = [("delaySeconds", _NO_DELAYS), ("itemId", _NO_ITEM_IDS), ("key", _NO_KEYS), ("", _NO_JSON)]
+    times = [("delaySeconds", _NO_DELAYS), ("timeLimitSeconds", _NO_TIME_LIMITS)]
+    wrong = [*times, ("itemId", _NO_ITEM_IDS), ("key", _NO_KEYS), ("", _NO_JSON)]
     name, choices = r.choice(wrong)
     kind = r.choice(["field", "field", "field", "payload", "unknown", "missing"])
     if kind == "missing":

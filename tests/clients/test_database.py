@@ -23,6 +23,15 @@ def test_schema_files_are_applied_once_and_recorded(settings: Settings) -> None:
     assert all(row.applied_at for row in rows)
 
 
+@pytest.mark.usefixtures("queue_tables")
+def test_schema_files_that_were_not_recorded_are_applied_again(settings: Settings) -> None:
+    """As after a crash between a file's statements and its record."""
+    names = [path.name for path in sorted(database.schema_folder().glob("*.cql"))]
+    with database.connect(settings) as session:
+        session.execute(f"TRUNCATE {settings.cassandra.keyspace}.schema_files")
+    assert database.apply_schema(settings) == names
+
+
 def test_a_changed_schema_file_is_refused(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cql"
     shutil.copytree(database.schema_folder(), folder)

@@ -30,6 +30,7 @@ from tests.http.serving import (
     stored,
     until,
 )
+from writetime.clients.database import connect
 from writetime.clients.kafka import end_offsets, ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -382,44 +383,56 @@ def fits(body: dict[str, Any], schema: dict[str, Any], document: dict[str, Any])
     return set(schema.get("required", [])) <= set(body) <= set(known)
 
 
+NO_TIME_LIMITS = b"0", b"-1", b"31622401", b"1e308", b"1" + b"0" * 400, b'"1"', b"true", b"[]"
+REFUSED_ITEMS = [
+    b"{",
+    b"[]",
+    b"1",
+    b'{"payload":1,"colour":2}',
+    b'{"payload":1,"key":""}',
+    b'{"payload":1,"key":2}',
+    b'{"payload":1,"delaySeconds":"1"}',
+    b'{"payload":1,"delaySeconds":-1}',
+    b'{"payload":1,"delaySeconds":2.6e11}',
+    b'{"payload":1,"delaySeconds":9e18}',
+    b'{"payload":1,"delaySeconds":9223372036854775808}',
+    b'{"payload":1,"delaySeconds":1e308}',
+    *(b'{"payload":1,"timeLimitSeconds":%b}' % limit for limit in NO_TIME_LIMITS),
+    b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
+    b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
+    b'{"payload":1,"itemId":"7"}',
+    b'{"payload":NaN}',
+    b'{"payload":{"a":1,"a":2}}',
+    b'{"payload":1,"payload":2}',
+    b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
+]
+
+
+def time_limits(settings: Settings, queue: str) -> dict[str, float | None]:
+    query = f"SELECT item_id, time_limit_seconds FROM {settings.cassandra.keyspace}.queue_items"
+    with connect(settings) as session:
+        rows = session.execute(f"{query} WHERE queue = %s ALLOW FILTERING", [queue])
+        return {str(row.item_id): row.time_limit_seconds for row in rows}
+
+
 def test_items_are_enqueued_over_http(broker: Settings) -> None:
     queue = f"http-{uuid.uuid4().hex}"
     with running(broker) as ingress:
         path = f"/queues/{queue}/items"
         one = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k"})
-        several = ingress.client.post(path, json=[{"payload": n, "delaySeconds": 60} for n in range(40)])
+        several = ingress.client.post(
+            path, json=[{"payload": n, "delaySeconds": 60, "timeLimitSeconds": n + 0.5} for n in range(40)]
+        )
         item_id = one.json()["itemId"]
         again = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k", "itemId": item_id})
-        refused = [
-            ingress.client.post(path, content=body)
-            for body in (
-                b"{",
-                b"[]",
-                b"1",
-                b'{"payload":1,"colour":2}',
-                b'{"payload":1,"key":""}',
-                b'{"payload":1,"key":2}',
-                b'{"payload":1,"delaySeconds":"1"}',
-                b'{"payload":1,"delaySeconds":-1}',
-                b'{"payload":1,"delaySeconds":2.6e11}',
-                b'{"payload":1,"delaySeconds":9e18}',
-                b'{"payload":1,"delaySeconds":9223372036854775808}',
-                b'{"payload":1,"delaySeconds":1e308}',
-                b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
-                b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
-                b'{"payload":1,"itemId":"7"}',
-                b'{"payload":NaN}',
-                b'{"payload":{"a":1,"a":2}}',
-                b'{"payload":1,"payload":2}',
-                b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
-            )
-        ]
+        refused = [ingress.client.post(path, content=body) for body in REFUSED_ITEMS]
         metrics = ingress.metrics()
     assert (one.status_code, several.status_code, again.status_code) == (202, 202, 202)
     assert again.json()["itemId"] == item_id
     assert {answer.status_code for answer in refused} == {400}
     state = inspect(broker, queue)
     assert (state.received, state.delayed) == (41, 40)
+    assert time_limits(broker, queue) == {item_id: None} | {i: n + 0.5 for n, i in enumerate(several.json()["itemIds"])}
     assert metrics["writetime_ingress_items_enqueued_total"] == 42
     assert metrics["writetime_ingress_queue_requests_total/400"] == len(refused)
 

@@ -137,9 +137,7 @@ class MemoryTables(Tables):
     async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
         def act() -> list[Entry]:
             found = self._between(place, after, before)[:most]
-            return [
-                Entry(place, i, e.key, e.payload, e.delayed, e.due if e.delayed else 0, after=e.after) for i, e in found
-            ]
+            return [_fresh(place, e) for _, e in found]
 
         return await self._ask(act)
 
@@ -310,4 +308,5 @@ def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _fresh(place: Place, e: Entry) -> Entry:
-    return Entry(place, e.item_id, e.key, e.payload, e.delayed, e.due if e.delayed else 0, after=e.after)
+    due, limit = e.due if e.delayed else 0, e.time_limit_seconds
+    return Entry(place, e.item_id, e.key, e.payload, e.delayed, due, after=e.after, time_limit_seconds=limit)

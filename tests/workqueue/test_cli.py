@@ -17,6 +17,7 @@ from tests.support.sinks import to_toml
 from tests.workqueue.stage import until
 from tests.workqueue.working import states
 from writetime.cli.main import main
+from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
@@ -96,6 +97,18 @@ def test_work_ends_when_nothing_is_left(
         run("queue", "enqueue", jobs, payload, "--delay", delay)
     assert run("work", "--queue", jobs, "--handler", "my_handlers:handle", "--until-idle") == "2 completed\n"
     assert json.loads(run("queue", "inspect", jobs))["depth"] == 0
+
+
+def test_an_item_may_have_its_own_time_limit(own: Settings, jobs: str) -> None:
+    item_id = run("queue", "enqueue", jobs, "1", "--time-limit", "2.5").strip()
+    for limit in ("0", "-1", "nan", "inf", "1e9"):
+        refused = CliRunner().invoke(main, ["queue", "enqueue", jobs, "2", "--time-limit", limit])
+        assert refused.exit_code == 1
+        assert "a time limit must have more than 0" in refused.stderr
+    with connect(own) as session:
+        query = f"SELECT item_id, time_limit_seconds FROM {own.cassandra.keyspace}.queue_items"
+        [row] = session.execute(f"{query} WHERE queue = %s ALLOW FILTERING", [jobs])
+    assert (str(row.item_id), row.time_limit_seconds) == (item_id, 2.5)
 
 
 def assert_counted(settings: Settings, jobs: str) -> None:

@@ -83,6 +83,21 @@ def test_a_redrive_that_continues_soon_keeps_the_names(
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 1}
 
 
+def test_a_redriven_item_keeps_its_time_limit(queue_settings: Settings, jobs: str) -> None:
+    def give_up(item: Item) -> None:
+        raise GiveUp("no")
+
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue(jobs, 1, time_limit_seconds=2.5)
+        enqueuer.enqueue(jobs, 2)
+    assert Worker(queue_settings, {jobs: give_up}).run(until_idle=True) == {"dead": 2}
+    assert redrive(queue_settings, jobs) == 2
+    query = f"SELECT payload, time_limit_seconds FROM {queue_settings.cassandra.keyspace}.queue_items "
+    with connect(queue_settings) as session:
+        rows = session.execute(f"{query} WHERE queue = %s ALLOW FILTERING", [jobs])
+        assert sorted(rows, key=str) == [("1", 2.5), ("1", 2.5), ("2", None), ("2", None)]
+
+
 def statements_of_inspect(settings: Settings, jobs: str) -> list[BoundStatement]:
     """Return the statements that `inspect` runs."""
     ran: list[BoundStatement] = []

@@ -158,6 +158,29 @@ def test_an_item_that_hangs_fails_at_its_limit_and_the_others_continue(
     assert program.process.returncode == 0
 
 
+@pytest.mark.parametrize(("of_queue", "of_item"), [(600.0, 1.0), (1.0, 600.0)])
+def test_the_limit_of_an_item_replaces_that_of_its_queue(
+    queue_settings: Settings, jobs: str, tmp_path: Path, of_queue: float, of_item: float
+) -> None:
+    own = {"shards": 1, "max_attempts": 1, "time_limit_seconds": of_queue}
+    settings = with_queue(queue_settings, jobs, own, drain_seconds=1.0)
+    with Enqueuer(settings) as enqueuer:
+        limited = enqueuer.enqueue(jobs, "hang", time_limit_seconds=of_item)
+        neighbour = enqueuer.enqueue(jobs, "hang")
+    ends, stays = (limited, neighbour) if of_item < of_queue else (neighbour, limited)
+    program = Program(settings, jobs, "awaits", tmp_path)
+    try:
+        until_stored(lambda: (found := states(settings, jobs)).keys() >= {ends} and found[ends].status == "DEAD")
+        found = states(settings, jobs)
+        whose = "item" if of_item < of_queue else "queue"
+        assert found[ends].error == f"the handler did not end within 1 s, the time limit of its {whose}"
+        assert (found[stays].status, found[stays].error) == ("PROCESSING", None)
+    finally:
+        program.process.terminate()
+    program.end()
+    assert program.process.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("handler", "text"), [("sleeps", "handlers still run"), ("blocks", "event loop of all async handlers is blocked")]
 )

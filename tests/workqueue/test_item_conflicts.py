@@ -108,6 +108,29 @@ def test_calls_at_the_same_time(settings: Settings, jobs: str) -> None:
             assert stored(settings, jobs)[item_id][1] == str(acknowledged.pop())
 
 
+@pytest.mark.parametrize("first", [None, 1.5])
+@pytest.mark.parametrize("other", [None, 2.5])
+def test_an_item_with_another_time_limit_conflicts(
+    enqueuer: Enqueuer, jobs: str, first: float | None, other: float | None
+) -> None:
+    item_id = enqueuer.enqueue(jobs, 1, time_limit_seconds=first)
+    assert enqueuer.enqueue(jobs, 1, item_id=item_id, time_limit_seconds=first) == item_id
+    if other != first:
+        for items in (
+            [NewItem(1, item_id=item_id, time_limit_seconds=limit) for limit in (first, other)],
+            [NewItem(1, item_id=item_id, time_limit_seconds=other)],
+        ):
+            with pytest.raises(ItemConflict, match=str(item_id)):
+                enqueuer.enqueue_many(jobs, items)
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, math.nan, math.inf, 366 * 86_400 + 1, 10**20])
+def test_an_invalid_time_limit_is_refused(enqueuer: Enqueuer, settings: Settings, jobs: str, limit: float) -> None:
+    with pytest.raises(InvalidItem, match=r"a time limit must have more than 0 and at most 31622400 seconds"):
+        enqueuer.enqueue_many(jobs, [NewItem(1), NewItem(2, time_limit_seconds=limit)])
+    assert stored(settings, jobs) == {}
+
+
 @pytest.mark.parametrize("payload", [math.nan, [math.inf], {"a": -math.inf}, {math.nan: 1}, {"1": 1, 1: 2}])
 def test_what_is_not_json_is_neither_a_payload_nor_a_result(settings: Settings, jobs: str, payload: Any) -> None:
     with Enqueuer(settings) as enqueuer:
@@ -123,15 +146,24 @@ def test_what_is_not_json_is_neither_a_payload_nor_a_result(settings: Settings, 
     assert "the handler's result cannot be JSON" in state.error
 
 
-@pytest.mark.parametrize("payload", ["NaN", '{"a":Infinity}', '{"a":1,"a":2}'])
-def test_a_payload_of_another_program_that_is_not_json_is_dead(settings: Settings, jobs: str, payload: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        *(("payload", text, "the payload cannot be read") for text in ("NaN", '{"a":Infinity}', '{"a":1,"a":2}')),
+        *(("time_limit_seconds", limit, "time limit") for limit in (math.nan, math.inf, -1.0, 0.0, 1e9)),
+    ],
+)
+def test_an_item_of_another_program_that_breaks_the_rules_is_dead(
+    settings: Settings, jobs: str, column: str, value: Any, reason: str
+) -> None:
     with Enqueuer(settings) as enqueuer:
         item_id = enqueuer.enqueue(jobs, 1)
     table = f"{settings.cassandra.keyspace}.queue_items"
     with database.connect(settings) as session:
         [row] = session.execute(f"SELECT shard, bucket FROM {table} WHERE queue = %s ALLOW FILTERING", [jobs])
         session.execute(
-            f"UPDATE {table} SET payload = %s WHERE queue = %s AND shard = %s AND bucket = %s AND item_id = %s",
-            (payload, jobs, row.shard, row.bucket, item_id),
+            f"UPDATE {table} SET {column} = %s WHERE queue = %s AND shard = %s AND bucket = %s AND item_id = %s",
+            (value, jobs, row.shard, row.bucket, item_id),
         )
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True)["dead"] == 1
+    assert reason in states(settings, jobs)[item_id].error

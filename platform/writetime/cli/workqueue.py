@@ -76,14 +76,15 @@ def inspect_command(queue: str | None, letters: bool) -> None:
 @click.argument("payload")
 @click.option("--key", help="Items of a key run in order.")
 @click.option("--delay", default=0.0, show_default=True, help="Seconds until the item may run.")
-def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> None:
+@click.option("--time-limit", type=float, help="Seconds that one attempt may take, in place of the queue's limit.")
+def enqueue_command(queue: str, payload: str, key: str | None, delay: float, time_limit: float | None) -> None:
     """Enqueue one item with a JSON payload, and print its id."""
     try:
         value = from_json(payload)
     except (ValueError, RecursionError) as e:
         raise WritetimeError(f"the payload is not JSON: {e}") from None
     with Enqueuer(config.load()) as enqueuer:
-        click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay))
+        click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay, time_limit_seconds=time_limit))
 
 
 @queue_group.command(name="redrive")

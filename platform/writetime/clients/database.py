@@ -16,6 +16,7 @@ from string import Template
 from cassandra import (
     ConsistencyLevel,
     DriverException,
+    InvalidRequest,
     RequestValidationException,
     UnresolvableContactPoints,
     protocol,
@@ -209,8 +210,8 @@ def nodes_agree(session: Session) -> bool:
 def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema files that this database does not have yet, in the order of their numbers; return their names.
 
-    Every statement has IF NOT EXISTS. So a file that was applied but not recorded, because of a crash, is applied again
-    safely.
+    A file that was applied but not recorded, because of a crash, is applied again safely: each statement has IF NOT
+    EXISTS, or adds a column, for which Cassandra 4.0 does not have IF NOT EXISTS.
 
     Raises:
         WritetimeError: an applied file has been changed since.
@@ -234,7 +235,11 @@ def apply_schema(settings: Settings) -> list[str]:
                     )
                 continue
             for statement in _statements(Template(text).substitute(keyspace=keyspace, replication=replication)):
-                session.execute(statement, timeout=60)
+                try:
+                    session.execute(statement, timeout=60)
+                except InvalidRequest:
+                    if not _is_added(session, statement):
+                        raise
             session.execute(
                 f"INSERT INTO {keyspace}.schema_files (name, sha256, applied_at) VALUES (%s, %s, %s)",
                 [path.name, digest, datetime.now(UTC)],
@@ -314,6 +319,13 @@ def schema_folder() -> Path:
     """Return the folder of the numbered schema files: in the installed package, else in the source tree."""
     installed = Path(__file__).parents[1] / "cql"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "cql"
+
+
+def _is_added(session: Session, statement: str) -> bool:
+    """Return whether a statement adds a column that exists."""
+    added = re.fullmatch(r"ALTER TABLE (\w+)\.(\w+) ADD (\w+) \w+", statement)
+    query = "SELECT type FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s AND column_name = %s"
+    return added is not None and session.execute(query, added.groups()).one() is not None
 
 
 def _statements(text: str) -> list[str]:

@@ -457,7 +457,9 @@ class Queue(_Section):
     key_rate: float | None = Field(default=None, gt=0, le=1e6, description="Items of one key started per second.")
     max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
     time_limit_seconds: Seconds = Field(
-        default=3600.0, description="An attempt whose handler runs longer has failed; the worker continues without it."
+        default=3600.0,
+        description="An attempt whose handler runs longer has failed; the worker continues without it. Items may have "
+        "their own.",
     )
     backoff_base_seconds: Seconds = Field(default=1.0, description="Pause after the first failure; then doubled.")
     backoff_cap_seconds: Seconds = 300.0

@@ -62,16 +62,16 @@ def _addresses(text: str) -> str:
 Addresses = Annotated[str, AfterValidator(_addresses)]
 """Addresses as host:port, with commas."""
 
-_YEAR_SECONDS = 366 * 86_400
+YEAR_SECONDS = 366 * 86_400
 # A century: dates before the year 1 cannot be computed.
 _MOST_DAYS = 36_525
 # Clients keep milliseconds in 32 bits.
 _MOST_REQUEST_SECONDS = 86_400
 
-Seconds = Annotated[float, Field(gt=0, le=_YEAR_SECONDS)]
+Seconds = Annotated[float, Field(gt=0, le=YEAR_SECONDS)]
 """A pause or an age, of at most a year."""
 
-SecondsOrNone = Annotated[float, Field(ge=0, le=_YEAR_SECONDS)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=YEAR_SECONDS)]
 """The same, or 0."""
 
 RequestSeconds = Annotated[float, Field(gt=0, le=_MOST_REQUEST_SECONDS)]

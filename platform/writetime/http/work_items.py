@@ -31,7 +31,7 @@ from writetime.workqueue.queue_tables import Tables
 
 log = logging.getLogger(__name__)
 
-_FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
+_FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId", "timeLimitSeconds"})
 _RETRY_AFTER = {"Retry-After": "1"}
 # The largest number of bytes of an item outside of its payload.
 _OVERHEAD_BYTES = 4096
@@ -160,10 +160,17 @@ def _item(value: Any) -> NewItem:
     key, delay, item_id = value.get("key"), value.get("delaySeconds", 0), value.get("itemId")
     if key is not None and not isinstance(key, str):
         raise Refused(400, "key must be a string")
-    if not isinstance(delay, int | float) or isinstance(delay, bool):
+    limit = value.get("timeLimitSeconds")
+    if not _is_number(delay):
         raise Refused(400, "delaySeconds must be a number")
+    if limit is not None and not _is_number(limit):
+        raise Refused(400, "timeLimitSeconds must be a number")
     try:
         own_id = None if item_id is None else UUID(item_id)
     except (ValueError, AttributeError, TypeError):
         raise Refused(400, "itemId is not a UUID") from None
-    return NewItem(value["payload"], key, delay, own_id)
+    return NewItem(value["payload"], key, delay, own_id, limit)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

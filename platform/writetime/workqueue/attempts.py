@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from writetime.core.counts import counted
 from writetime.workqueue.handling import Handler, Outcome, item_of, run_coroutine, run_function
-from writetime.workqueue.items import Entry, Item, Status
+from writetime.workqueue.items import Entry, Item, Status, is_time_limit
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.02
 class Attempt:
     """One run of a handler. `answer` is the outcome of the item."""
 
-    def __init__(self, entry: Entry, limit_seconds: float, *, coroutine: bool) -> None:
+    def __init__(self, entry: Entry, queue_limit_seconds: float, *, coroutine: bool) -> None:
         self.name = f"item {entry.item_id} of queue {entry.place.queue}"
         self.answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.coroutine = coroutine
@@ -39,7 +39,9 @@ class Attempt:
         # Of a coroutine that has begun; and whether its loop has called `cancel`.
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
-        self._limit_seconds = limit_seconds
+        own = entry.time_limit_seconds
+        self.limit_seconds = queue_limit_seconds if own is None else own
+        self._limit_of = "queue" if own is None else "item"
 
     def cancel(self) -> None:
         """Cancel the coroutine, on its loop."""
@@ -50,7 +52,8 @@ class Attempt:
     @property
     def overdue(self) -> Outcome:
         """The outcome of an attempt that has reached its limit."""
-        return Status.RETRY, f"the handler did not end within {self._limit_seconds:g} s, the time limit of its queue"
+        limit = f"{self.limit_seconds:g} s, the time limit of its {self._limit_of}"
+        return Status.RETRY, f"the handler did not end within {limit}"
 
 
 class Attempts:
@@ -78,21 +81,27 @@ class Attempts:
         self._running: set[Attempt] = set()
         self._abandoned: set[Attempt] = set()
 
-    async def run(self, handler: Handler, entry: Entry, limit_seconds: float, held: Callable[[], bool]) -> Outcome:
-        """Run a handler; return the item's outcome: a failure if the handler does not end within the limit."""
-        attempt = Attempt(entry, limit_seconds, coroutine=iscoroutinefunction(handler))
+    async def run(
+        self, handler: Handler, entry: Entry, queue_limit_seconds: float, held: Callable[[], bool]
+    ) -> Outcome:
+        """Run a handler; return the item's outcome: a failure if the handler does not end within the limit of the item,
+        or else of its queue.
+        """
+        attempt = Attempt(entry, queue_limit_seconds, coroutine=iscoroutinefunction(handler))
         try:
             item = item_of(entry, lambda: not attempt.expired and held())
         except (ValueError, RecursionError) as e:
             # Any client with write access to the table may have inserted it.
             return Status.DEAD, f"the payload cannot be read as JSON: {e}"
+        if not is_time_limit(attempt.limit_seconds):
+            return Status.DEAD, f"the item's time limit of {attempt.limit_seconds:g} s is invalid"
         if attempt.coroutine:
             self._coroutines().call_soon_threadsafe(self._begin, attempt, handler, item)
         else:
             thread = self._idle.pop() if self._idle else _HandlerThread(self._idle, self._ending)
             thread.call(handler, item, lambda outcome: self._deliver(attempt, outcome))
         self._running.add(attempt)
-        timer = self._loop.call_later(limit_seconds, self._expire, attempt)
+        timer = self._loop.call_later(attempt.limit_seconds, self._expire, attempt)
         try:
             return await attempt.answer
         finally:

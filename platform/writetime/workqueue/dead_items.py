@@ -31,8 +31,8 @@ def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
 
 
 def redrive(settings: Settings, queue: str) -> int:
-    """Enqueue each dead letter that was not redriven yet as a new item, with its key and payload. Return the number of
-    letters.
+    """Enqueue each dead letter that was not redriven yet as a new item, with its key, payload and time limit.
+    Return the number of letters.
 
     A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
     interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
@@ -106,7 +106,9 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
                     break
                 # Later, its bucket may be closed, where no worker looks.
                 if clock.now() - time_of(named) <= own.close_after_seconds * 500:
-                    await _insert(tables, settings, Entry(place, named, letter.key, letter.payload))
+                    limit = letter.time_limit_seconds
+                    item = Entry(place, named, letter.key, letter.payload, time_limit_seconds=limit)
+                    await _insert(tables, settings, item)
                     break
             made = ids.make(clock.micros())
             await insist(partial(tables.mark_redriven, letter, made, before=named))

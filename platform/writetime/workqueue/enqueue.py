@@ -19,9 +19,10 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import same_json, to_json
+from writetime.core.setting_types import YEAR_SECONDS
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
-from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of
+from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, is_time_limit, shard_of, time_of
 from writetime.workqueue.queue_tables import Tables
 
 _T = TypeVar("_T")
@@ -59,14 +60,14 @@ class EnqueueUnknown(WritetimeError):
 
 
 class ItemConflict(WritetimeError):
-    """Items with the ids of the call, `item_ids`, exist with another payload or key, and stay as they are. All other
-    items of the call are enqueued, or none if two items of the call have one id.
+    """Items with the ids of the call, `item_ids`, exist with another payload, key or time limit, and stay as they are.
+    All other items of the call are enqueued, or none if two items of the call have one id.
     """
 
     def __init__(self, queue: str, item_ids: list[UUID]) -> None:
         super().__init__(
-            f"queue {queue}: {counted(len(item_ids), 'item id')} belong to items with another payload or key, which "
-            f"stay as they are: {', '.join(map(str, item_ids[:3]))}; use new ids for other items"
+            f"queue {queue}: {counted(len(item_ids), 'item id')} belong to items with another payload, key or "
+            f"time limit, which stay as they are: {', '.join(map(str, item_ids[:3]))}; use new ids for other items"
         )
         self.item_ids = item_ids
 
@@ -79,12 +80,15 @@ class NewItem:
     Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome. It has the time
     of the item. If that time is in the future, the item does not run before it, so a delayed item keeps its delay. The
     time may be at most half of `close_after_seconds` in the past, and 366 days in the future.
+
+    `time_limit_seconds`, at most 366 days, is the time limit of one attempt, in place of that of the queue.
     """
 
     payload: Any
     key: str | None = None
     delay_seconds: float = 0.0
     item_id: UUID | None = None
+    time_limit_seconds: float | None = None
 
 
 class AsyncEnqueuer:
@@ -159,6 +163,8 @@ class AsyncEnqueuer:
             raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
         if item.delay_seconds and item.item_id is not None:
             raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
+        if item.time_limit_seconds is not None and not is_time_limit(item.time_limit_seconds):
+            raise InvalidItem(f"a time limit must have more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
         try:
             payload = to_json(item.payload)
             size = len(payload.encode())
@@ -189,7 +195,8 @@ class AsyncEnqueuer:
         shards, bucket_seconds = known
         place = Place(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
         after = None if item.key is None else after
-        return Entry(place, item_id, item.key, payload, delayed, due, after=after)
+        limit = item.time_limit_seconds
+        return Entry(place, item_id, item.key, payload, delayed, due, after=after, time_limit_seconds=limit)
 
     def _first_slow(self, queue: str) -> UUID | None:
         """Return the first item of the slow calls that rescans may not have found yet."""
@@ -315,16 +322,17 @@ class Enqueuer:
         key: str | None = None,
         delay_seconds: float = 0.0,
         item_id: UUID | None = None,
+        time_limit_seconds: float | None = None,
     ) -> UUID:
         """Enqueue one item and return its id, once the database has it.
 
         Raises:
             InvalidItem: it breaks a rule.
-            ItemConflict: `item_id` is the id of an item with another payload or key.
+            ItemConflict: `item_id` is the id of an item with another payload, key or time limit.
             EnqueueUnknown: the database did not acknowledge the item, which may be enqueued. Repeat with the
                 exception's id.
         """
-        return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id)])[0]
+        return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id, time_limit_seconds)])[0]
 
     def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
         """Enqueue items and return their ids, once the database has all. The errors are those of `enqueue`."""
@@ -356,18 +364,19 @@ def _given(queue: str, items: Sequence[NewItem], payloads: Sequence[str]) -> set
     Raises:
         ItemConflict: two items of the call have one id.
     """
-    found: dict[UUID, tuple[str | None, str]] = {}
+    found: dict[UUID, tuple[str | None, float | None, str]] = {}
     for item, payload in zip(items, payloads, strict=True):
         if item.item_id is None:
             continue
-        key, first = found.setdefault(item.item_id, (item.key, payload))
-        if key != item.key or not same_json(first, payload):
+        key, limit, first = found.setdefault(item.item_id, (item.key, item.time_limit_seconds, payload))
+        if (key, limit) != (item.key, item.time_limit_seconds) or not same_json(first, payload):
             raise ItemConflict(queue, [item.item_id])
     return set(found)
 
 
 def _is_same(one: Entry, other: Entry) -> bool:
-    return one.key == other.key and same_json(one.payload, other.payload)
+    same = (one.key, one.time_limit_seconds) == (other.key, other.time_limit_seconds)
+    return same and same_json(one.payload, other.payload)
 
 
 def _split(entries: list[Entry], rows: int) -> list[list[Entry]]:

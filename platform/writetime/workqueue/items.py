@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from writetime.core.setting_types import YEAR_SECONDS
+
 _RANDOM_BITS = 62
 # RFC 9562, method 1 and 3 of 6.2: the twelve bits after the version are a fraction of the millisecond.
 _FRACTIONS = 4096
@@ -62,6 +64,8 @@ class Entry:
     faults: int = 0
     # The oldest slow insert just before this one.
     after: UUID | None = None
+    # Of one attempt; None: that of the queue.
+    time_limit_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,11 @@ def bucket_of(item_id: UUID, bucket_seconds: int) -> int:
 def shard_of(key: str | None, item_id: UUID, shards: int) -> int:
     """Return the shard of a key, or of an item without one. CRC-32 is unsigned, and the same in every language."""
     return zlib.crc32(item_id.bytes if key is None else key.encode(errors="surrogateescape")) % shards
+
+
+def is_time_limit(seconds: float) -> bool:
+    """Return whether an item may have this time limit: the same as for the setting of a queue."""
+    return 0 < seconds <= YEAR_SECONDS
 
 
 def millis(instant: datetime) -> int:

@@ -25,7 +25,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.items import Entry, Place, Status, millis
-from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, text_of, timestamp, together
+from writetime.workqueue.statements import answer_of, bigint, bound, double, integer, text, text_of, timestamp, together
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ _ITEMS_AT_ONCE = 100
 # How long `writetime status` shows a fault.
 _FAULT_SECONDS = 3600
 _ITEM = (
-    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, after"
+    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, "
+    "after, time_limit_seconds"
 )
 # The latest `timestamp`.
 END_OF_TIME = 2**63 - 1
@@ -121,6 +122,7 @@ class DeadLetter:
     error: str
     dead_at: int
     redriven_as: UUID | None = None
+    time_limit_seconds: float | None = None
 
 
 class LetterRow(NamedTuple):
@@ -156,12 +158,12 @@ class Tables:
         self._all_queues = self._prepare("SELECT queue FROM {}.queues")
         self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
         self._insert_item = self._prepare(
-            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
+            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._insert_new_item = self._prepare(
-            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
+            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
+            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
         )
         self._items = self._prepare(
             f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
@@ -230,12 +232,12 @@ class Tables:
         self._faults = self._prepare("SELECT queue, worker, place, at, times, reason FROM {}.queue_faults")
         self._workers = self._prepare("SELECT worker FROM {}.queue_workers WHERE queue = ?")
         self._insert_dead = self._prepare(
-            "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at, "
+            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._dead = self._prepare(
             "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
-            "textAsBlob(error) AS error, dead_at, redriven_as FROM {}.queue_dead_letters "
+            "textAsBlob(error) AS error, dead_at, redriven_as, time_limit_seconds FROM {}.queue_dead_letters "
             "WHERE queue = ? AND shard = ?"
         )
         self._letters = self._prepare(
@@ -294,12 +296,18 @@ class Tables:
         await self._run(together([_item_row(self._insert_item, entry) for entry in entries]))
 
     async def insert_new(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Insert items of one partition, if none of them exists. Return the existing ones, with key and payload."""
+        """Insert items of one partition, if none of them exists. Return the existing ones, with key, payload
+        and time limit.
+        """
         rows = await self._run(together([_item_row(self._insert_new_item, entry) for entry in entries]))
         if _applied(rows):
             return []
         place = entries[0].place
-        return [Entry(place, row.item_id, row.key, row.payload or "") for row in rows if row.item_id is not None]
+        return [
+            Entry(place, r.item_id, r.key, r.payload or "", time_limit_seconds=r.time_limit_seconds)
+            for r in rows
+            if r.item_id is not None
+        ]
 
     async def insert_bucket(self, place: Place) -> None:
         """Record that a partition has items."""
@@ -471,7 +479,14 @@ class Tables:
         """Store an item that is given up."""
         d = letter
         own = text(d.queue), integer(d.shard), d.item_id.bytes
-        rest = text(d.key), text(d.payload), integer(d.attempts), text(d.error), timestamp(d.dead_at)
+        rest = (
+            text(d.key),
+            text(d.payload),
+            integer(d.attempts),
+            text(d.error),
+            timestamp(d.dead_at),
+            double(d.time_limit_seconds),
+        )
         await self._run(bound(self._insert_dead, *own, *rest))
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadLetter]:
@@ -487,6 +502,7 @@ class Tables:
                 text_of(r.error) or "",
                 millis(r.dead_at),
                 r.redriven_as,
+                r.time_limit_seconds,
             )
             async for r in self._pages(self._dead, (queue, shard))
             if r.dead_at is not None
@@ -554,6 +570,7 @@ def _item_row(statement: PreparedStatement, entry: Entry) -> BoundStatement:
         text(entry.payload),
         timestamp(entry.due if entry.delayed else None),
         UNSET_VALUE if entry.after is None else entry.after.bytes,
+        double(entry.time_limit_seconds),
     )
 
 
@@ -569,7 +586,8 @@ def _millis(timestamp: bytes) -> int:
 def _entry(place: Place, row: Any) -> Entry:
     delayed = row.not_before is not None
     due = _millis(row.not_before) if delayed else 0
-    return Entry(place, row.item_id, text_of(row.key), text_of(row.payload) or "", delayed, due, after=row.after)
+    key, payload, limit = text_of(row.key), text_of(row.payload) or "", row.time_limit_seconds
+    return Entry(place, row.item_id, key, payload, delayed, due, after=row.after, time_limit_seconds=limit)
 
 
 def _status(place: Place, item_id: UUID, stored: bytes) -> Status:

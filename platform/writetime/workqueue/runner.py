@@ -168,9 +168,9 @@ class ShardRunner:
     async def _bury(self, entry: Entry, error: str) -> None:
         """Store a dead letter, and then mark the item as dead, so that no dead item is without its letter."""
         place, now = entry.place, self._clock.now()
-        letter = DeadLetter(
-            place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now
-        )
+        own = entry.item_id, entry.key, entry.payload, entry.attempts
+        limit = entry.time_limit_seconds
+        letter = DeadLetter(place.queue, place.shard, *own, error, now, time_limit_seconds=limit)
         await insist(partial(self._tables.insert_dead, letter))
         await self.buckets.partition(entry).write([Change(entry.item_id, Status.DEAD, now, error=error)])
 

@@ -12,6 +12,7 @@ from writetime.core.errors import Transient, WritetimeError
 
 integer = Struct(">i").pack
 bigint = Struct(">q").pack
+_double = Struct(">d").pack
 
 
 class Unknown(Transient):
@@ -78,6 +79,11 @@ def text_of(stored: bytes | None) -> str | None:
     The driver decodes strictly, and fails for a whole page of rows.
     """
     return None if stored is None else stored.decode(errors="surrogateescape")
+
+
+def double(value: float | None) -> Any:
+    """Return a serialised `double`, likewise."""
+    return UNSET_VALUE if value is None else _double(value)
 
 
 def timestamp(at_millis: int | None) -> Any:
