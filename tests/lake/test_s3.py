@@ -73,7 +73,7 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
 
 
 def test_how_many_puts_a_batch_takes(store: ObjectStore) -> None:
-    """The figures of docs/follow.md: four per batch of changes and row events, three per refresh, and two per fold."""
+    """The figures of docs/benchmarks.md: four per batch of changes and row events, three per refresh, two per fold."""
     settings = settings_of(store, "puts")
     table = create_table(settings, SCHEMA)
     counts = [store.puts()]
