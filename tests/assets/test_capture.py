@@ -44,6 +44,9 @@ from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
+from writetime.landing import landing
+from writetime.landing.landed_offsets import not_landed
+from writetime.landing.tasks import Part, Written, write_part
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
@@ -98,12 +101,13 @@ def land_job(*tables: str) -> JobDefinition:
     return whole.resolve_job_def("land")
 
 
-def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
+def landed_by_dagster(instance: DagsterInstance, table: str, *, raise_on_error: bool = True) -> ExecuteInProcessResult:
     """Run the asset."""
     return materialize(
         [changes.landed(FollowedTable(table)), changes.lag_and_freshness(FollowedTable(table))],
         instance=instance,
         resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
+        raise_on_error=raise_on_error,
     )
 
 
@@ -158,6 +162,25 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
         assert waiting_too_long(schema.full_name) == 0
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
+
+
+def test_an_incomplete_batch_fails_the_check_and_does_not_land(
+    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = published(settings, "a")
+
+    def loses_one(part: Part) -> Written:
+        last = max(part.ends)
+        return write_part(dataclasses.replace(part, ends={**part.ends, last: part.ends[last] - 1}))
+
+    monkeypatch.setattr(landing, "write_part", loses_one)
+    with DagsterInstance.ephemeral() as instance:
+        result = landed_by_dagster(instance, name, raise_on_error=False)
+    [check] = [each for each in result.get_asset_check_evaluations() if each.check_name == "all_messages_landed"]
+    assert (result.success, check.passed) == (False, False)
+    assert "3 messages gave 2 changes" in str(check.description)
+    assert open_table(settings, name).changes.load().files == []
+    assert not_landed(settings, name) == 3
 
 
 def test_a_table_that_cannot_land_does_not_slow_the_others(

@@ -21,7 +21,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, takewhile
@@ -30,6 +30,7 @@ from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, has_topic, topic_ids, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
+from writetime.core.counts import counted
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
@@ -56,7 +57,7 @@ from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
-from writetime.landing.tasks import DECODED_TOGETHER, Part, gap_remedy, write_part
+from writetime.landing.tasks import DECODED_TOGETHER, Part, Written, gap_remedy, write_part
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
@@ -76,6 +77,10 @@ _RELEASE_SECONDS = 60.0
 _USED_SECONDS = 10.0
 # The number of commits that are read to find one with the progress of landing. Others are backfills and properties.
 _COMMITS_LOOKED_AT = 5
+
+
+class Incomplete(WritetimeError):
+    """The files of a batch do not have one change for each message, so the batch is not committed."""
 
 
 def captured_tables(settings: Settings) -> list[str]:
@@ -184,7 +189,7 @@ class Landing:
         self.place = place
         # The reason if its watermarks stay although it lands.
         self.held_by: str | None = None
-        # Offsets between the start and the end of its commits: equal to the number of changes, if none is missing.
+        # The offsets of its commits, each of which has one change.
         self.offsets_landed = 0
 
     @property
@@ -201,6 +206,7 @@ class Landing:
                 or the topic is not the one that was landed before.
 
         Raises:
+            Incomplete: the changes of a batch are not as many as its messages; then nothing of it lands.
             WritetimeError: the topic is missing, is not the earlier one, or has lost messages that have not landed. Or
                 a message is not a change of this table; then nothing of its batch lands.
         """
@@ -307,6 +313,7 @@ class Landing:
             if missing:
                 raise_history(table, time_of_lake(table))
             files = [file for each in written for file in each.files]
+            messages = self._require_all(parts, written)
             number = (now.transaction(self._topic) or 0) + 1
             places = {place_name(self._topic, p): offset for p, offset in reached.items()}
             if topic_id:
@@ -319,9 +326,7 @@ class Landing:
             is_new = table.changes.append(files, self._topic, number, places, given)
             if is_new:
                 count += sum(file.rows for file in files)
-                passed = sum(begins[p] <= offset < reached[p] for p, offset in skipped if p in reached)
-                passed += sum(each.void for each in written) + missing
-                self.offsets_landed += sum(offset - begins[p] for p, offset in reached.items()) - passed
+                self.offsets_landed += messages
             now = table.changes.load()
             if is_new and number % FAN == 0:
                 # A conflict is no fault: the next batches try again.
@@ -362,6 +367,26 @@ class Landing:
             )
             for some in ([new] if few and new else [[p] for p in new])
         ]
+
+    def _require_all(self, parts: Sequence[Part], written: Sequence[Written]) -> int:
+        """Check that the files of a batch have one change for each offset; return the number of these offsets. Messages
+        that give no change do not count.
+
+        Raises:
+            Incomplete: they have not.
+        """
+        offsets = sum(part.ends[p] - start for part in parts for p, start in part.starts.items())
+        offsets -= sum(each.without_change for each in written)
+        changes = sum(file.rows for each in written for file in each.files)
+        if changes != offsets:
+            places = (f"{p}@{start}-{part.ends[p] - 1}" for part in parts for p, start in part.starts.items())
+            raise Incomplete(
+                f"topic {self._topic}: {counted(offsets, 'message', ',')} gave {counted(changes, 'change', ',')} "
+                f"(partition@offsets: {', '.join(places)}). Nothing of this batch has landed, because the lake would "
+                f"miss a change or have one twice. Run `writetime land {self.name}` again; if it fails again, this is "
+                "a bug: report it with this text"
+            )
+        return offsets
 
     def is_current(self, ends: Mapping[int, int], sources: Sources) -> bool:
         """Return whether there is nothing to do, without opening the table of the lake: by the memory of the last call,

@@ -47,13 +47,19 @@ class Part:
 
 @dataclass
 class Written:
-    """The files of a part, the number of changes that do not count because the table has been truncated or created
-    again since, and the number of messages that Kafka no longer has.
+    """The files of a part, and its messages that give no change: those that are skipped, those whose change does not
+    count because the table has been truncated or created again since, and those that Kafka no longer has.
     """
 
     files: list[WrittenFile] = field(default_factory=list)
+    skipped: int = 0
     void: int = 0
     missing: int = 0
+
+    @property
+    def without_change(self) -> int:
+        """The number of messages that give no change."""
+        return self.skipped + self.void + self.missing
 
 
 def write_part(part: Part) -> Written:
@@ -74,9 +80,12 @@ def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
     messages = _messages(part, topic, written)
     while some := list(islice(messages, DECODED_TOGETHER)):
         changes = _decoded(decoder, part.writer.schema, some)
+        written.void += decoder.left_out
+        decoder.left_out = 0
         if part.counted_from:
+            decoded = len(changes)
             changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
-        written.void += len(some) - len(changes)
+            written.void += decoded - len(changes)
         yield from changes.to_batches()
 
 
@@ -90,7 +99,9 @@ def _messages(part: Part, topic: str, written: Written) -> Iterator[Message]:
         if offset != expected[partition]:
             _miss(part, written, partition, expected[partition], offset)
         expected[partition] = offset + 1
-        if place not in part.skipped:
+        if place in part.skipped:
+            written.skipped += 1
+        else:
             yield message
     for partition, end in part.ends.items():
         if expected[partition] < end:

@@ -305,6 +305,8 @@ class ChangeDecoder:
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
         self._registered = registered
         self._readers: dict[tuple[int, int], AvroReader | None] = {}
+        # The number of messages of an earlier table that were left out.
+        self.left_out = 0
 
     def decode(self, messages: Any) -> pa.Table:
         """Return the changes of messages (bytes, or an array of large_binary), in their order, without those of an
@@ -325,6 +327,7 @@ class ChangeDecoder:
         for header, name, at in self._by_schema(array):
             reader = self._reader(header, name)
             if reader is None:
+                self.left_out += len(at)
                 continue
             if len(at) == len(array):
                 return reader.decode(array, header).rename_columns(self.schema.names)
