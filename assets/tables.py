@@ -99,7 +99,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
             checks += its_checks
             identifiers |= own
             tables.append(table)
-        except Exception as e:
+        except WritetimeError as e:
             refused.append(Refused(table.name, str(e)))
     if refused and os.environ.get(_VALIDATION):
         raise ToCorrect("\n".join(f"the table {entry.name} is refused: {entry.reason}" for entry in refused))

@@ -1,10 +1,12 @@
 """The definitions that the web UI shows."""
 
+import errno
 import sys
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Alerts, Settings, Table, load
 from writetime.core.errors import WritetimeError
+from writetime.lake import followed_tables
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import view_schema
 from writetime.schema.cql import parse_table
@@ -320,6 +323,30 @@ def test_a_refused_table_reports_why_and_does_not_stop_the_others(
         of_tables()
     [fault] = str(invalid.value).splitlines()
     assert reason in fault
+
+
+@pytest.mark.parametrize("place", [tables, followed_tables])
+def test_a_bug_is_no_refusal(config: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType) -> None:
+    """It fails with its traceback, in the code of the assets as in that of the entries."""
+
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(place, "assets_of" if place is tables else "_schema_of", bug)
+    config.write_text("[tables.shop.orders]\n[tables.shop.items]\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        of_tables()
+    assert raised.traceback[-1].name == "bug"
+
+
+def test_a_lake_without_an_answer_refuses_no_table(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(followed_tables, "open_table", unavailable)
+    config.write_text("[tables.shop.orders]\n")
+    graph = of_tables().resolve_asset_graph()
+    assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
 
 
 def component(**attributes: object) -> BaseAssetGraph:

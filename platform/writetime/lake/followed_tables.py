@@ -58,7 +58,7 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
     for table in read:
         try:
             tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
-        except Exception as e:
+        except WritetimeError as e:
             refused.append(Refused(table.name, str(e)))
     return tables, refused
 
@@ -70,7 +70,7 @@ def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]
     for name, entry in _entries(settings.tables):
         try:
             tables.append(FollowedTable(name, _entry_of(name, entry)))
-        except Exception as e:
+        except WritetimeError as e:
             refused.append(Refused(name, str(e)))
     return tables, refused
 
@@ -134,7 +134,7 @@ def _missing(name: str, known: Iterable[str]) -> WritetimeError:
 def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
     try:
         return open_table(settings, name).schema()
-    except WritetimeError:
+    except (WritetimeError, OSError):
         return None
 
 
