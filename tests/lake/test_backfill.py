@@ -1,8 +1,8 @@
 """Snapshots of several nodes, bucket by bucket: only failed buckets run again, overlaps count once."""
 
-import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.merging import Attempt, Runner
 from writetime.lake.spark_tasks import append_frame, in_spark
 from writetime.lake.table import LakeTable, create_table
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.file_errors import CorruptFile
 
 pytestmark = pytest.mark.long
 
@@ -104,19 +104,21 @@ def backfill_after_a_fault(lake: LakeTable, nodes: list[str]) -> dict[int, int]:
     """One bucket cannot be read: the others are done, and it is run again alone. Return the changes of the others."""
     found = find_snapshots(nodes)
     path, sound = corrupt(Path(nodes[0]))
-    done = {}
-    for bucket in range(4):
-        with contextlib.suppress(CorruptFile):
-            done |= dict(backfill(lake, find_snapshots(nodes), [bucket]))
+    done = dict(until_failure(lake, nodes, rf"1 of 4 buckets could not .*{path.name}, offset .* \(in bucket 3\)"))
     assert list(done) == [0, 1, 2]
-    with pytest.raises(CorruptFile, match=path.name):
-        list(backfill(lake, found))
     assert min(done.values()) > 0
+    assert dict(until_failure(lake, nodes, path.name)) == dict.fromkeys(range(3), 0)
     path.write_bytes(sound)
     again = dict(backfill(lake, found))
     assert again == {0: 0, 1: 0, 2: 0, 3: again[3]}
     assert again[3] > 0
     return done
+
+
+def until_failure(lake: LakeTable, nodes: list[str], fault: str, run: Runner = map) -> Iterator[tuple[int, int]]:
+    """Yield the buckets that are done before the backfill fails, at its end."""
+    with pytest.raises(WritetimeError, match=fault):
+        yield from backfill(lake, find_snapshots(nodes), run=run)
 
 
 def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -> None:
@@ -129,6 +131,39 @@ def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -
     assert state.fold(lake, in_spark(spark)) > 0
     assert views.rewrite(lake, in_spark(spark)) == len(cluster.wanted)
     assert view_rows(views.virtual(lake)) == cluster.wanted
+
+
+def test_a_bucket_that_fails_in_spark_does_not_stop_the_others(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its task meets a damaged file or a bug, or its process dies. Then the others run, and later only this one."""
+    path, sound = corrupt(Path(cluster.nodes[0]))
+    schema = find_snapshots(cluster.nodes).schema
+    lake = create_table(settings_at(tmp_path / "lake", buckets=4), schema)
+    done = dict(until_failure(lake, cluster.nodes, rf"{path.name}, offset .* \(in bucket 3\)", in_spark(spark)))
+    assert list(done) == [0, 1, 2]
+    path.write_bytes(sound)
+    again = dict(backfill(lake, find_snapshots(cluster.nodes), run=in_spark(spark)))
+    assert (list(again), min(done.values()) > 0, again[3] > 0) == ([0, 1, 2, 3], True, True)
+    state.fold(lake)
+    assert view_rows(views.virtual(lake)) == cluster.wanted
+
+
+@pytest.mark.parametrize("ends", ["bug", "death"])
+def test_a_task_that_ends_unexpectedly_is_a_fault_of_its_bucket(spark: SparkSession, ends: str) -> None:
+    def task(number: int) -> int:
+        if number == 2:
+            if ends == "death":
+                os._exit(9)
+            raise ZeroDivisionError("a bug")
+        return number
+
+    found = in_spark(spark)(Attempt(task), range(4))
+    assert [(number, result) for number, result, fault in found if fault is None] == [(0, 0), (1, 1), (3, 3)]
+    [fault] = [fault for _, _, fault in found if fault is not None]
+    if ends == "bug":
+        assert isinstance(fault, ZeroDivisionError)
+        assert 'in task\n    raise ZeroDivisionError("a bug")' in fault.__notes__[0]
 
 
 def test_paths_that_are_not_snapshots(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 It works by bucket. A bucket is a token range, so it is read from each SSTable at its position in the index. The
 positions of all buckets are found first, so that each index is read once, and not once per bucket. Each bucket is its
-own transaction. So only failed buckets run again, and SSTables that a bucket has are not read again (`backfilled`).
+own transaction, and a bucket that cannot be read does not stop the others. So only failed buckets run again, and
+SSTables that a bucket has are not read again (`backfilled`).
 Replicas need no special handling: the merge keeps one version of each cell.
 """
 
@@ -17,7 +18,8 @@ import pyarrow as pa
 
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.core.config import Settings
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.counts import counted
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
 from writetime.lake import medusa, scylla_manager, snapshot_tree
@@ -34,7 +36,7 @@ from writetime.lake.horizon import (
     require_newer,
     truncations,
 )
-from writetime.lake.merging import Runner
+from writetime.lake.merging import Attempt, Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot_folder import read_snapshot
 from writetime.lake.state import Staged, generation_of
@@ -278,10 +280,13 @@ def backfill(
         snapshot: the result of `find_snapshots`.
         buckets: the buckets to read; all by default. A bucket reads only SSTables that it does not have.
         run: runs the tasks: one per SSTable, and then one per bucket.
-        staged: is called with the new files of all buckets before any is committed. If it raises, none is committed.
+        staged: is called with the new files of all buckets that could be read, before any is committed. If it raises,
+            none is committed.
 
     Raises:
-        CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
+        Transient: as the next one, if all of the faults may pass by themselves.
+        WritetimeError: buckets cannot be read; the error names them and the files. Is raised at the end, after all
+            other buckets have been yielded and are completed. If a fault is a bug, its own error is raised.
         Conflict: the table was truncated meanwhile, or began a generation: run this again with a later snapshot. Or
             another backfill has added other SSTables to a bucket: run this again.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
@@ -306,20 +311,45 @@ def backfill(
     paths = {some: tuple(files[file].address for file in some) for some in new}
     ranges = _ranges({bucket: paths[some] for bucket, some in several.items()}, writer, run)
     tasks = [BackfillTask(bucket, paths[some], ranges[bucket], writer) for bucket, some in several.items()]
-    written = run(_write, tasks)
+    written = run(Attempt(_write), tasks)
     if staged:
         written = list(written)
-        staged([file for _, files in written for file in files])
-    for task, added in written:
+        staged([file for _, added, _ in written for file in added or ()])
+    failed: list[tuple[BackfillTask, Exception]] = []
+    for task, added, fault in written:
+        if fault is not None:
+            failed.append((task, fault))
+            continue
         is_new = taken.commit(task.bucket, several[task.bucket], files, added, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
     if not untaken(table, snapshot):
         raise_complete_snapshot(table, snapshot.snapshot_at)
     delete_old_records(table)
+    if failed:
+        raise _failure(table, failed)
 
 
-def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:
-    return task, task.writer.write(_read(task))
+def _write(task: BackfillTask) -> list[WrittenFile]:
+    return task.writer.write(_read(task))
+
+
+def _failure(table: LakeTable, failed: Sequence[tuple[BackfillTask, Exception]]) -> Exception:
+    """Return the error that reports buckets that could not be read, by the reason: many buckets may have the same."""
+    buckets: dict[str, list[str]] = defaultdict(list)
+    for task, fault in failed:
+        reason, paths = reason_of(fault), [without_secrets(path) for path in task.paths]
+        named = "" if any(path in reason for path in paths) else f" (one of {', '.join(paths)})"
+        buckets[reason + named].append(str(task.bucket))
+    faults = "; ".join(f"{reason} (in bucket {', '.join(some)})" for reason, some in buckets.items())
+    text = (
+        f"{table.name}: {len(failed)} of {counted(table.buckets, 'bucket')} could not be read; the others are done. "
+        f"{faults}. Correct the cause and run the backfill again: it reads only the rest"
+    )
+    for _, fault in failed:
+        if not isinstance(fault, WritetimeError | OSError):
+            fault.add_note(text)
+            return fault
+    return (Transient if all(is_outage(fault) for _, fault in failed) else WritetimeError)(text)
 
 
 def _ranges(paths: Mapping[int, Sequence[str]], writer: ChangeWriter, run: Runner) -> dict[int, np.ndarray]:
@@ -341,10 +371,10 @@ def _ranges(paths: Mapping[int, Sequence[str]], writer: ChangeWriter, run: Runne
 def _plan(task: PlanTask) -> tuple[PlanTask, np.ndarray]:
     ranges = np.full((len(task.buckets), 2), -1, np.int64)
     # A fault must fail only the bucket whose task meets it again.
-    with suppress(WritetimeError, OSError):
+    with suppress(Exception):
         sstable = _open(task.path, task.writer.schema)
         for i, bucket in enumerate(task.buckets):
-            with suppress(WritetimeError, OSError):
+            with suppress(Exception):
                 ranges[i] = _range(sstable, token_range(bucket, task.writer.buckets))
     return task, ranges
 

@@ -1,5 +1,7 @@
 """Merges files of one bucket, which is the unit of work of the lake."""
 
+import pickle
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -7,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.core.errors import WritetimeError, plain_text, reason_of
+from writetime.core.outages import kind_of
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.lake_storage import Storage
@@ -36,6 +40,37 @@ class Runner(Protocol):
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
         """Apply the function to each task."""
         ...
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Runs a function on a task. An error of a task is part of its result, so the other tasks continue."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, task: Any) -> tuple[Any, Any, Exception | None]:
+        """Return the task, and the result or the error of the function."""
+        try:
+            return task, self.function(task), None
+        except Exception as e:
+            if not isinstance(e, WritetimeError | OSError):
+                # Between processes, the traceback is lost.
+                e.add_note("".join(traceback.format_exception(e)))
+            return task, None, sendable(e)
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an error that can be sent to another process: the error itself, or another one with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        # The constructor of the error makes its text from other arguments.
+        is_known = isinstance(error, WritetimeError | OSError)
+        other = kind_of(error)(plain_text(error)) if is_known else RuntimeError(reason_of(error))
+        for note in getattr(error, "__notes__", ()):
+            other.add_note(note)
+        return other
+    return error
 
 
 @dataclass(frozen=True)

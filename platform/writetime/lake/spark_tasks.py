@@ -2,7 +2,6 @@
 rows as files.
 """
 
-import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -10,39 +9,53 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.core.errors import WritetimeError, plain_text
-from writetime.core.outages import kind_of
+from writetime.core.errors import WritetimeError
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.merging import Attempt, sendable
 from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.lake.table import LakeTable
 
 
 def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
-    """Return a function that runs the lake's tasks like the built-in `map`, but each as a task of Spark."""
+    """Return a function that runs the lake's tasks like the built-in `map`, but each as a task of Spark.
 
-    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
-        described = list(tasks)
-        if not described:
-            return []
-        found = session.sparkContext.parallelize(described, len(described)).map(partial(_attempt, function)).collect()
+    If the process of a task dies, the tasks of an `Attempt` run again, each as a job of its own, so that only this one
+    fails.
+    """
+
+    def job(function: Callable[[Any], Any], tasks: list[Any]) -> list[Any]:
+        found = session.sparkContext.parallelize(tasks, len(tasks)).map(partial(_run, function)).collect()
         for _, fault in found:
             if fault is not None:
                 raise fault
         return [value for value, _ in found]
 
+    def alone(function: Callable[[Any], Any], task: Any) -> Any:
+        try:
+            return job(function, [task])[0]
+        except Exception as e:
+            return task, None, e
+
+    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+        described = list(tasks)
+        if not described:
+            return []
+        try:
+            return job(function, described)
+        except Exception:
+            if not isinstance(function, Attempt):
+                raise
+        return [alone(function, task) for task in described]
+
     return run
 
 
-def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
+def _run(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
     """Run a task. Return a known error as it is. Otherwise Spark would replace it by its own error with the text."""
     try:
         return function(task), None
     except (WritetimeError, OSError) as e:
-        try:
-            pickle.loads(pickle.dumps(e))
-        except Exception:  # The text that the error's own constructor makes.
-            return None, kind_of(e)(plain_text(e))
-        return None, e
+        return None, sendable(e)
 
 
 def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -> bool:
