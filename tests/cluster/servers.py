@@ -37,12 +37,14 @@ class ClusterNode(CassandraServer):
         home = settings.embedded.home / f"node-{number + 1}"
         embedded = settings.embedded.model_copy(update={"home": home})
         super().__init__(settings.model_copy(update={"embedded": embedded}))
-        self._token = -(2**63) + number * (2**64 // len(ADDRESSES))
+        self.token = -(2**63) + number * (2**64 // len(ADDRESSES))
+        # Of the JVM, from the next start on.
+        self.options: list[str] = []
 
     def command(self) -> list[str]:
         """Let changes of schemas be on disk at once, as nodes are killed."""
         program, *arguments = super().command()
-        return [program, flushes_schemas(True), *arguments]
+        return [program, flushes_schemas(True), *self.options, *arguments]
 
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()
@@ -55,7 +57,7 @@ class ClusterNode(CassandraServer):
         return configuration | {
             "seed_provider": [provider],
             "num_tokens": 1,
-            "initial_token": str(self._token),
+            "initial_token": str(self.token),
             "commitlog_segment_size": "1MiB",
             "native_transport_max_threads": 16,
             # A node that waits for a turn on two cores must not count as down.

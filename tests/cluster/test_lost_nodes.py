@@ -2,6 +2,7 @@
 gets the writes that it missed, and so does its agent.
 """
 
+import itertools
 import os
 import signal
 import threading
@@ -9,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from cassandra import ConsistencyLevel
+from cassandra import ConsistencyLevel, Unavailable, WriteTimeout
 from cassandra.cluster import Session
+from cassandra.metadata import Murmur3Token
 from cassandra.query import SimpleStatement
 
 from tests.cluster.servers import ADDRESSES, ClusterNode, answers_at
@@ -166,6 +168,33 @@ def agent_of_one(settings: Settings) -> Iterator[None]:
         running.result()
 
 
+def published(settings: Settings, table: str) -> set[int]:
+    """The keys of the changes of a table that are in Kafka."""
+    try:
+        return {int.from_bytes(key, "big") for _, key, _ in messages(settings, changes_topic(table))}
+    except NoTopic:
+        return set()
+
+
+@contextmanager
+def first_with_agent_of_second(
+    settings: Settings, nodes: list[ClusterNode], home: Path, table: str, keyspace: str = ""
+) -> Iterator[Session]:
+    """A session at the first node, with a captured table, while an agent of the second node runs."""
+    capture = agent_of(settings, nodes[1]).capture.model_copy(update={"state_dir": home / "agent"})
+    only_first = settings.cassandra.model_copy(update={"contact_points": [nodes[0].address]})
+    with database.connect(settings.model_copy(update={"cassandra": only_first})) as session:
+        if keyspace:
+            session.execute(keyspace, timeout=60)
+        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) WITH cdc = true", timeout=60)
+        with agent_of_one(settings.model_copy(update={"capture": capture})):
+            yield session
+
+
+def wait_for_nodes(session: Session) -> None:
+    wait_for(lambda: all(host.is_up for host in session.hosts or []))
+
+
 @pytest.mark.long_only("starts two nodes, and one of them three times")
 @pytest.mark.parametrize("send", [by_hints, by_read_repair, by_repair])
 def test_writes_that_a_node_missed_reach_its_log(
@@ -173,28 +202,67 @@ def test_writes_that_a_node_missed_reach_its_log(
 ) -> None:
     first, second = nodes
     table = f"{two_nodes.cassandra.keyspace}.{send.__name__}"
-    capture = agent_of(two_nodes, second).capture.model_copy(update={"state_dir": tmp_path / "agent"})
-    only_first = two_nodes.cassandra.model_copy(update={"contact_points": [first.address]})
+    with first_with_agent_of_second(two_nodes, nodes, tmp_path, table) as session:
+        session.execute(at(ConsistencyLevel.ALL, f"INSERT INTO {table} (id) VALUES (0)"), timeout=60)
+        wait_for(lambda: published(two_nodes, table) == {0})
+        nodetool(first.jmx_port, "enablehandoff" if send is by_hints else "disablehandoff")
+        second.stop()
+        for n in range(1, 10):
+            session.execute(at(ConsistencyLevel.ONE, f"INSERT INTO {table} (id) VALUES ({n})"), timeout=60)
+        second.start()
+        wait_for_nodes(session)
+        send(first, session, table)
+        wait_for(lambda: published(two_nodes, table) == {*range(10)})
 
-    def published() -> set[int]:
-        try:
-            return {int.from_bytes(key, "big") for _, key, _ in messages(two_nodes, changes_topic(table))}
-        except NoTopic:
-            return set()
 
-    with database.connect(two_nodes.model_copy(update={"cassandra": only_first})) as session:
-        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) WITH cdc = true", timeout=60)
-        with agent_of_one(two_nodes.model_copy(update={"capture": capture})):
-            session.execute(at(ConsistencyLevel.ALL, f"INSERT INTO {table} (id) VALUES (0)"), timeout=60)
-            wait_for(lambda: published() == {0})
-            nodetool(first.jmx_port, "enablehandoff" if send is by_hints else "disablehandoff")
-            second.stop()
-            for n in range(1, 10):
-                session.execute(at(ConsistencyLevel.ONE, f"INSERT INTO {table} (id) VALUES ({n})"), timeout=60)
-            second.start()
-            wait_for(lambda: all(host.is_up for host in session.hosts or []))
-            send(first, session, table)
-            wait_for(lambda: published() == {*range(10)})
+def keys_of(node: ClusterNode) -> Iterator[int]:
+    """Numbers whose only replica is the second node, if each has one. It has the tokens up to its own."""
+    # The driver's metadata has no replicas, because sessions do not read schemas.
+    return (n for n in itertools.count() if Murmur3Token.hash_fn(n.to_bytes(4, "big")) <= node.token)
+
+
+def restart(session: Session, node: ClusterNode, *options: str) -> None:
+    node.options = list(options)
+    node.stop()
+    node.start()
+    wait_for_nodes(session)
+
+
+def is_in_batch_log(session: Session, batch: SimpleStatement) -> bool:
+    """Execute a batch whose replica is down. Return whether the node keeps it to replay it: while the node has not
+    noticed that the replica is down, it sends the batch log there.
+    """
+    with suppress(WriteTimeout, Unavailable):
+        session.execute(batch, timeout=60)
+    return session.execute("SELECT count(*) FROM system.batches", timeout=60)[0].count > 0
+
+
+@pytest.mark.long_only("starts two nodes, and each again")
+def test_batches_that_a_node_missed_reach_its_log(
+    two_nodes: Settings, nodes: list[ClusterNode], tmp_path: Path
+) -> None:
+    """Only the batch log of the other node has them."""
+    first, second = nodes
+    keyspace = f"{two_nodes.cassandra.keyspace}_one"
+    table, replication = f"{keyspace}.t", "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}"
+    statement = f"CREATE KEYSPACE {keyspace} WITH replication = {replication}"
+    with first_with_agent_of_second(two_nodes, nodes, tmp_path, table, statement) as session:
+        before, *missed = itertools.islice(keys_of(second), 3)
+        session.execute(f"INSERT INTO {table} (id) VALUES ({before})", timeout=60)
+        wait_for(lambda: published(two_nodes, table) == {before})
+        restart(session, first, "-Dcassandra.batchlog.replay_timeout_in_ms=86400000")
+        nodetool(first.jmx_port, "disablehandoff")
+        second.stop(signal.SIGKILL)
+        inserts = "; ".join(f"INSERT INTO {table} (id) VALUES ({n})" for n in missed)
+        batch = at(ConsistencyLevel.ANY, f"BEGIN BATCH {inserts}; APPLY BATCH")
+        wait_for(lambda: is_in_batch_log(session, batch))
+        second.start()
+        wait_for_nodes(session)
+        assert [row.id for row in session.execute(f"SELECT id FROM {table}", timeout=60)] == [before]
+        restart(session, first)
+        wait_for(lambda: published(two_nodes, table) == {before, *missed})
+        found = {row.id for row in session.execute(f"SELECT id FROM {table}", timeout=60)}
+        assert found == {before, *missed}
 
 
 @pytest.mark.long_only("starts two nodes, and each three times")
