@@ -173,6 +173,39 @@ def test_streams_that_are_not_logged_hold_the_watermark(
     captured.assert_same("t")
 
 
+def encryption(home: Path) -> dict[str, Any]:
+    """Encryption of the commit log, with a key that is made for it."""
+    store = {"keystore": str(home / "keys.jceks"), "store_type": "JCEKS", "keystore_password": "secret"}
+    options = ["-keystore", store["keystore"], "-storetype", "jceks", "-storepass", "secret", "-keypass", "secret"]
+    key = ["-genseckey", "-keyalg", "AES", "-keysize", "128", "-alias", "one"]
+    subprocess.run([str(java()), "-m", "java.base/sun.security.tools.keytool.Main", *key, *options], check=True)
+    provider = {"class_name": "org.apache.cassandra.security.JKSKeyProvider", "parameters": [store]}
+    return {"enabled": True, "key_alias": "one", "key_provider": [provider]}
+
+
+def test_encrypted_segments_hold_the_watermark(captured: Captured, tmp_path: Path) -> None:
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true")
+    with captured.agent():
+        captured.settle()
+        passes(captured, "t")
+        restart(captured, transparent_data_encryption_options=encryption(tmp_path))
+        before = time_now()
+        captured.write("INSERT INTO {ks}.t (k) VALUES (1)")
+        wait_for(lambda: "encrypted segments are not supported" in held(captured, "t"))
+        captured.fill(1)
+        restart(captured, transparent_data_encryption_options=None)
+        captured.settle()
+        assert "run the node without transparent_data_encryption_options" in held(captured, "t")
+        assert until(captured, "t") <= before
+    # No crash is blamed for the data of encrypted segments.
+    aside = captured.settings.capture.state_dir / "aside"
+    assert {path.name.partition("-")[0] for path in aside.glob("*.reason.json")} == {"CommitLog"}
+    with captured.agent(snapshot="always"):
+        passes(captured, "t")
+        assert not held(captured, "t")
+    captured.assert_same("t")
+
+
 _TABLES = (
     "CREATE TABLE {ks}.t (k int PRIMARY KEY, v int) WITH cdc = true",
     "CREATE TABLE {ks}.c (k int PRIMARY KEY, n counter) WITH cdc = true",

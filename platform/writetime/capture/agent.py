@@ -37,7 +37,7 @@ from writetime.capture.log_coverage import Listing, LogCoverage
 from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.progress import OPEN, OtherNode, Progress, SegmentProgress
-from writetime.capture.segments import Gap, SegmentFolder, backlog_of, readable
+from writetime.capture.segments import Gap, SegmentFolder, backlog_of, closed_before, readable
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.truncations import read_truncations
@@ -508,7 +508,7 @@ class Agent:
         self._progress.save()
         if reason is not None:
             written_before = progress.gap_until() if fault is None else OPEN
-            target = self._folder.set_aside(segment, progress, min(written_before, time.time_ns() // 1000))
+            target = self._folder.set_aside(segment, progress, min(written_before, closed_before(segment)))
             log.error("%s was set aside as %s: %s", segment.name, target, reason)
         elif not self._folder.release(segment):
             self._progress.segments[segment.id] = replace(progress, kept=True)

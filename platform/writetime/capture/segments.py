@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
 
+# The kernel's time for files may be that of its last tick.
+_CLOCK_ERROR_NS = 50_000_000
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 
@@ -235,6 +238,20 @@ def _gap(path: Path, reason: dict[str, Any]) -> Gap:
         round(datetime.fromisoformat(reason["set_aside_at"]).timestamp() * 1_000_000),
         None if tables is None else frozenset(tables),
     )
+
+
+def closed_before(segment: Segment) -> int:
+    """Return a time (microseconds) before which all data of a segment was written that the node has completed or left.
+
+    The node closes a segment before it writes COMPLETED to the index, or deletes its own link. Both change a file. So a
+    snapshot that began after that has the data, also if the agent finds a fault of the segment later.
+    """
+    try:
+        changed = max(file.lstat().st_ctime_ns for file in _files(segment) if file.exists())
+    except (FileNotFoundError, ValueError):
+        # It was just deleted.
+        changed = time.time_ns()
+    return (changed + _CLOCK_ERROR_NS) // 1000
 
 
 def _files(segment: Segment) -> tuple[Path, Path]:

@@ -201,13 +201,13 @@ class Segment:
 
     def end(self) -> int | None:
         """Return the logical offset of the last sync marker, behind all complete sections; 0 if there is none, None if
-        the segment does not exist.
+        the segment does not exist or is not supported.
         """
         end = 0
         try:
             for section in self.sections():
                 end = section.next.offset
-        except Missing:
+        except (Missing, Unsupported):
             return None
         except StorageError:
             # The node reads no more of it, either.
@@ -275,7 +275,11 @@ class Segment:
         except (ValueError, AttributeError, TypeError, RecursionError):
             raise CorruptFile(self.path, 14, "the parameters of a segment were expected") from None
         if "encKeyAlias" in parameters or "encCipher" in parameters:
-            raise Unsupported(f"{self.path}: encrypted segments are not supported")
+            raise Unsupported(
+                f"{self.path}: encrypted segments are not supported: run the node without "
+                "transparent_data_encryption_options, then bring a snapshot of its tables into the lake with "
+                "`writetime backfill`"
+            )
         return end + 4, compression
 
 
