@@ -1,5 +1,6 @@
 """Real servers that write the files of these tests, one for each storage format."""
 
+import os
 import shutil
 import signal
 import time
@@ -56,6 +57,8 @@ class FormatServer(CassandraServer):
         )
         self._version = version
         self._extra = configuration
+        # Of the JVM, from the next start on.
+        self.options: list[str] = []
         self._cluster: Cluster | None = None
         self._session: Any = None
 
@@ -68,6 +71,12 @@ class FormatServer(CassandraServer):
     def now() -> int:
         """Return the second that the server and its clients are in."""
         return int(time.time())
+
+    def command(self) -> list[str]:
+        """Let the node find files such as `commitlog_archiving.properties` in its folder."""
+        program, *arguments = super().command()
+        arguments[arguments.index("-cp") + 1] += f"{os.pathsep}{self.folder}"
+        return [program, *self.options, *arguments]
 
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()

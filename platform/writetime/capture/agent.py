@@ -316,6 +316,7 @@ class Agent:
         """Record truncations before a watermark passes them; return whether there are new ones."""
         before, faults = self._truncations, self._truncation_faults
         self._truncations, self._truncation_faults = read_truncations(self._node)
+        self._coverage.note_truncations(self._truncations, self._truncation_faults, self._schemas.tables)
         for schema in self._decoder.captured:
             fault = self._truncation_faults.get(id_of(schema))
             if fault is not None and fault != faults.get(id_of(schema)):

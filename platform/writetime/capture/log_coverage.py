@@ -9,7 +9,7 @@ the tables concerned.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -23,6 +23,7 @@ from writetime.capture.progress import NODE_FILE, OPEN
 from writetime.capture.restarts import START_MILLIS, LoggedUntil, lost_writes
 from writetime.capture.segments import Gap
 from writetime.capture.unlogged import Unlogged, cdc_off_name
+from writetime.changes.starts import Truncation
 from writetime.core.config import Capture
 from writetime.core.errors import reason_of
 from writetime.core.instants import instant_text
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 # The records of all tables.
 _NOT_LINKED, _RESTARTED, _DELETED = "node-without-cdc", "node-restarted", "segments-deleted"
 _LOADED = "streams-not-logged"
-# The record of a table.
-_IMPORTED = "imported-"
+# The records of a table.
+_IMPORTED, _UNTRUNCATED = "imported-", "truncation-undone-"
 # The record of a keyspace.
 _NOT_DURABLE = "not-durable-"
 # The node deletes the oldest segments down to its limit, and may then remove some that are empty.
@@ -86,6 +87,8 @@ class LogCoverage:
         self._folder: Path | None = Path(stored["cdc_raw"]) if "cdc_raw" in stored else None
         # False if the node's path is another one on this machine, as in a container.
         self._is_folder_of_node: bool = stored.get("is_folder_of_node", False)
+        # The time of the last TRUNCATE of tables, by their ids.
+        self._truncated: dict[str, int] = stored.get("truncated", {})
         self._good_at = max(published_until, stored.get("checked_at", 0)) or time.time_ns() // 1000
         self._captured = _captured(tables)
         self._not_durable = self._unlogged.open_names(_NOT_DURABLE)
@@ -243,6 +246,7 @@ class LogCoverage:
             "newest_written": self._newest_written,
             "cdc_raw": str(folder),
             "is_folder_of_node": self._is_folder_of_node,
+            "truncated": self._truncated,
         }
         if content != self._saved:
             write_json(self._path, content | {"checked_at": self._good_at})
@@ -273,6 +277,26 @@ class LogCoverage:
             )
             self._unlogged.note(_LOADED, fault, self._good_at, time.time_ns() // 1000, None)
             self._loaded_at = facts.loaded_at
+
+    def note_truncations(self, found: Mapping[UUID, Truncation], unreadable: Collection[UUID], tables: Tables) -> None:
+        """Record the tables whose last TRUNCATE the node has undone. It deletes its record of the truncation when it
+        restores segments up to an earlier time, and then has the rows from before it again (`CommitLogReplayer`).
+        """
+        now = {}
+        for table in (t for t in _captured(tables) if t.id in tables.live):
+            before = self._truncated.get(str(table.id), 0)
+            at = before if table.id in unreadable else found[table.id].at if table.id in found else 0
+            if at < before:
+                fault = (
+                    f"the node was restored to a time before the TRUNCATE of {table.keyspace}.{table.name} at "
+                    f"{instant_text(before)}, and no segment has all rows from before it"
+                )
+                self._unlogged.note(
+                    f"{_UNTRUNCATED}{table.id}", fault, self._good_at, time.time_ns() // 1000, [table.id]
+                )
+            if at:
+                now[str(table.id)] = at
+        self._truncated = now
 
     # --- schema changes -----------------------------------------------------------------------------------------------
 

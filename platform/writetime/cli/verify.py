@@ -17,7 +17,9 @@ from writetime.verify.comparison import verify as compare
 
 _CAUSE = (
     "rows may differ because data entered without the commit log, by sstableloader, nodetool import or repair "
-    "streaming: take a snapshot, and bring it into the lake with `writetime backfill`"
+    "streaming: take a snapshot, and bring it into the lake with `writetime backfill`. If only the lake has rows, the "
+    "database may have lost writes, for example because it was restored to an earlier time: load the table again, as "
+    "docs/backup.md describes"
 )
 PROGRESS_SECONDS = 5.0
 """Seconds between two lines of progress."""
