@@ -2,12 +2,12 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.capture.agents import held, passes, restart, with_lake
+from tests.capture.agents import held, passes, restart, until, with_lake
 from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import KilledServer
 from tests.support.lake_answers import view_rows
@@ -15,8 +15,10 @@ from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
+from writetime.lake.views import time_now
 from writetime.landing.forgetting import find_traces
 from writetime.landing.landing import Landing
+from writetime.storage.segment import Segment, find_segments
 from writetime.verify.comparison import verify
 
 pytestmark = pytest.mark.long
@@ -138,3 +140,74 @@ def test_a_database_that_is_restored_to_an_earlier_time(
         assert not held(captured, "t")
         assert rows_of_lake(captured) == [1]
         assert not differing(captured)
+
+
+def damage_frame(segment: Segment, text: bytes) -> None:
+    """Change a byte of a mutation."""
+    path = Path(segment.path)
+    path.write_bytes(path.read_bytes().replace(text, text.upper()))
+
+
+def damage_marker(segment: Segment, text: bytes) -> None:
+    """Let the sync marker before a mutation have no checksum. A node writes it after the marker's position."""
+    section = next(section for section in segment.sections() if text in section.data.tobytes())
+    with Path(segment.path).open("r+b") as file:
+        file.seek(section.offset - 4)
+        file.write(bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("damage", "option", "rows"),
+    [
+        (damage_frame, "ignorereplayerrors", [1, 3]),
+        pytest.param(
+            *(damage_marker, "allow_ignore_sync_crc", [1, 2, 3]),
+            marks=pytest.mark.cassandra_5_only("4.0 has no such option"),
+        ),
+    ],
+)
+def test_damage_that_a_node_ignores_holds_the_watermark(
+    captured: Captured, damage: Callable[[Segment, bytes], None], option: str, rows: list[int]
+) -> None:
+    with captured.agent():
+        captured.settle()
+        passes(captured, "t")
+    before = time_now()
+    for k, text in enumerate(("first", "second", "third"), 1):
+        captured.write(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'the {text}')")
+    captured.node.stop(signal.SIGKILL)
+    (segment,) = (s for s in find_segments(str(captured.node.cdc_raw)) if b"the second" in Path(s.path).read_bytes())
+    damage(segment, b"the second")
+    captured.node.options = [f"-Dcassandra.commitlog.{option}=true"]
+    captured.node.start()
+    captured.node.options = []
+    assert keys(captured) == rows
+    with captured.agent():
+        wait_for(lambda: "CRC32" in held(captured, "t"))
+        captured.settle()
+        assert until(captured, "t") <= before
+    with captured.agent(snapshot="always"):
+        passes(captured, "t")
+        assert not held(captured, "t")
+    captured.assert_same("t")
+
+
+def test_writes_that_are_not_replayed_are_in_the_lake(captured: Captured, cassandra_version: str) -> None:
+    with captured.agent():
+        passes(captured, "t")
+    captured.write("INSERT INTO {ks}.t (k) VALUES (1)")
+    captured.node.options = [f"-Dcassandra.replayList={captured.keyspace}.marks"]
+    restart(captured, signal.SIGKILL)
+    assert keys(captured) == []
+    with captured.agent():
+        passes(captured, "t")
+        assert rows_of_lake(captured) == [1]
+        assert differing(captured) == 1
+    if cassandra_version != "4.0":
+        # Properties may also override settings. The agent sees the values in force.
+        names = ("config.allow_system_properties=true", "settings.cdc_enabled=false")
+        captured.node.options = [f"-Dcassandra.{name}" for name in names]
+        restart(captured)
+        captured.node.options = []
+        with captured.agent():
+            wait_for(lambda: "cdc_enabled: false" in held(captured, "t"))
