@@ -312,7 +312,7 @@ def _page() -> Iterator[str]:
     yield "nanoseconds since midnight; `Date`: days since 1970-01-01; `io.debezium.data.Uuid`). Bytes are in base64, a"
     yield "`double` or `float` has a point or an exponent. Numbers that are not finite are null where messages have a"
     yield "schema, because Connect's converter would read text as 0; in messages without a schema they are the strings"
-    yield "`NaN`, `Infinity` and `-Infinity`. Every value may be null, also that of a key column."
+    yield "`NaN`, `Infinity` and `-Infinity`. Every value may be null, also in a key column."
     yield ""
     yield "**JSON**, as `view`, `row-events`, `verify`, `sstable`, `commitlog` and `scylla-cdc` print it, has dates and"
     yield "timestamps in ISO 8601, values of `time` as nanoseconds since midnight, bytes as `0x...`, and maps as lists"
@@ -323,4 +323,4 @@ def _page() -> Iterator[str]:
     yield "**JSON for other programs.** Cassandra's `INSERT ... JSON` reads rows of `view --format jsonl`, but not"
     yield "every value: it refuses values of `time`, durations, tuples, and maps that are lists of pairs, also within"
     yield r'other values. The name of a column that CQL quotes needs its quotes in JSON, too: `"\"Name\"": 1`. In other'
-    yield "programs, numbers and texts may get types of their own. `--format parquet` keeps those of Arrow."
+    yield "programs, numbers and texts may get other types. `--format parquet` keeps Arrow's."
