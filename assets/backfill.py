@@ -38,8 +38,8 @@ from pydantic import Field
 
 from writetime.clients.node_snapshots import clear_snapshot, new_tag, take_snapshot
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.delta.buckets import buckets_of_share
 from writetime.lake.backfill import backfill, backup_names, complete_schema, find_snapshots, untaken
-from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.storage.folders import Seen

@@ -10,9 +10,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
 from writetime.clients.quality import gxe
-from writetime.lake.buckets import ALL
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
+from writetime.delta.buckets import ALL
+from writetime.delta.parquet import PARTITION, SORTED_BY, WrittenFile
+from writetime.delta.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
 from writetime.row_events.events import KINDS as EVENT_KINDS
 from writetime.row_events.events import event_schema

@@ -17,8 +17,8 @@ from dagster import (
 )
 
 from writetime.core.config import Settings
+from writetime.delta.storage import lake_storage
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.lake_storage import lake_storage
 from writetime.schema.table import TableSchema as CqlSchema
 
 # The parts of a followed table: its source, then its stages, and the checks with an identifier of their own.

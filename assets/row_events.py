@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, has_topic, next_offsets
 from writetime.core.counts import counted
+from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since

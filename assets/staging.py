@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from writetime.clients import quality
 from writetime.clients.quality import Finding, gxe
-from writetime.lake.parquet import WrittenFile
+from writetime.delta.parquet import WrittenFile
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import ToCorrect
 

@@ -40,11 +40,11 @@ from writetime.clients.kafka import ends_of_topics, topic_ids
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.lake.delta import BucketedTable
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.versions import TableVersion
 from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table, table_storage
-from writetime.lake.versions import TableVersion
 from writetime.landing.landed_offsets import waiting
 from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql

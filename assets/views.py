@@ -28,8 +28,8 @@ from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.counts import counted
 from writetime.core.errors import Transient
+from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.compacted_view import CompactedView
 from writetime.verify.comparison import Report, verify

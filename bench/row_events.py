@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from bench.generated import ROWS, add, first_writes, updates
 from writetime.core import config
+from writetime.delta.parquet import read_file
 from writetime.lake import state
-from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
 from writetime.row_events.events import event_schema

@@ -32,9 +32,9 @@ from writetime.api.tables import open_table as open_for_readers
 from writetime.clients.spark import spark_session
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.delta.buckets import token_range
+from writetime.files.merging import Runner
 from writetime.lake import state
-from writetime.lake.buckets import token_range
-from writetime.lake.merging import Runner
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, create_table, is_in_lake, open_table
 from writetime.row_events.stream import extend

@@ -6,9 +6,9 @@ import deltalake
 from pyspark.sql import DataFrame
 
 from writetime.core.private_folders import restrict_home
-from writetime.lake.delta import is_delta_table
-from writetime.lake.lake_storage import lake_storage
-from writetime.lake.store_clock import require_right_clock
+from writetime.delta.bucketed_table import is_delta_table
+from writetime.delta.storage import lake_storage
+from writetime.delta.store_clock import require_right_clock
 from writetime_dagster.resources.base import WritetimeResource
 
 

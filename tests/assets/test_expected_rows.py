@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.made import settings_at
 from writetime.clients import quality
 from writetime.core.config import Table
-from writetime.lake import merging
+from writetime.delta.parquet import KEPT, WrittenFile, write_file
+from writetime.files import merging
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import KEPT, WrittenFile, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 from writetime.view import expected_rows

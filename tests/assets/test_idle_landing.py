@@ -10,10 +10,10 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from tests.support.made import add, new_table, write
 from writetime.clients.kafka import TopicEnds
-from writetime.lake import commits
-from writetime.lake.delta import BucketedTable
+from writetime.delta import commits
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.storage import Storage
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.lake_storage import Storage
 from writetime.landing.landed_offsets import place_name
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import Sources

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from writetime.clients.quality import gxe
-from writetime.lake.parquet import WrittenFile
+from writetime.delta.parquet import WrittenFile
 from writetime_dagster.assets import failures
 from writetime_dagster.assets.staging import StagedFiles
 

@@ -33,10 +33,10 @@ from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
 from writetime.clients.quality import gxe
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
+from writetime.delta.parquet import write_file
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.views import virtual
 from writetime.schema.cql import parse_table

@@ -32,9 +32,9 @@ from writetime.clients.kafka import client_config
 from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.clients.schema_registry import wire_header
 from writetime.core.config import Settings
+from writetime.delta.parquet import read_file
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until
-from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.landing import following, landing

@@ -52,8 +52,8 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
+from writetime.delta.parquet import read_file
 from writetime.lake import state, views
-from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Landing

@@ -19,9 +19,9 @@ from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core import waiting
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.delta import BucketedTable
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing

@@ -15,7 +15,7 @@ from tests.support.published import mark, publish, published, schema_of
 from writetime.clients import kafka
 from writetime.clients.kafka import messages_between
 from writetime.core.config import Settings
-from writetime.lake.delta import BucketedTable
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.lake.table import table_storage
 from writetime.lake.views import time_now
 from writetime.landing import landing, schema_changes

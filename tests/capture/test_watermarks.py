@@ -25,10 +25,10 @@ from writetime.capture.progress import Progress
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.delta.versions import TableVersion
 from writetime.lake import state
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landed_offsets import waiting
 from writetime.landing.landing import Landing

@@ -39,10 +39,10 @@ from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.parquet import PARTITION, read_file
+from writetime.files.row_form import fit
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.parquet import PARTITION, read_file
-from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
 from writetime.landing.landing import Landing, captured_tables
 from writetime.row_events import publish, stream

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from writetime.capture import durable
 from writetime.core.private_folders import private_temporary_folder, restrict_home
-from writetime.lake.commits import put_new
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import write_file
+from writetime.delta.commits import put_new
+from writetime.delta.parquet import write_file
+from writetime.delta.storage import Storage
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "state": lambda home: durable.lock_folder(home / "capture" / "node"),

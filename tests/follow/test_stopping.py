@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.made import add, new_table, settings_at, write
 from writetime.core.config import Settings, Table
+from writetime.delta import buckets
 from writetime.follow.pipeline import TablePipeline
-from writetime.lake import buckets
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.following import TableLanding
 from writetime.view import refreshing

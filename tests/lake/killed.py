@@ -23,9 +23,10 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.lake import commits, retention, state, views
+from writetime.delta import commits
+from writetime.delta.parquet import read_file
+from writetime.lake import retention, state, views
 from writetime.lake.contents import levels_of
-from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.merge import merge
 from writetime.view.refreshing import refresh

@@ -20,9 +20,9 @@ from writetime.clients.database import connect
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.files.merging import Attempt, Runner
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.merging import Attempt, Runner
 from writetime.lake.spark_tasks import append_frame, in_spark
 from writetime.lake.table import LakeTable, create_table
 from writetime.schema.system import read_schema

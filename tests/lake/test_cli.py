@@ -17,7 +17,7 @@ from writetime.cli.storage import write_changes
 from writetime.cli.text_tables import print_table
 from writetime.cli.view import filtered
 from writetime.core.printing import json_line
-from writetime.lake.parquet import PARTITION
+from writetime.delta.parquet import PARTITION
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 

@@ -17,11 +17,12 @@ from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from tests.support.timed import SECOND, around, by_value, deletion, rows_at
-from writetime.lake import buckets, retention, state
-from writetime.lake.buckets import ALL
-from writetime.lake.delta import Conflict
+from writetime.delta import buckets
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.buckets import ALL
+from writetime.files.merging import write_state
+from writetime.lake import retention, state
 from writetime.lake.horizon import horizon_of, register_source, watermark
-from writetime.lake.merging import write_state
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.merge import live_rows, merge

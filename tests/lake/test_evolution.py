@@ -14,8 +14,8 @@ import pytest
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import Conflict
 from writetime.lake import state, views
-from writetime.lake.delta import Conflict
 from writetime.lake.evolution import join_schemas
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table

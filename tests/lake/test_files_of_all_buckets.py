@@ -10,12 +10,13 @@ import pytest
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from tests.support.view_readers import by_duckdb
-from writetime.lake import buckets, retention, state, views
-from writetime.lake.buckets import ALL
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL
+from writetime.delta.parquet import WrittenFile
+from writetime.delta.versions import DataFile
+from writetime.files.merging import Source, merge_files
+from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.merging import Source, merge_files
-from writetime.lake.parquet import WrittenFile
-from writetime.lake.versions import DataFile
 
 pytestmark = pytest.mark.slow
 

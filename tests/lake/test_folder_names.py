@@ -17,8 +17,8 @@ from writetime.cli.main import main
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta.storage import lake_storage
 from writetime.lake import state
-from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import LakeTable, create_table
 from writetime.view.refreshing import refresh
 

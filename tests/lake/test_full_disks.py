@@ -14,10 +14,11 @@ from writetime.capture import durable
 from writetime.changes.model import change_schema
 from writetime.cli.storage import write_changes
 from writetime.core.errors import reason_of
-from writetime.lake import decoded, parquet
-from writetime.lake.commits import put_new
-from writetime.lake.lake_storage import Storage
-from writetime.lake.vectors import write_vectors
+from writetime.delta import parquet
+from writetime.delta.commits import put_new
+from writetime.delta.deletion_vectors import write_vectors
+from writetime.delta.storage import Storage
+from writetime.files import decoded
 from writetime.schema.cql import parse_table
 
 BYTES = 100_000

@@ -15,7 +15,8 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, generation, packing, retention, state, views
+from writetime.delta import buckets
+from writetime.lake import generation, packing, retention, state, views
 from writetime.lake.generation import renew
 from writetime.lake.horizon import (
     raise_complete_snapshot,

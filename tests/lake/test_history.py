@@ -12,6 +12,7 @@ from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
+from writetime.delta.versions import TableVersion
 from writetime.lake import retention, state, views
 from writetime.lake.history import after, history_from, raise_history, until
 from writetime.lake.horizon import (
@@ -22,7 +23,6 @@ from writetime.lake.horizon import (
 )
 from writetime.lake.state import BASE
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
 

@@ -26,10 +26,12 @@ from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta import buckets
+from writetime.delta.bucketed_table import Conflict
+from writetime.files.merging import Runner
 from writetime.lake import backfill as backfilling
-from writetime.lake import buckets, state, views
+from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.delta import Conflict
 from writetime.lake.horizon import (
     captured_until,
     horizon_of,
@@ -40,7 +42,6 @@ from writetime.lake.horizon import (
     watermark,
     without_dropped,
 )
-from writetime.lake.merging import Runner
 from writetime.lake.table import create_table
 from writetime.merge import live_rows, merge
 from writetime.row_events import stream

@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 
 from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import FORMAT, BucketedTable
+from writetime.delta.versions import TableVersion
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import FORMAT, BucketedTable
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.versions import TableVersion
 
 pytestmark = pytest.mark.slow
 

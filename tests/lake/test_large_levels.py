@@ -10,8 +10,10 @@ import pytest
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.timed import deletion
-from writetime.lake import buckets, merging, retention, state, views
-from writetime.lake.buckets import ALL
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL
+from writetime.files import merging
+from writetime.lake import retention, state, views
 from writetime.lake.contents import dropped_of, levels_of
 from writetime.lake.table import LakeTable, open_table
 

@@ -12,9 +12,10 @@ from tests.support.lake_answers import unordered, view_rows
 from tests.support.made import add, add_large, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from tests.support.written import SCHEMA, Write
-from writetime.lake import buckets, packing, state, views
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL, buckets_of
+from writetime.files.cache import Cache
+from writetime.lake import packing, state, views
 from writetime.lake.views import time_now
 from writetime.row_events import changed_rows, stream
 from writetime.view import view_packing

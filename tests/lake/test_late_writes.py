@@ -20,16 +20,18 @@ from tests.support.lake_answers import view_rows
 from tests.support.lake_views import held, looked_up
 from tests.support.made import add, new_table, write
 from tests.support.timed import SECOND, around, deletion, rows_at
-from writetime.lake import buckets, change_files, contents, merging, state
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL, buckets_of
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile
+from writetime.files import change_files, merging
+from writetime.files.cache import Cache
+from writetime.files.key_ranges import Places
+from writetime.files.merging import Source, merge_files
+from writetime.lake import contents, state
 from writetime.lake.contents import dropped_of, levels_of
 from writetime.lake.horizon import only_dropped, without_dropped
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Source, merge_files
-from writetime.lake.places import Places
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile
 from writetime.merge import live_rows, merge
 from writetime.row_events import stream
 from writetime.schema.cql import parse_table

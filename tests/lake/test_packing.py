@@ -19,9 +19,10 @@ from tests.support.event_replay import replayed
 from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
-from writetime.lake import buckets, packing, retention, state, views
-from writetime.lake.delta import BucketedTable, Conflict
-from writetime.lake.lake_storage import Storage
+from writetime.delta import buckets
+from writetime.delta.bucketed_table import BucketedTable, Conflict
+from writetime.delta.storage import Storage
+from writetime.lake import packing, retention, state, views
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
 from writetime.row_events.changed_rows import position_of

@@ -13,11 +13,13 @@ import pytest
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, batch, new_table, write
-from writetime.lake import buckets, change_files, state, views
-from writetime.lake.buckets import ALL, token_range
-from writetime.lake.change_files import groups_between, open_changes
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import READ_SOON, sort, without_empty, write_file
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL, token_range
+from writetime.delta.parquet import READ_SOON, sort, without_empty, write_file
+from writetime.delta.storage import Storage
+from writetime.files import change_files
+from writetime.files.change_files import groups_between, open_changes
+from writetime.lake import state, views
 from writetime.row_events import stream
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.trimming import merge_events

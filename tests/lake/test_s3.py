@@ -25,11 +25,11 @@ from tests.support.recordings import RecordedTable
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.store_clock import clock_fault
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import Conflict
-from writetime.lake.store_clock import clock_fault
 from writetime.lake.table import create_table, open_table
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql

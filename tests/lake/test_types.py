@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.support.made import settings_at
 from tests.support.view_readers import by_duckdb
 from writetime.changes.model import change_schema
-from writetime.lake.delta import BucketedTable
-from writetime.lake.parquet import READ_SOON, conform, read_file, without_empty, write_file
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.parquet import READ_SOON, conform, read_file, without_empty, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 

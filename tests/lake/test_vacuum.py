@@ -10,7 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.made import add, new_table, settings_at, write
-from writetime.lake import commits, retention, state, views
+from writetime.delta import commits
+from writetime.lake import retention, state, views
 from writetime.lake.table import LakeTable, open_table
 
 _HOUR = 3600

@@ -7,9 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
-from writetime.lake import buckets, state
-from writetime.lake.buckets import ALL
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL
+from writetime.files.cache import Cache
+from writetime.lake import state
 from writetime.lake.table import LakeTable, open_table
 
 PARTITIONS = 40

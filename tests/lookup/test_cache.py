@@ -13,11 +13,12 @@ from tests.lookup.conftest import PARTITIONS
 from tests.support.disks import largest_file
 from tests.support.examples import rounds
 from tests.support.look_ups import partitions_of
-from writetime.lake import expiries, state, views
-from writetime.lake.cache import Cache, OpenFiles, open_files
-from writetime.lake.decoded import Decoded
-from writetime.lake.lake_storage import Storage
-from writetime.lake.places import Places, joined
+from writetime.delta.storage import Storage
+from writetime.files import expiries
+from writetime.files.cache import Cache, OpenFiles, open_files
+from writetime.files.decoded import Decoded
+from writetime.files.key_ranges import Places, joined
+from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.lookup.reading import Reader
 

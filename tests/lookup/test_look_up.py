@@ -21,10 +21,10 @@ from writetime.api.tables import open_table
 from writetime.changes.position import AT
 from writetime.cli.view import rows_where
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.files.key_ranges import Places, TokenRange
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import BucketedTable
-from writetime.lake.places import Places, TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lookup import reading
 from writetime.lookup.conditions import conditions_of

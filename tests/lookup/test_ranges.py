@@ -22,8 +22,9 @@ from writetime.api.tables import Table, open_table
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.cli.view import rows_where
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, state, views
-from writetime.lake.places import Places, TokenRange
+from writetime.delta import buckets
+from writetime.files.key_ranges import Places, TokenRange
+from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.lookup.conditions import conditions_of
 from writetime.lookup.keys import places_of_condition

@@ -16,8 +16,8 @@ from tests.support.generate import SEED
 from tests.support.made import add, new_table
 from writetime.changes.position import AT, position_encoder
 from writetime.cli.view import filtered, rows_where
+from writetime.files.key_ranges import Places
 from writetime.lake import state, views
-from writetime.lake.places import Places
 from writetime.lake.table import LakeTable
 from writetime.lookup.conditions import conditions_of
 from writetime.lookup.keys import places_of_condition

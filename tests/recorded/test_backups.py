@@ -23,15 +23,15 @@ from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.buckets import token_range
+from writetime.files.row_form import fit
 from writetime.lake import backfill as backfill_module
 from writetime.lake import backfilled as records
 from writetime.lake import views
 from writetime.lake.backfill import BackfillTask, backfill, backup_names, find_snapshots, untaken
-from writetime.lake.buckets import token_range
-from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.horizon import complete_snapshot, register_source
-from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 from writetime.schema.describe import to_cql
 from writetime.storage import sstable

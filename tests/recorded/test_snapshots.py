@@ -19,10 +19,10 @@ from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.files.row_form import fit
 from writetime.lake import backfill as module
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
-from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 from writetime.schema.table import SchemaError
 

@@ -12,7 +12,7 @@ from tests.support.made import add, write
 from tests.support.messages import messages
 from writetime.clients.kafka import delete_topics
 from writetime.core.config import Settings
-from writetime.lake.buckets import buckets_of, partition_of_bucket
+from writetime.delta.buckets import buckets_of, partition_of_bucket
 from writetime.lake.table import LakeTable, create_table
 from writetime.lake.views import time_now
 from writetime.row_events import publish, stream

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from writetime.lake.buckets import ALL
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PARTITION, WrittenFile
-from writetime.lake.versions import DataFile
+from writetime.delta.buckets import ALL
+from writetime.delta.parquet import PARTITION, WrittenFile
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile
 from writetime.row_events import event_packing
 
 KIB, MIB = 1 << 10, 1 << 20

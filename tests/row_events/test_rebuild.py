@@ -14,8 +14,8 @@ from tests.support.lake_views import compacted
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from tests.support.settings import write_settings
 from writetime.cli.main import main
+from writetime.delta.bucketed_table import Conflict
 from writetime.lake import state, views
-from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.changed_rows import TooLate

@@ -14,7 +14,9 @@ from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
-from writetime.lake import buckets, merging, views
+from writetime.delta import buckets
+from writetime.files import merging
+from writetime.lake import views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream, trimming
 from writetime.row_events.changed_rows import position_of

@@ -15,8 +15,9 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from tests.support.written import COLUMNS, ROWS, SCHEMA, SECOND, Write, random_write, rows_after
-from writetime.lake import buckets, state, views
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.files.cache import Cache
+from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import changed_rows, stream
 from writetime.view import refreshing

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.core.errors import Transient
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.lake import state
-from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
 from writetime.schema.table import Column, DroppedColumn

@@ -22,9 +22,10 @@ from tests.support.lake_answers import unordered, view_rows
 from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, packing, retention, state, views
-from writetime.lake.delta import Conflict
-from writetime.lake.parquet import WrittenFile
+from writetime.delta import buckets
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.parquet import WrittenFile
+from writetime.lake import packing, retention, state, views
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import changed_rows, stream
 from writetime.row_events.changed_rows import position_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.odd_names import NAMES, columns, table
 from writetime.changes.model import RESERVED, change_schema, field_name
+from writetime.delta.parquet import PARTITION
 from writetime.lake.labels import extend, labelled, newly_labelled, without_labels
-from writetime.lake.parquet import PARTITION
 from writetime.lake.table import view_schema
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql

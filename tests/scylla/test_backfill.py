@@ -18,8 +18,8 @@ from tests.support.merged import assert_times
 from tests.support.scylla_server import new_name
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
+from writetime.delta.parquet import read_file
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
-from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.merge import merge
 from writetime.schema.system import read_schema

@@ -21,8 +21,8 @@ from tests.support.scylla_server import new_name
 from tests.support.waiting import wait_for
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
+from writetime.delta.parquet import read_file
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
-from writetime.lake.parquet import read_file
 from writetime.lake.table import create_table, open_table
 from writetime.landing.landing import Landing
 from writetime.merge import merge

@@ -23,9 +23,9 @@ from writetime.capture.durable import read_json
 from writetime.changes.model import change_schema
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta.parquet import read_file
+from writetime.files.row_form import fit
 from writetime.lake import views
-from writetime.lake.parquet import read_file
-from writetime.lake.row_form import fit
 from writetime.lake.table import open_table, view_schema
 from writetime.landing.landing import Landing
 from writetime.wire.watermarks import Sources, WatermarkTopic

@@ -9,8 +9,8 @@ from pyarrow import fs
 
 from tests.support.odd_files import ODD_FILES
 from tests.support.recordings import SCYLLA
+from writetime.backups.snapshot_folder import read_snapshot
 from writetime.core.errors import WritetimeError
-from writetime.lake.snapshot_folder import read_snapshot
 from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.folders import Folder
 from writetime.storage.infer import infer_schema

@@ -1,5 +1,5 @@
 """Trees of backups like those of operators, made from the snapshots of a real server. The paths and manifests are those
-of the tools (`writetime.lake.medusa` and `scylla_manager` name the sources).
+of the tools (`writetime.backups.medusa` and `scylla_manager` name the sources).
 """
 
 import gzip

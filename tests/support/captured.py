@@ -27,7 +27,7 @@ from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
-from writetime.lake.row_form import fit
+from writetime.files.row_form import fit
 from writetime.merge import live_rows, merge
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema

@@ -8,10 +8,10 @@ from deltalake import DeltaTable
 
 from tests.support.made import add, settings_at, write
 from writetime.core.config import Settings
+from writetime.delta.commits import put_new
+from writetime.delta.parquet import write_file
 from writetime.lake import packing, retention, state
 from writetime.lake.backfilled import delete_old_records
-from writetime.lake.commits import put_new
-from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh

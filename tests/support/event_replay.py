@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tests.support.lake_answers import view_rows
 from writetime.core.arrow import pc
-from writetime.lake.parquet import read_file
+from writetime.delta.parquet import read_file
 from writetime.lake.table import LakeTable
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.events import event_schema

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from tests.support.lake_answers import unordered
 from tests.support.view_readers import by_query
 from writetime.core.config import Settings
+from writetime.delta.live_files import LiveFiles
 from writetime.follow.program import Follower
 from writetime.lake import views
-from writetime.lake.live_files import LiveFiles
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.row_events.publish import published_since
 

@@ -14,12 +14,12 @@ from tests.support.lake_answers import view_rows
 from tests.support.look_ups import partitions_of
 from tests.support.merged import normal, with_one_form
 from tests.support.row_form import row_form
+from writetime.delta.parquet import PARTITION
+from writetime.files.key_ranges import TokenRange, joined
+from writetime.files.merging import Source, merge_files
+from writetime.files.row_form import fit
 from writetime.lake import state, views
 from writetime.lake.contents import levels_of
-from writetime.lake.merging import Source, merge_files
-from writetime.lake.parquet import PARTITION
-from writetime.lake.places import TokenRange, joined
-from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup import reading
 from writetime.lookup.reading import Reader

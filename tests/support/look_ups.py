@@ -1,7 +1,7 @@
 """The partitions of a table, for look-ups."""
 
 from writetime.core.arrow import one_chunk
-from writetime.lake.places import Places, partitions
+from writetime.files.key_ranges import Places, partitions
 from writetime.lake.table import LakeTable
 
 

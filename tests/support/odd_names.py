@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from writetime.changes.model import RESERVED
-from writetime.lake.parquet import PARTITION
+from writetime.delta.parquet import PARTITION
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 

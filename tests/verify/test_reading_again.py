@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.core.arrow import pc
-from writetime.lake import buckets, state
-from writetime.lake.buckets import ALL
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL
+from writetime.files.cache import Cache
+from writetime.lake import state
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable
 from writetime.lake.views import bucket_views, time_now

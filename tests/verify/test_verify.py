@@ -17,11 +17,11 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta.deletion_vectors import read_vector, write_vectors
+from writetime.delta.live_files import Change
 from writetime.lake import views
 from writetime.lake.horizon import raise_complete_snapshot
-from writetime.lake.live_files import Change
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.lake.vectors import read_vector, write_vectors
 from writetime.schema.system import read_schema
 from writetime.verify import comparison, suspects
 from writetime.verify.comparison import Report, verify

@@ -20,12 +20,13 @@ from tests.support.lake_answers import unordered
 from tests.support.made import add, cell, new_table, settings_at, write
 from tests.support.view_readers import READERS, Reader
 from writetime.core.config import Settings
-from writetime.lake import delta, vectors, views
-from writetime.lake.live_files import Change, LiveFiles
-from writetime.lake.parquet import PARTITION
+from writetime.delta import bucketed_table, deletion_vectors
+from writetime.delta.deletion_vectors import Vector, read_vector, write_vectors
+from writetime.delta.live_files import Change, LiveFiles
+from writetime.delta.parquet import PARTITION
+from writetime.lake import views
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.vectors import Vector, read_vector, write_vectors
 from writetime.schema.table import Column
 from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
@@ -103,7 +104,7 @@ def test_a_checkpoint_of_several_files(
     assert opened.view_files.load().files == before.files
     assert opened.view_files.removed()
     # Now one of delta-rs follows.
-    with patch.object(delta, "CHECKPOINT_EVERY", 2):
+    with patch.object(bucketed_table, "CHECKPOINT_EVERY", 2):
         for number in (3, 4):
             add(opened, [write(number, 1, 7, v="c")], number)
             assert not refresh(settings, opened).whole
@@ -172,7 +173,7 @@ def test_a_vector_in_the_log(table: LakeTable, settings: Settings) -> None:
     written = write_vectors(storage, {file.file.path: rows})[file.file.path]
     data = Path(storage.address, str(written.path)).read_bytes()[written.offset + 4 :][: written.size]
     # Four bytes are five letters.
-    text = base64.b85encode(data + bytes(-len(data) % 4)).translate(vectors._TO_Z85).decode()
+    text = base64.b85encode(data + bytes(-len(data) % 4)).translate(deletion_vectors._TO_Z85).decode()
     table.view_files.commit(before, Change(mark=[(file, Vector("i", text, 0, len(data), 3))]), {}, {})
     for name, read in READERS.items():
         assert read(storage.address).num_rows == before.rows + file.marked - 3, name

@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from writetime.core.config import Settings
-from writetime.lake import cache, state, views
-from writetime.lake.cache import Cache
+from writetime.files import cache
+from writetime.files.cache import Cache
+from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh

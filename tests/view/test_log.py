@@ -14,13 +14,14 @@ from deltalake import DeltaTable
 from tests.support.examples import is_long_run
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from writetime.lake import commits, packing, state, view_upkeep
-from writetime.lake.buckets import ALL
-from writetime.lake.live_files import Change
+from writetime.delta import commits
+from writetime.delta.buckets import ALL
+from writetime.delta.deletion_vectors import write_vectors
+from writetime.delta.live_files import Change
+from writetime.delta.parquet import write_file
+from writetime.lake import packing, state, view_upkeep
 from writetime.lake.packing import FAN
-from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable
-from writetime.lake.vectors import write_vectors
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 

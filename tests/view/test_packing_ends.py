@@ -8,7 +8,8 @@ import pytest
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from writetime.lake import buckets, packing, views
+from writetime.delta import buckets
+from writetime.lake import packing, views
 from writetime.lake.table import LakeTable
 from writetime.view import refreshing, view_packing
 

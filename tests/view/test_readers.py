@@ -19,7 +19,8 @@ from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
 from tests.support.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
-from writetime.lake import buckets, commits, retention, state, view_upkeep, views
+from writetime.delta import buckets, commits
+from writetime.lake import retention, state, view_upkeep, views
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.view import refreshing

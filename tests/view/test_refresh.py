@@ -22,10 +22,11 @@ from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import READERS, by_query, queried
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.lake import buckets, retention, state, view_upkeep, views
-from writetime.lake.cache import Cache
-from writetime.lake.delta import Conflict
-from writetime.lake.parquet import PARTITION
+from writetime.delta import buckets
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.parquet import PARTITION
+from writetime.files.cache import Cache
+from writetime.lake import retention, state, view_upkeep, views
 from writetime.lake.table import LakeTable
 from writetime.lake.views import AS_OF
 from writetime.row_events import changed_rows

@@ -9,9 +9,9 @@ import pyarrow as pa
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.instants import parse_instant
+from writetime.files.key_ranges import TokenRange
 from writetime.lake import table as lake
 from writetime.lake import views
-from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import places_of_keys
 from writetime.lookup.matching import keys_table, matching

@@ -35,7 +35,7 @@ from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, conne
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage, kind_of
-from writetime.lake.merging import Runner
+from writetime.files.merging import Runner
 from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.locations import without_secrets
 from writetime.storage.segment import END, Segment, list_segments

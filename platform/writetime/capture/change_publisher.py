@@ -22,7 +22,7 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.lake.buckets import buckets_of, partition_of_bucket
+from writetime.delta.buckets import buckets_of, partition_of_bucket
 from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
 from writetime.wire.change_messages import ChangeEncoder, change_avro

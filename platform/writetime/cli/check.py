@@ -25,9 +25,9 @@ from writetime.core.config import InvalidSettings, Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import is_installed
 from writetime.core.settings_sources import exposed
+from writetime.delta.storage import lake_storage
 from writetime.ingest.topics import kept_in, least_bytes
 from writetime.lake.followed_tables import cdc_statement, followed_tables, is_captured
-from writetime.lake.lake_storage import lake_storage
 from writetime.runtime.java import java
 from writetime.servers.process import port_answers
 from writetime.verify.masked_columns import masking_fault

@@ -9,10 +9,10 @@ from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
+from writetime.files.row_form import warning
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots, untaken
-from writetime.lake.row_form import warning
 from writetime.lake.table import create_table, open_table
 from writetime.schema.cql import parse_table
 from writetime.storage.locations import without_secrets

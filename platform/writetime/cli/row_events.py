@@ -14,9 +14,9 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.log_repair import repair_log
 from writetime.lake import state
-from writetime.lake.delta import Conflict
-from writetime.lake.log_repair import repair_log
 from writetime.lake.table import LakeTable, create_missing_parts, open_table, table_storage
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import ForNewTopic

@@ -12,9 +12,9 @@ from writetime.cli.status import agents_lines, status_parts
 from writetime.clients import database
 from writetime.core import config
 from writetime.core.errors import WritetimeError
+from writetime.delta.storage import lake_storage
 from writetime.ingest.deadletters import status_lines as ingest_lines
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue.inspect import status_lines as queue_lines
 
 

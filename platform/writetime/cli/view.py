@@ -16,9 +16,9 @@ from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.core.printing import json_lines, json_value
 from writetime.core.waiting import wait_until
+from writetime.files.key_ranges import Places, TokenRange
+from writetime.files.row_form import warning
 from writetime.lake import views
-from writetime.lake.places import Places, TokenRange
-from writetime.lake.row_form import warning
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
 from writetime.lookup.conditions import TOKEN, conditions_of, database, with_token_column
 from writetime.lookup.keys import ALL_TOKENS, label, places_of_condition

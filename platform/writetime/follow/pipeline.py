@@ -15,13 +15,13 @@ from typing import Any
 
 from writetime.core.config import Settings
 from writetime.core.errors import reason_of
+from writetime.files.merging import Runner
+from writetime.files.point_reads import next_expiry
 from writetime.follow.steps import Step, Stopped
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.merging import Runner
 from writetime.lake.retention import ROWS_CHANGES
 from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schema
-from writetime.lake.touched import next_expiry
 from writetime.lake.views import VIEW_CHANGES
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed

@@ -15,13 +15,13 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
+from writetime.files.cache import Cache
+from writetime.files.merging import Runner
 from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
 from writetime.follow.turns import Turns, turns
-from writetime.lake.cache import Cache
 from writetime.lake.followed_tables import FollowedTable, read_entries
-from writetime.lake.merging import Runner
 from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC, Sources

@@ -10,7 +10,7 @@ from writetime.core import alerts
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.lake.delta import Conflict
+from writetime.delta.bucketed_table import Conflict
 from writetime.landing.step_counts import StepCounts
 from writetime.row_events.publish import Fenced
 from writetime.view.expected_rows import Unexpected

@@ -1,5 +1,5 @@
-"""The lake: captured changes, their merged state and its views, as Delta tables that any engine reads.
+"""The lake: the state of a captured table and its views, with horizon, history, backfill and retention.
 
-The package handles files, commits, levels and retention. `writetime.changes.model` defines a change, and
-`writetime.merge` merges changes.
+`writetime.delta` has the table format, and `writetime.files` reads the files of rows. `writetime.changes.model` defines
+a change, and `writetime.merge` merges changes.
 """

@@ -16,16 +16,19 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
+from writetime.backups import medusa, scylla_manager, snapshot_tree
+from writetime.backups.backup import BackupFile, Found, NodeBackup
+from writetime.backups.snapshot_folder import read_snapshot
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
-from writetime.lake import medusa, scylla_manager, snapshot_tree
+from writetime.delta.buckets import token_range
+from writetime.delta.parquet import WrittenFile
+from writetime.files.merging import Attempt, Runner
 from writetime.lake.backfilled import Backfilled, Taken, delete_old_records
-from writetime.lake.backup import BackupFile, Found, NodeBackup
-from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
@@ -36,9 +39,6 @@ from writetime.lake.horizon import (
     require_newer,
     truncations,
 )
-from writetime.lake.merging import Attempt, Runner
-from writetime.lake.parquet import WrittenFile
-from writetime.lake.snapshot_folder import read_snapshot
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 import orjson
 from pyarrow import fs
 
+from writetime.backups.backup import BackupFile
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.lake.backup import BackupFile
-from writetime.lake.commits import put_new
-from writetime.lake.delta import Conflict
-from writetime.lake.parquet import WrittenFile
-from writetime.lake.store_clock import clock_fault
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.commits import put_new
+from writetime.delta.parquet import WrittenFile
+from writetime.delta.store_clock import clock_fault
+from writetime.delta.versions import TableVersion
 from writetime.lake.table import GENERATION, LakeTable
-from writetime.lake.versions import TableVersion
 
 log = logging.getLogger(__name__)
 

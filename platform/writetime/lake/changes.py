@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
-from writetime.lake.buckets import are_few, bucket_of_few
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import (
+from writetime.delta.buckets import are_few, bucket_of_few
+from writetime.delta.parquet import (
     READ_SOON,
     WRITTEN_SCHEMA,
     WrittenFile,
@@ -24,6 +23,7 @@ from writetime.lake.parquet import (
     without_empty,
     write_file,
 )
+from writetime.delta.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 

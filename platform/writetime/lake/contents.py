@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.cache import Cache
+from writetime.delta.buckets import ALL, buckets_of
+from writetime.delta.versions import DataFile, TableVersion, by_part
+from writetime.files.cache import Cache
+from writetime.files.key_ranges import Places, TokenRange, places_of
+from writetime.files.merging import Source, merge_files
+from writetime.files.point_reads import merge_places, merge_tokens
 from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
-from writetime.lake.merging import Source, merge_files
-from writetime.lake.places import Places, TokenRange, places_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_places, merge_tokens
-from writetime.lake.versions import DataFile, TableVersion, by_part
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 

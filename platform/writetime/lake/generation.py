@@ -24,14 +24,14 @@ from writetime.changes.starts import LATEST, Start, Truncation
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
+from writetime.delta.parquet import READ_SOON, WrittenFile, read_file, write_file
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile, TableVersion
+from writetime.files.merging import Runner
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import TRUNCATED, complete_snapshot, registered_sources
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner
-from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
 from writetime.lake.state import generation_of, is_merged, rebuild
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
-from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 # `CommitLog-<version>-<id>.log`: ids increase on a node (`CommitLogDescriptor`).

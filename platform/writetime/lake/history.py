@@ -17,8 +17,8 @@ import pyarrow.compute as _compute
 from writetime.changes.model import field_name
 from writetime.core.arrow import one_chunk
 from writetime.core.errors import WritetimeError
+from writetime.delta.versions import TableVersion
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from writetime.changes.model import field_name
 from writetime.core.arrow import mask_of, one_chunk
 from writetime.core.errors import WritetimeError
+from writetime.delta.parquet import open_file
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile, TableVersion
 from writetime.lake.history import instant_text, pc, select
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import open_file
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 HORIZON = "horizon"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from writetime.changes.model import RESERVED, labelled_field
-from writetime.lake.parquet import PARTITION, PLACE
+from writetime.delta.parquet import PARTITION, PLACE
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import Column, TableSchema
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
-from writetime.lake.buckets import ALL, are_few
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, portions
-from writetime.lake.parquet import (
+from writetime.delta.buckets import ALL, are_few
+from writetime.delta.parquet import (
     READ_SOON,
     WrittenFile,
     read_files,
@@ -25,10 +23,12 @@ from writetime.lake.parquet import (
     without_empty,
     write_file,
 )
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile, TableVersion
+from writetime.files.merging import Runner, portions
 from writetime.lake.retention import folded_changes, used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 FAN = 16

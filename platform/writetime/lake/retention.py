@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.change_files import read_changes
-from writetime.lake.delta import REMEMBER_REMOVED, BucketedTable
+from writetime.delta.bucketed_table import REMEMBER_REMOVED, BucketedTable
+from writetime.delta.live_files import has_vectors
+from writetime.delta.parquet import WrittenFile, conform, sort, write_rows
+from writetime.delta.store_clock import clock_fault, require_right_clock
+from writetime.delta.versions import CommitId, TableVersion
+from writetime.files.change_files import read_changes
+from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
 from writetime.lake.history import after, raise_history, until
-from writetime.lake.live_files import has_vectors
-from writetime.lake.merging import Runner, Source, by_bucket_of_result, merge_files
-from writetime.lake.parquet import WrittenFile, conform, sort, write_rows
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
-from writetime.lake.store_clock import clock_fault, require_right_clock
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import CommitId, TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
 from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema

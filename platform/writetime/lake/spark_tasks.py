@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.core.errors import WritetimeError
+from writetime.delta.parquet import WRITTEN_SCHEMA, WrittenFile
+from writetime.files.merging import Attempt, sendable
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.merging import Attempt, sendable
-from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.lake.table import LakeTable
 
 

@@ -14,15 +14,15 @@ from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.buckets import ALL, are_few, bucket_of_part, count_parts
+from writetime.delta.bucketed_table import ATTEMPTS, Conflict
+from writetime.delta.buckets import ALL, are_few, bucket_of_part, count_parts
+from writetime.delta.parquet import WrittenFile, count_values, uncompressed_size
+from writetime.delta.storage import Storage
+from writetime.delta.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
+from writetime.files.merging import MergeTask, Runner, Source, merge_files, write_state
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
-from writetime.lake.delta import ATTEMPTS, Conflict
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
-from writetime.lake.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
-from writetime.lake.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.schema.table import TableSchema
 
 # Checks new levels before they are committed.

@@ -21,14 +21,14 @@ from pyarrow import fs
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
-from writetime.lake.buckets import check_buckets
-from writetime.lake.cache import Cache
-from writetime.lake.delta import FORGET_REMOVED, BucketedTable, holds_fields, takes_fields
+from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, holds_fields, takes_fields
+from writetime.delta.buckets import check_buckets
+from writetime.delta.live_files import LiveFiles
+from writetime.delta.storage import Storage, lake_storage
+from writetime.delta.versions import BUCKETS, TableVersion
+from writetime.files.cache import Cache
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
-from writetime.lake.lake_storage import Storage, lake_storage
-from writetime.lake.live_files import LiveFiles
-from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
@@ -285,7 +285,7 @@ def create_table(
     schema: TableSchema,
     more: Mapping[str, str] = {},
 ) -> LakeTable:
-    """Open a table of the lake and let it follow this schema. If it does not exist, create it with `lake.buckets`
+    """Open a table of the lake and let it follow this schema. If it does not exist, create it with `delta.buckets`
     buckets, and with `more` properties of its changes.
 
     Raises:

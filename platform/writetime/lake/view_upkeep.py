@@ -10,7 +10,7 @@ from contextlib import suppress
 from pyarrow import fs
 
 from writetime.core.outages import is_outage
-from writetime.lake.live_files import has_vectors
+from writetime.delta.live_files import has_vectors
 from writetime.lake.table import LakeTable
 
 STREAM_HOURS = 1

@@ -12,17 +12,17 @@ from functools import partial
 
 import pyarrow as pa
 
+from writetime.delta.live_files import Change
+from writetime.delta.parquet import WrittenFile, deleted_if_refused, write_file
+from writetime.delta.storage import Storage
+from writetime.delta.store_clock import micros_behind
+from writetime.delta.versions import TableVersion
+from writetime.files.merging import Runner, merge_files
+from writetime.files.row_form import fit
 from writetime.lake.contents import Contents, StateFiles
 from writetime.lake.history import require_history, until
-from writetime.lake.lake_storage import Storage
-from writetime.lake.live_files import Change
-from writetime.lake.merging import Runner, merge_files
-from writetime.lake.parquet import WrittenFile, deleted_if_refused, write_file
-from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, contents, generation_of
-from writetime.lake.store_clock import micros_behind
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
 

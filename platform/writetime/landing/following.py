@@ -17,7 +17,7 @@ from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.lake.merging import Runner
+from writetime.files.merging import Runner
 from writetime.landing.landed_offsets import landed_offsets
 from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.reports import Reporter

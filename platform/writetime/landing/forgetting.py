@@ -16,7 +16,7 @@ from writetime.capture.unlogged import cdc_off_name, record_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
 from writetime.core.counts import counted
-from writetime.lake.lake_storage import lake_storage
+from writetime.delta.storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of

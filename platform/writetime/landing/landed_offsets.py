@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
 from writetime.core.config import Settings
+from writetime.delta.versions import TableVersion
 from writetime.lake.horizon import watermark_of
 from writetime.lake.table import LakeTable, table_storage
-from writetime.lake.versions import TableVersion
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import Sources
 

@@ -34,9 +34,11 @@ from writetime.core.counts import counted
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.versions import BUCKETS, TableVersion
+from writetime.files.merging import Runner
 from writetime.lake import retention
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
@@ -48,11 +50,9 @@ from writetime.lake.horizon import (
     watermark,
     watermark_of,
 )
-from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
-from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas

@@ -10,8 +10,8 @@ from writetime.clients import kafka
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, WritetimeError
+from writetime.delta.storage import lake_storage
 from writetime.lake.followed_tables import are_captured, cdc_statement, read_entries
-from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import names_table
 from writetime.landing.landing import captured_tables
 from writetime.schema.similar_tables import most_similar

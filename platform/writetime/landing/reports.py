@@ -14,9 +14,9 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.instants import instant_text
+from writetime.delta.versions import TableVersion
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.landing.landed_offsets import landed_offsets
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable
 
 from writetime.core.config import Settings
+from writetime.delta.versions import TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import HISTORY_FROM, raise_history
 from writetime.lake.table import LakeTable, create_table, stored_schema
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, time_of_lake
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema, is_later

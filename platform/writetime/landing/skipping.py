@@ -27,9 +27,9 @@ from writetime.clients.kafka import (
 )
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.versions import TableVersion
 from writetime.lake.horizon import complete_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
 from writetime.landing.landed_offsets import landed_offsets
 from writetime.wire.topic_names import changes_topic, dead_changes_topic

@@ -13,9 +13,9 @@ from writetime.clients.kafka import messages_between, place_of
 from writetime.clients.schema_registry import Registry
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.parquet import WrittenFile
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import which_count
-from writetime.lake.parquet import WrittenFile
 from writetime.landing.text_checks import check_texts
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from writetime.changes.position import AFTER, BEFORE, position_encoder
 from writetime.core.arrow import numbers
-from writetime.lake.places import Places, TokenRange, in_order
+from writetime.files.key_ranges import Places, TokenRange, in_order
 from writetime.lookup.conditions import Bounds, Conditions, Literal, evaluated
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.names import fold

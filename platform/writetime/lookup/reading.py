@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import one_chunk, pc
-from writetime.lake.buckets import buckets_of, token_range
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.buckets import buckets_of, token_range
+from writetime.delta.versions import TableVersion
+from writetime.files.key_ranges import Places, TokenRange, only_at
+from writetime.files.row_form import fit
 from writetime.lake.contents import At, Contents, combined
-from writetime.lake.delta import BucketedTable
-from writetime.lake.places import Places, TokenRange, only_at
-from writetime.lake.row_form import fit
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.merge.live import live

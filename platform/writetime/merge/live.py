@@ -14,7 +14,7 @@ from writetime.schema.types import Collection, CqlType, is_complex
 def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
     """Return the live rows at a time, in the order of the database, with the table's columns by name.
 
-    Values have the stored form (`mapping.stored_type`). `lake.row_form.fit` returns the form of views.
+    Values have the stored form (`mapping.stored_type`). `files.row_form.fit` returns the form of views.
 
     A row is live while its marker or one of its regular cells is live. Data with a TTL is live before its expiry
     second, and no longer in it. Live static cells are joined to each row of their partition. If there is no row, they

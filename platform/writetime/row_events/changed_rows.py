@@ -16,15 +16,15 @@ import pyarrow as pa
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake import buckets
-from writetime.lake.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
-from writetime.lake.cache import Cache
+from writetime.delta import buckets
+from writetime.delta.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
+from writetime.delta.versions import CommitId, TableVersion, by_part
+from writetime.files.cache import Cache
+from writetime.files.key_ranges import Places, joined, keys_of_whole, partitions, places_of
+from writetime.files.point_reads import anything_expires, expiring_places, first_places, size_at
 from writetime.lake.contents import Contents, StateFiles, Waiting
-from writetime.lake.places import Places, joined, keys_of_whole, partitions, places_of
 from writetime.lake.state import contents, files_since, folded_version, generation_of, has_lost, parts_of, unfolded
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import anything_expires, expiring_places, first_places, size_at
-from writetime.lake.versions import CommitId, TableVersion, by_part
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events

@@ -16,13 +16,13 @@ from itertools import groupby, takewhile
 
 import pyarrow as pa
 
-from writetime.lake.buckets import ALL
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import portions
+from writetime.delta.buckets import ALL
+from writetime.delta.parquet import PARTITION, read_file, uncompressed_size, write_file
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile, TableVersion
+from writetime.files.merging import portions
 from writetime.lake.packing import FAN, SORTED_AT_ONCE
-from writetime.lake.parquet import PARTITION, read_file, uncompressed_size, write_file
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile, TableVersion
 from writetime.row_events.stream_files import PREFIX, batch_files, merged_to
 
 # Larger batches stay as they are, so that the result has at most 16 times this much (bytes of Parquet).

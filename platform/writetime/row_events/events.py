@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import one_chunk, take
-from writetime.lake.parquet import conform
-from writetime.lake.row_form import fit
+from writetime.delta.parquet import conform
+from writetime.files.row_form import fit
 from writetime.lake.table import view_schema
 from writetime.merge.live import live
 from writetime.row_events.compare import Rows, changed

@@ -44,12 +44,12 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import WritetimeError
-from writetime.lake.buckets import buckets_of, partition_of_bucket
-from writetime.lake.delta import Conflict
-from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import conform, open_file, read_file
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.buckets import buckets_of, partition_of_bucket
+from writetime.delta.parquet import conform, open_file, read_file
+from writetime.delta.storage import Storage
+from writetime.delta.versions import TableVersion
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import TableVersion
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro, lacking_keys

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 from writetime.core.counts import counted
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.delta import FORGET_REMOVED, BucketedTable, Conflict, takes_fields
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner
+from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, Conflict, takes_fields
+from writetime.delta.parquet import Unreadable, WrittenFile, write_rows
+from writetime.delta.storage import Storage
+from writetime.delta.versions import BUCKETS, TableVersion
+from writetime.files.merging import Runner
 from writetime.lake.packing import FAN
-from writetime.lake.parquet import Unreadable, WrittenFile, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_of_lake
 from writetime.row_events.changed_rows import (
     ChangedRows,

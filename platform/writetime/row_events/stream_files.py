@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
-from writetime.lake.parquet import read_file
+from writetime.delta.parquet import read_file
+from writetime.delta.versions import DataFile, TableVersion
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile, TableVersion
 from writetime.row_events.events import event_schema
 
 PREFIX = "batch-"

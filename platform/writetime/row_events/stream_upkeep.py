@@ -1,8 +1,8 @@
 """The upkeep of a stream of row events after its batches, so that the next one costs the same."""
 
 from writetime.core.config import Settings
+from writetime.files.merging import Runner
 from writetime.lake import retention, state
-from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.stream import NAMES

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
-from writetime.lake.buckets import ALL, bucket_of_part, buckets_of
-from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, Source, portions
-from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.delta.buckets import ALL, bucket_of_part, buckets_of
+from writetime.delta.parquet import WrittenFile, read_file, write_rows
+from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile
+from writetime.files.merging import Runner, Source, portions
 from writetime.lake.state import in_parts
 from writetime.lake.table import LakeTable
-from writetime.lake.versions import DataFile
 from writetime.merge.order import group_by
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED

@@ -16,9 +16,9 @@ from writetime.core.extras import WhenUsed
 from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
 from writetime.core.printing import json_value
+from writetime.delta.versions import TableVersion
 from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
-from writetime.lake.versions import TableVersion
 from writetime.lake.views import BucketView, present_views, time_now
 from writetime.row_events.changed_rows import CLOCKS_DIFFER, Position, position_of, require_same_changes
 from writetime.view.placed_rows import NAMES

@@ -23,12 +23,12 @@ from writetime.changes.model import change_schema
 from writetime.clients.database import connect
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
-from writetime.lake.buckets import buckets_of, token_range
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.buckets import buckets_of, token_range
+from writetime.delta.parquet import open_file
+from writetime.files.key_ranges import TokenRange
 from writetime.lake.contents import combined
-from writetime.lake.delta import BucketedTable
 from writetime.lake.horizon import WRITTEN
-from writetime.lake.parquet import open_file
-from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import held, stopped

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from writetime.changes.model import STATIC, field_name, udt_fields
 from writetime.core.arrow import mask_of, one_chunk, pc, take
+from writetime.delta.versions import TableVersion
 from writetime.lake.horizon import complete_snapshot, registered_sources, watermark_of
-from writetime.lake.versions import TableVersion
 from writetime.merge.order import kind_codes
 from writetime.row_events.compare import Matched, Rows, different, match
 from writetime.row_events.events import indexed_rows

@@ -18,10 +18,10 @@ from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed, require
-from writetime.lake import merging
+from writetime.delta.parquet import PARTITION, WrittenFile, conform, open_file, uncompressed_size
+from writetime.files import merging
+from writetime.files.merging import portions
 from writetime.lake.followed_tables import FollowedTable, read_entries
-from writetime.lake.merging import portions
-from writetime.lake.parquet import PARTITION, WrittenFile, conform, open_file, uncompressed_size
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.extras import WhenUsed
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.cache import Cache
-from writetime.lake.lake_storage import Storage
-from writetime.lake.live_files import LiveFile
-from writetime.lake.parquet import PLACE, WrittenFile, write_file
-from writetime.lake.places import rows_at
-from writetime.lake.vectors import read_vector
+from writetime.delta.buckets import ALL, buckets_of
+from writetime.delta.deletion_vectors import read_vector
+from writetime.delta.live_files import LiveFile
+from writetime.delta.parquet import PLACE, WrittenFile, write_file
+from writetime.delta.storage import Storage
+from writetime.files.cache import Cache
+from writetime.files.key_ranges import rows_at
 from writetime.lake.views import SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
 from writetime.merge.order import group_by
 from writetime.row_events.changed_rows import ChangedRows, Names

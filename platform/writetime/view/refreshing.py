@@ -18,19 +18,19 @@ from writetime.core.config import Settings
 from writetime.core.counts import counted
 from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
+from writetime.delta.bucketed_table import takes_fields
+from writetime.delta.buckets import ALL
+from writetime.delta.deletion_vectors import read_vector, write_vectors
+from writetime.delta.live_files import Change, LiveFile, LiveVersion, has_vectors
+from writetime.delta.parquet import Unreadable, WrittenFile, deleted_if_refused
+from writetime.delta.store_clock import require_right_clock
+from writetime.delta.versions import TableVersion
+from writetime.files.merging import Runner
+from writetime.files.point_reads import next_expiry
 from writetime.lake import views
-from writetime.lake.buckets import ALL
 from writetime.lake.contents import StateFiles
-from writetime.lake.delta import takes_fields
-from writetime.lake.live_files import Change, LiveFile, LiveVersion, has_vectors
-from writetime.lake.merging import Runner
-from writetime.lake.parquet import Unreadable, WrittenFile, deleted_if_refused
 from writetime.lake.state import generation_of, pending
-from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable, created_of, view_schema
-from writetime.lake.touched import next_expiry
-from writetime.lake.vectors import read_vector, write_vectors
-from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_of_lake
 from writetime.row_events.changed_rows import (

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.store_clock import require_right_clock
+from writetime.files.merging import Runner
 from writetime.lake import horizon, packing, retention, state
-from writetime.lake.delta import Conflict
-from writetime.lake.merging import Runner
-from writetime.lake.store_clock import require_right_clock
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.row_events import stream
@@ -33,7 +33,7 @@ def maintain(
         settings: the settings, with the times for which data is kept.
         table: the table.
         run: runs the tasks.
-        unfit: as in `lake.row_form.fit`.
+        unfit: as in `files.row_form.fit`.
 
     Raises:
         Unexpected: new rows do not meet the expectations of the table's entry. The view stays as it was, and all other

@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import one_chunk, pc
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.delta import Conflict
-from writetime.lake.lake_storage import Storage
-from writetime.lake.live_files import Change, LiveFile, LiveVersion
-from writetime.lake.merging import Runner, portions
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.buckets import ALL, buckets_of
+from writetime.delta.deletion_vectors import read_vector
+from writetime.delta.live_files import Change, LiveFile, LiveVersion
+from writetime.delta.parquet import PLACE, WrittenFile, conform, open_file
+from writetime.delta.storage import Storage
+from writetime.files.merging import Runner, portions
 from writetime.lake.packing import SORTED_AT_ONCE, to_pack
-from writetime.lake.parquet import PLACE, WrittenFile, conform, open_file
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lake.vectors import read_vector
 from writetime.lake.views import AS_OF
 from writetime.view.placed_rows import NAMES, is_placed, write_placed
 

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.lake.delta import is_delta_table
-from writetime.lake.lake_storage import lake_storage
+from writetime.delta.bucketed_table import is_delta_table
+from writetime.delta.storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, Tables

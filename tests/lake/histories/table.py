@@ -19,12 +19,13 @@ from tests.support.lake_answers import unordered, view_rows
 from tests.support.lake_views import looked_up
 from tests.support.merged import with_one_form
 from writetime.core import config
+from writetime.delta import buckets
+from writetime.files.cache import Cache
+from writetime.files.row_form import fit
 from writetime.lake import backfill as backfilling
-from writetime.lake import buckets, retention, state, views
+from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.row_events import event_packing, stream
 from writetime.schema.table import TableSchema
