@@ -10,14 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer
 from writetime.core.config import Settings
+from writetime.core.waiting import wait_until
+from writetime.workqueue.attempts import Attempts
 from writetime.workqueue.enqueue import NewItem
-from writetime.workqueue.items import GiveUp, Item
+from writetime.workqueue.handling import Outcome
+from writetime.workqueue.items import Entry, GiveUp, Item, Place, Status
 from writetime.workqueue.running import Running
 
 QUEUE = "q"
@@ -202,3 +206,38 @@ def test_ctrl_c_while_a_coroutine_handler_runs_ends_the_worker(answer: Callable[
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_handlers_run_one_after_the_other_while_the_worker_is_busy(kind: str) -> None:
+    """The thread in which a handler ends begins the next one. At most as many run at once as there are lanes."""
+    begun: list[int] = []
+    running, most = Counter[str](), Counter[str]()
+
+    def handle(item: Item) -> int:
+        begun.append(item.payload)
+        return item.payload
+
+    async def handle_later(item: Item) -> int:
+        running["now"] += 1
+        most["at once"] = max(most["at once"], running["now"])
+        await asyncio.sleep(0)
+        running["now"] -= 1
+        return handle(item)
+
+    async def run() -> list[Outcome | None]:
+        attempts = Attempts(2, lambda reason: None)
+        entries = [Entry(Place(QUEUE, 0, 0), UUID(int=n), None, str(n)) for n in range(50)]
+        handler = handle if kind == "function" else handle_later
+        runs = [attempts.run(handler, entry, 600.0, lambda: True, lambda: True) for entry in entries]
+        tasks = [asyncio.create_task(run) for run in runs]
+        await asyncio.sleep(0)
+        # The worker's loop does nothing until all have run.
+        assert wait_until(lambda: len(begun) == 50, 30, 0.01)
+        outcomes = await asyncio.gather(*tasks)
+        await attempts.end()
+        return outcomes
+
+    found = asyncio.run(run())
+    assert [outcome and outcome[:2] for outcome in found] == [(Status.COMPLETED, str(n)) for n in range(50)]
+    assert most["at once"] <= 2

@@ -4,6 +4,10 @@ An ordinary function runs in a daemon thread. Coroutine functions share one even
 attempt has reached its time limit, `Item.held` becomes false, and a coroutine is cancelled. An attempt that still runs
 a few seconds later is abandoned, because nothing can end a thread of Python: its item counts as failed, and its late
 result is discarded.
+
+Attempts wait for one of the worker's lanes. The thread in which a handler ends begins the next attempt, and passes
+outcomes to the worker in groups. If each attempt waited for the worker's loop twice, busy threads would wait for
+Python's interpreter lock most of the time.
 """
 
 import asyncio
@@ -17,8 +21,9 @@ from inspect import iscoroutinefunction
 from queue import SimpleQueue
 
 from writetime.core.counts import counted
-from writetime.workqueue.handling import Handler, Outcome, item_of, run_coroutine, run_function
-from writetime.workqueue.items import Entry, Item, Status, is_time_limit
+from writetime.core.errors import reason_of
+from writetime.workqueue.handling import Handler, Outcome, run_coroutine, run_function
+from writetime.workqueue.items import Entry, Status, is_time_limit
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +31,46 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 _END_SECONDS = 1.0
 _LOOK_SECONDS = 0.02
+# How often limits are checked. A timer per attempt costs more than most attempts.
+_WATCH_SECONDS = 0.05
 
 
 class Attempt:
-    """One run of a handler. `answer` is the outcome of the item."""
+    """One run of a handler. `answer` is the outcome of the item, None if it was not begun."""
 
-    def __init__(self, entry: Entry, queue_limit_seconds: float, *, coroutine: bool) -> None:
-        self.name = f"item {entry.item_id} of queue {entry.place.queue}"
-        self.answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.coroutine = coroutine
+    def __init__(
+        self,
+        handler: Handler,
+        entry: Entry,
+        queue_limit_seconds: float,
+        held: Callable[[], bool],
+        may_begin: Callable[[], bool],
+    ) -> None:
+        self.handler = handler
+        self.entry = entry
+        self.may_begin = may_begin
+        self.answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self.coroutine = iscoroutinefunction(handler)
+        # When it took a lane, by the clock of the worker's loop; and whether it still has the lane.
+        self.began = 0.0
+        self.has_lane = False
         self.expired = False
+        self._held = held
         # Of a coroutine that has begun; and whether its loop has called `cancel`.
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
         own = entry.time_limit_seconds
         self.limit_seconds = queue_limit_seconds if own is None else own
         self._limit_of = "queue" if own is None else "item"
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"item {self.entry.item_id} of queue {self.entry.place.queue}"
+
+    def held(self) -> bool:
+        """Return whether the worker still owns the item, and the limit is not reached."""
+        return not self.expired and self._held()
 
     def cancel(self) -> None:
         """Cancel the coroutine, on its loop."""
@@ -53,7 +82,7 @@ class Attempt:
     def overdue(self) -> Outcome:
         """The outcome of an attempt that has reached its limit."""
         limit = f"{self.limit_seconds:g} s, the time limit of its {self._limit_of}"
-        return Status.RETRY, f"the handler did not end within {limit}"
+        return Outcome(Status.RETRY, f"the handler did not end within {limit}", self.limit_seconds)
 
 
 class Attempts:
@@ -61,96 +90,172 @@ class Attempts:
 
     def __init__(
         self,
-        most_abandoned: int,
+        lanes: int,
         on_exhausted: Callable[[str], None],
         *,
         coroutine_loop: asyncio.AbstractEventLoop | None = None,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """Set up. `on_exhausted` receives the reason if the worker must end. `coroutine_loop` runs the coroutines, by
-        default a new loop in its own thread.
+        """Set up. At most `lanes` handlers run at once, besides abandoned ones. `on_exhausted` receives the reason if
+        the worker must end. `coroutine_loop` runs the coroutines, by default a new loop in its own thread.
         """
         self._loop = asyncio.get_running_loop()
-        self._most_abandoned = most_abandoned
+        self._most_abandoned = lanes
         self._on_exhausted = on_exhausted
         self._coroutine_loop = coroutine_loop
         self._grace_seconds = grace_seconds
         self._own_loop = False
         self._ending = threading.Event()
+        self._watching = False
+        # The threads of handlers also use these, under the lock. The collector may end a lost coroutine within it.
+        self._lock = threading.RLock()
+        self._free = lanes
+        self._waiting: deque[Attempt] = deque()
         self._idle: deque[_HandlerThread] = deque()
+        # Those that have begun and not ended, also the abandoned ones.
         self._running: set[Attempt] = set()
         self._abandoned: set[Attempt] = set()
+        self._outcomes: deque[tuple[Attempt, Outcome | None]] = deque()
+        self._collecting = False
 
     async def run(
-        self, handler: Handler, entry: Entry, queue_limit_seconds: float, held: Callable[[], bool]
-    ) -> Outcome:
-        """Run a handler; return the item's outcome: a failure if the handler does not end within the limit of the item,
-        or else of its queue.
+        self,
+        handler: Handler,
+        entry: Entry,
+        queue_limit_seconds: float,
+        held: Callable[[], bool],
+        may_begin: Callable[[], bool],
+    ) -> Outcome | None:
+        """Run a handler once a lane is free; return the item's outcome: a failure if the handler does not end within
+        the limit of the item, or else of its queue. Return None if it may not begin any more when a lane is free.
         """
-        attempt = Attempt(entry, queue_limit_seconds, coroutine=iscoroutinefunction(handler))
-        try:
-            item = item_of(entry, lambda: not attempt.expired and held())
-        except (ValueError, RecursionError) as e:
-            # Any client with write access to the table may have inserted it.
-            return Status.DEAD, f"the payload cannot be read as JSON: {e}"
+        attempt = Attempt(handler, entry, queue_limit_seconds, held, may_begin)
         if not is_time_limit(attempt.limit_seconds):
-            return Status.DEAD, f"the item's time limit of {attempt.limit_seconds:g} s is invalid"
+            # Any client with write access to the table may have inserted it.
+            return Outcome(Status.DEAD, f"the item's time limit of {attempt.limit_seconds:g} s is invalid")
         if attempt.coroutine:
-            self._coroutines().call_soon_threadsafe(self._begin, attempt, handler, item)
-        else:
-            thread = self._idle.pop() if self._idle else _HandlerThread(self._idle, self._ending)
-            thread.call(handler, item, lambda outcome: self._deliver(attempt, outcome))
-        self._running.add(attempt)
-        timer = self._loop.call_later(attempt.limit_seconds, self._expire, attempt)
-        try:
-            return await attempt.answer
-        finally:
-            timer.cancel()
+            self._coroutines()
+        with self._lock:
+            self._waiting.append(attempt)
+        self._fill(on_coroutines=False)
+        if not self._watching:
+            self._watching = True
+            self._loop.call_later(_WATCH_SECONDS, self._watch)
+        return await attempt.answer
 
     async def end(self) -> None:
         """Cancel the coroutines, and end the threads. A handler that goes on keeps its thread, which is a daemon."""
         self._ending.set()
-        while self._idle:
-            self._idle.pop().end()
-        for attempt in self._running:
+        with self._lock:
+            self._waiting.clear()
+            running, idle = list(self._running), list(self._idle)
+            self._idle.clear()
+        for thread in idle:
+            thread.end()
+        for attempt in running:
             attempt.expired = True
             if attempt.coroutine:
                 self._coroutines().call_soon_threadsafe(attempt.cancel)
         began = self._loop.time()
-        while any(a.task and not a.task.done() for a in self._running) and self._loop.time() < began + _END_SECONDS:
+        while any(a.task and not a.task.done() for a in running) and self._loop.time() < began + _END_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
         if self._own_loop:
             loop = self._coroutines()
             loop.call_soon_threadsafe(loop.stop)
 
-    def _begin(self, attempt: Attempt, handler: Handler, item: Item) -> None:
-        work = run_coroutine(handler, item, lambda outcome: self._deliver(attempt, outcome))
+    def _fill(self, *, on_coroutines: bool) -> None:
+        """Begin attempts while lanes are free; from any thread. `on_coroutines`: it is that of the coroutines."""
+        while True:
+            with self._lock:
+                if not self._free or not self._waiting:
+                    return
+                attempt = self._waiting.popleft()
+                begins = attempt.may_begin()
+                if begins:
+                    attempt.began, attempt.has_lane = self._loop.time(), True
+                    self._free -= 1
+                    self._running.add(attempt)
+                thread = self._idle.pop() if begins and not attempt.coroutine and self._idle else None
+            if not begins:
+                self._pass_on(attempt, None)
+                continue
+            try:
+                if not attempt.coroutine:
+                    (thread or _HandlerThread(self._ended_thread, self._ending)).call(attempt)
+                elif on_coroutines:
+                    self._begin(attempt)
+                else:
+                    self._coroutines().call_soon_threadsafe(self._begin, attempt)
+            except RuntimeError as e:
+                # No thread can be started.
+                self._pass_on(attempt, Outcome(Status.RETRY, reason_of(e)))
+                self._release(attempt)
+
+    def _begin(self, attempt: Attempt) -> None:
+        work = run_coroutine(attempt.handler, attempt.entry, attempt.held, partial(self._ended_coroutine, attempt))
         attempt.task = asyncio.get_running_loop().create_task(work)
         attempt.task.add_done_callback(partial(self._task_ended, attempt))
 
     def _task_ended(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
         # Another handler may have cancelled it before its first step, which then runs none of its code.
         if task.cancelled():
-            self._deliver(attempt, (Status.RETRY, "CancelledError: the handler's task was cancelled"))
+            outcome = Outcome(Status.RETRY, "CancelledError: the handler's task was cancelled")
+            self._ended_coroutine(attempt, outcome)
 
-    def _deliver(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _ended_coroutine(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._pass_on(attempt, outcome)
+        self._release(attempt)
+        self._fill(on_coroutines=True)
+
+    def _ended_thread(self, thread: "_HandlerThread", attempt: Attempt, outcome: Outcome) -> None:
+        self._pass_on(attempt, outcome)
+        with self._lock:
+            self._idle.append(thread)
+        self._release(attempt)
+        self._fill(on_coroutines=False)
+
+    def _release(self, attempt: Attempt) -> None:
+        """Free the lane of an attempt that has ended or is abandoned."""
+        with self._lock:
+            self._free += attempt.has_lane
+            attempt.has_lane = False
+
+    def _pass_on(self, attempt: Attempt, outcome: Outcome | None) -> None:
         """Pass an outcome to the worker, from any thread; a worker that has ended takes none."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._ended, attempt, outcome)
+        self._outcomes.append((attempt, outcome))
+        # The flag is set after the outcome, and reset before outcomes are read: none is left behind.
+        if not self._collecting:
+            self._collecting = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._collect)
 
-    def _ended(self, attempt: Attempt, outcome: Outcome) -> None:
-        self._running.discard(attempt)
-        self._abandoned.discard(attempt)
-        if not attempt.answer.done():
-            cut_short = attempt.expired and outcome[0] is Status.RETRY
-            attempt.answer.set_result(attempt.overdue if cut_short else outcome)
+    def _collect(self) -> None:
+        self._collecting = False
+        while self._outcomes:
+            attempt, outcome = self._outcomes.popleft()
+            with self._lock:
+                self._running.discard(attempt)
+            self._abandoned.discard(attempt)
+            if not attempt.answer.done():
+                cut_short = attempt.expired and outcome is not None and outcome.status is Status.RETRY
+                attempt.answer.set_result(attempt.overdue if cut_short else outcome)
 
-    def _expire(self, attempt: Attempt) -> None:
-        """Ask a handler that has reached its limit to end."""
-        attempt.expired = True
-        if attempt.coroutine:
-            self._coroutines().call_soon_threadsafe(attempt.cancel)
-        self._loop.call_later(self._grace_seconds, self._abandon, attempt)
+    def _watch(self) -> None:
+        """Look for handlers that have reached their limits, as long as there are attempts."""
+        with self._lock:
+            running = list(self._running)
+            self._watching = bool(running or self._waiting)
+        now = self._loop.time()
+        for attempt in running:
+            over = now - attempt.began - attempt.limit_seconds
+            if over >= 0 and not attempt.expired:
+                attempt.expired = True
+                if attempt.coroutine:
+                    self._coroutines().call_soon_threadsafe(attempt.cancel)
+            elif over >= self._grace_seconds:
+                self._abandon(attempt)
+        if self._watching:
+            self._loop.call_later(_WATCH_SECONDS, self._watch)
 
     def _abandon(self, attempt: Attempt) -> None:
         """Continue without a handler that does not end."""
@@ -158,17 +263,21 @@ class Attempts:
             return
         self._abandoned.add(attempt)
         attempt.answer.set_result(attempt.overdue)
+        self._release(attempt)
+        self._fill(on_coroutines=False)
         abandoned = counted(len(self._abandoned), "handler")
         log.error(
             "%s: %s, and still runs; the worker continues without it (abandoned: %s; it ends with more than %d)",
             attempt.name,
-            attempt.overdue[1],
+            attempt.overdue.text,
             abandoned,
             self._most_abandoned,
         )
         if attempt.coroutine and not attempt.cancelled:
             present = asyncio.current_task(self._coroutines())
-            blocking = next((a.name for a in self._running if present and a.task is present), attempt.name)
+            with self._lock:
+                running = list(self._running)
+            blocking = next((a.name for a in running if present and a.task is present), attempt.name)
             self._on_exhausted(
                 f"the event loop of all async handlers is blocked by that of {blocking}; let it await, or make "
                 "it an ordinary function"
@@ -194,28 +303,25 @@ class Attempts:
 
 
 class _HandlerThread:
-    """A daemon thread that runs one handler after the other. It is in `idle` while it has none."""
+    """A daemon thread that runs one handler after the other."""
 
-    def __init__(self, idle: "deque[_HandlerThread]", ending: threading.Event) -> None:
-        self._idle = idle
+    def __init__(self, ended: "Callable[[_HandlerThread, Attempt, Outcome], None]", ending: threading.Event) -> None:
+        self._ended = ended
         self._ending = ending
-        self._calls: SimpleQueue[tuple[Handler, Item, Callable[[Outcome], None]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Attempt | None] = SimpleQueue()
         threading.Thread(target=self._run, name="handler", daemon=True).start()
 
-    def call(self, handler: Handler, item: Item, deliver: Callable[[Outcome], None]) -> None:
-        """Run a handler, and deliver its outcome."""
-        self._calls.put((handler, item, deliver))
+    def call(self, attempt: Attempt) -> None:
+        """Run a handler; then `ended` is called."""
+        self._calls.put(attempt)
 
     def end(self) -> None:
         """End the thread."""
         self._calls.put(None)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            handler, item, deliver = call
-            outcome = run_function(handler, item)
+        while (attempt := self._calls.get()) is not None:
+            outcome = run_function(attempt.handler, attempt.entry, attempt.held)
             if self._ending.is_set():
                 break
-            # First idle: the worker may start the next handler as soon as it has the outcome.
-            self._idle.append(self)
-            deliver(outcome)
+            self._ended(self, attempt, outcome)

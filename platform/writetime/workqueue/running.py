@@ -1,8 +1,7 @@
-"""A running worker: its shards, its claimed items, and the lanes in which handlers run.
+"""A running worker: its shards, its claimed items, and their outcomes.
 
-Items are claimed in groups, as many as fit into one write, and wait in memory for a free lane. A lane runs one handler
-after the other. It does not wait until completions are written: these form the next write while the previous one is in
-flight.
+Items are claimed in groups, as many as fit into one write, and wait in memory until their handlers may run. No handler
+waits until completions are written: these form the next write while the previous one is in flight.
 """
 
 import asyncio
@@ -75,7 +74,6 @@ class Running:
         self._attempts = Attempts(
             settings.threads, self._exhausted, coroutine_loop=coroutine_loop, grace_seconds=grace_seconds
         )
-        self._ready: asyncio.Queue[tuple[ShardRunner, Entry]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         # Items that were taken and are not settled.
         self._claimed = 0
@@ -91,7 +89,6 @@ class Running:
         self._ended = ended
         await self._begin()
         tasks = [asyncio.create_task(self._dispatch())]
-        tasks += [asyncio.create_task(self._lane()) for _ in range(self._settings.threads)]
         for queue in self._handlers:
             tasks.append(asyncio.create_task(self._work_on(queue)))
         if self._metrics:
@@ -324,7 +321,7 @@ class Running:
         return task
 
     async def _claim(self, runner: ShardRunner, entries: list[Entry]) -> None:
-        """Claim items together, and pass them to the lanes."""
+        """Claim items together, and process them."""
         fresh = []
         for entry in entries:
             if entry.attempts < runner.own.max_attempts:
@@ -341,36 +338,30 @@ class Running:
             if metrics := self._metrics.get(runner.queue):
                 metrics.claimed(len(fresh))
             for entry in fresh:
-                self._ready.put_nowait((runner, entry))
+                self._start(self._work_through(runner, entry))
 
-    async def _lane(self) -> None:
-        """Run one claimed item after the other; there are as many lanes as items may run at once."""
-        while True:
-            runner, entry = await self._ready.get()
-            try:
-                await self._process(runner, entry)
-            except Exception as e:
-                place = f"shard {entry.place.shard}, bucket {entry.place.bucket}, item {entry.item_id}"
-                self._faults.note(runner.queue, place, e)
-                entry.faults += 1
-                self._start(self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES))
-            # A handler that never waits must not block the loop.
-            await asyncio.sleep(0)
+    async def _work_through(self, runner: ShardRunner, entry: Entry) -> None:
+        try:
+            await self._process(runner, entry)
+        except Exception as e:
+            place = f"shard {entry.place.shard}, bucket {entry.place.bucket}, item {entry.item_id}"
+            self._faults.note(runner.queue, place, e)
+            entry.faults += 1
+            self._start(self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES))
 
     async def _process(self, runner: ShardRunner, entry: Entry) -> None:
         """Run the handler of an item, and write its outcome."""
-        if not runner.hold.valid:
+        outcome = await self._handle(runner, entry)
+        if outcome is None and runner.hold.valid and (self._stopping or runner.hold.leaving):
+            self._start(self._give_back(runner, entry))
+        elif outcome is None:
             # A renewal in flight must not make it valid again, because this item would then be forgotten.
             self._fenced(runner.hold)
             self._settled(1)
-        elif self._stopping or runner.hold.leaving:
-            self._start(self._give_back(runner, entry))
+        elif outcome.status is Status.COMPLETED:
+            runner.complete(entry, outcome.text).add_done_callback(partial(self._completed, runner, entry))
         else:
-            outcome, text = await self._handle(runner, entry)
-            if outcome is Status.COMPLETED:
-                runner.complete(entry, text).add_done_callback(partial(self._completed, runner, entry))
-            else:
-                self._start(self._fail(runner, entry, text or "", give_up=outcome is Status.DEAD))
+            self._start(self._fail(runner, entry, outcome.text or "", give_up=outcome.status is Status.DEAD))
 
     def _completed(self, runner: ShardRunner, entry: Entry, written: "asyncio.Future[None]") -> None:
         if error := written.exception():
@@ -423,21 +414,23 @@ class Running:
         self._claimed -= count
         self._work.set()
 
-    async def _handle(self, runner: ShardRunner, entry: Entry) -> Outcome:
-        """Run the handler and measure it; return the item's outcome, and its result or error."""
-        metrics = self._metrics.get(runner.queue)
-        if metrics:
-            due = entry.due or time_of(entry.item_id)
-            metrics.began(max(0, self._clock.now() - due) / 1000)
-        began = self._monotonic()
-        try:
-            limit = runner.own.time_limit_seconds
-            return await self._attempts.run(self._handlers[runner.queue], entry, limit, lambda: runner.hold.valid)
-        finally:
-            ran = self._monotonic() - began
-            if metrics:
-                metrics.ran(ran)
-            self._handler_seconds += 0.05 * (ran - self._handler_seconds)
+    async def _handle(self, runner: ShardRunner, entry: Entry) -> Outcome | None:
+        """Run the handler; return the item's outcome, None if it may not begin any more."""
+        hold, limit = runner.hold, runner.own.time_limit_seconds
+        outcome = await self._attempts.run(
+            self._handlers[runner.queue],
+            entry,
+            limit,
+            lambda: hold.valid,
+            lambda: hold.valid and not (self._stopping or hold.leaving),
+        )
+        if outcome is not None:
+            if metrics := self._metrics.get(runner.queue):
+                due = entry.due or time_of(entry.item_id)
+                metrics.began(max(0.0, (self._clock.now() - due) / 1000 - outcome.seconds))
+                metrics.ran(outcome.seconds)
+            self._handler_seconds += 0.05 * (outcome.seconds - self._handler_seconds)
+        return outcome
 
     async def _observe(self) -> None:
         """Keep the gauges up to date."""
