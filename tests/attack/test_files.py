@@ -1,4 +1,7 @@
-"""A short attack on files: it finds nothing, and it would find known faults."""
+"""A short attack on files: it finds nothing, and it would find known faults.
+
+Oracle: the rules of `tests.attack.files`: changes or a documented error, within limits of time and memory.
+"""
 
 import ctypes
 import threading

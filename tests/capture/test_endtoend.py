@@ -1,4 +1,7 @@
-"""From writes to the lake, while everything is killed; `endtoend` runs this for longer."""
+"""From writes to the lake, while everything is killed; `endtoend` runs this for longer.
+
+Oracle: the database: the node's rows by CQL, and the acknowledged writes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

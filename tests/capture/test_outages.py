@@ -1,4 +1,7 @@
-"""A node that is down for a while, or killed: the agent connects again, and publishes its writes."""
+"""A node that is down for a while, or killed: the agent connects again, and publishes its writes.
+
+Oracle: the database: the node's rows by CQL.
+"""
 
 import random
 import signal

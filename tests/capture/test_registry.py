@@ -1,5 +1,7 @@
 """Messages in Confluent's wire format with a real registry. Another library reads them, and they land with older
 messages.
+
+Oracle: another Avro library reads the messages; the writes that the test made are the expected changes.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Values that are different bytes to the database, in every place of a table, from a real server to the lake.
 
-The oracle is the database's answer in raw bytes: the number of its rows, and their bytes.
+Oracle: the database's answer in raw bytes: the number of its rows, and their bytes.
 """
 
 import json

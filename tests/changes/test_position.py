@@ -1,4 +1,7 @@
-"""Positions in the order of the database: clusterings and bounds sorted by its comparator are sorted as bytes."""
+"""Positions in the order of the database: clusterings and bounds sorted by its comparator are sorted as bytes.
+
+Oracle: the database's own comparator, on the same values.
+"""
 
 import itertools
 from collections.abc import Iterator

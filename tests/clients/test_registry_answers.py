@@ -1,4 +1,7 @@
-"""A schema registry with any answers: the agent waits for temporary faults, and a refusal names the remedy."""
+"""A schema registry with any answers: the agent waits for temporary faults, and a refusal names the remedy.
+
+Oracle: none about values: any answer must give a result or a documented error.
+"""
 
 import json
 import pickle

@@ -1,4 +1,7 @@
-"""Three nodes and brokers, one agent per node: after any kill, the lake matches the database; `faults` runs longer."""
+"""Three nodes and brokers, one agent per node: after any kill, the lake matches the database; `faults` runs longer.
+
+Oracle: the database: rows by CQL at all nodes, and the acknowledged writes.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""JSON is refused if readers would not read what it was written from. The oracle is the text that a test builds."""
+"""JSON is refused if readers would not read what it was written from.
+
+Oracle: the text that a test builds.
+"""
 
 import json
 import math

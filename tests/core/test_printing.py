@@ -1,4 +1,8 @@
-"""Rows as lines of JSON: whole columns give the same text as single values."""
+"""Rows as lines of JSON: whole columns give the same text as single values.
+
+Oracle: our own second path: the printing of single values. Only the expected texts of some values are written in the
+test.
+"""
 
 import math
 import random

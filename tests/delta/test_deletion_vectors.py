@@ -1,4 +1,7 @@
-"""Deletion vectors: other engines leave out the rows in our vectors, and vectors are read as they were written."""
+"""Deletion vectors: other engines leave out the rows in our vectors, and vectors are read as they were written.
+
+Oracle: other engines: they leave out the rows that the test marked.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Decoded files: they have the rows of the lake's file, or are recognised as damaged."""
+"""Decoded files: they have the rows of the lake's file, or are recognised as damaged.
+
+Oracle: pyarrow, which reads the rows of the Parquet file.
+"""
 
 import random
 from collections.abc import Sequence

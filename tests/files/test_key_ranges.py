@@ -1,4 +1,7 @@
-"""A merge of the entries of files at some places equals the merge of everything, at these places."""
+"""A merge of the entries of files at some places equals the merge of everything, at these places.
+
+Oracle: our own second path: the merge of everything, at the same places.
+"""
 
 import random
 from pathlib import Path

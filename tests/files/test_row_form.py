@@ -1,4 +1,7 @@
-"""The row form of values: timestamps in microseconds, null if they do not fit, at any depth."""
+"""The row form of values: timestamps in microseconds, null if they do not fit, at any depth.
+
+Oracle: plain Python in the test, on the generated values.
+"""
 
 import random
 from collections import Counter

@@ -1,4 +1,7 @@
-"""The event model: accepted events, their form in Kafka, and their ids."""
+"""The event model: accepted events, their form in Kafka, and their ids.
+
+Oracle: the event before it was encoded: our decoder reads what our encoder wrote.
+"""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

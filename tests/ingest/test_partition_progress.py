@@ -1,4 +1,7 @@
-"""The progress of a partition, compared with a model that stores each offset."""
+"""The progress of a partition, compared with a model that stores each offset.
+
+Oracle: a model in the test that stores each offset.
+"""
 
 from itertools import pairwise
 

@@ -1,4 +1,7 @@
-"""Counters from disk to view: the lake and the database return the same values."""
+"""Counters from disk to view: the lake and the database return the same values.
+
+Oracle: the database: rows by CQL; for generated shards, Cassandra's own merge of contexts.
+"""
 
 import io
 import os

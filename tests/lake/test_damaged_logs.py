@@ -1,5 +1,7 @@
 """Files of the log of a table that are damaged: each command has the right rows, or names a file and the command that
 repairs the table, and that command does. Afterwards, landing repeats the batches that the changes have lost.
+
+Oracle: the rows that the test wrote before the damage.
 """
 
 import random

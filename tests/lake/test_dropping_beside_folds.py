@@ -1,4 +1,7 @@
-"""Tombstones are dropped while changes are folded in, as on a table with continuous writes."""
+"""Tombstones are dropped while changes are folded in, as on a table with continuous writes.
+
+Oracle: our own second path: the view of all changes, merged at once without dropped tombstones.
+"""
 
 import random
 from collections.abc import Iterator

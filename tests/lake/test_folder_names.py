@@ -1,4 +1,7 @@
-"""The names of a lake's folders: engines read the tables below a folder of any name that is not refused."""
+"""The names of a lake's folders: engines read the tables below a folder of any name that is not refused.
+
+Oracle: other engines: delta-rs, DuckDB and Spark read the table below the folder.
+"""
 
 from pathlib import Path
 

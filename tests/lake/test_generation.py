@@ -1,4 +1,7 @@
-"""The changes that count after a truncation, in any order of changes and records of nodes."""
+"""The changes that count after a truncation, in any order of changes and records of nodes.
+
+Oracle: a model in the test: the writes that each node still has after its truncations.
+"""
 
 import itertools
 import random

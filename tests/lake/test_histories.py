@@ -1,4 +1,7 @@
-"""A few differential histories; see `tests.lake.histories`, which runs thousands."""
+"""A few differential histories; see `tests.lake.histories`, which runs thousands.
+
+Oracle: the database: rows by CQL, by `tests.lake.histories`.
+"""
 
 import pytest
 

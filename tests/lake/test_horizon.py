@@ -1,5 +1,8 @@
 """Tombstones that the state drops: with any later changes, no view or event differs. A snapshot that could differ is
 refused.
+
+Oracle: our own second path: the view of all changes, merged at once without dropped tombstones. One test uses the
+database.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Columns with similar names get labels, and each engine reads them by their labels."""
+"""Columns with similar names get labels, and each engine reads them by their labels.
+
+Oracle: the rows that the test wrote; other engines read them by their labels.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,8 @@
-"""Late writes, from before the horizon: entries that the state has dropped may cover them."""
+"""Late writes, from before the horizon: entries that the state has dropped may cover them.
+
+Oracle: our own second path (the merge of all changes at once) for the entries, and a model of CQL
+(`tests.support.written`) for the rows.
+"""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,4 +1,7 @@
-"""Small files of a stream are packed while the stream continues: no row is lost, and none counts twice."""
+"""Small files of a stream are packed while the stream continues: no row is lost, and none counts twice.
+
+Oracle: the values that the test wrote, and for events our own second path: `replayed(table) == view_rows(...)`.
+"""
 
 import os
 import signal

@@ -1,5 +1,7 @@
 """Parts of a table that are copies of different times: each command has the right rows, or names the part and the
 command that repairs it, and that command does.
+
+Oracle: the rows that the test wrote.
 """
 
 import itertools

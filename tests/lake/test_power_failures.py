@@ -1,4 +1,7 @@
-"""A power failure at any moment: no command depends on a commit that the disk may have lost."""
+"""A power failure at any moment: no command depends on a commit that the disk may have lost.
+
+Oracle: the rows that the test wrote, up to a batch.
+"""
 
 import os
 import random

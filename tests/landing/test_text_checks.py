@@ -1,4 +1,7 @@
-"""Texts that are invalid for their types are refused in any place of a change; valid texts are accepted."""
+"""Texts that are invalid for their types are refused in any place of a change; valid texts are accepted.
+
+Oracle: the generator: it makes valid texts of each type, and the test makes invalid ones.
+"""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,7 @@
-"""The cache changes no result, even if it is deleted, full, damaged, or shared."""
+"""The cache changes no result, even if it is deleted, full, damaged, or shared.
+
+Oracle: our own second path: the same look-up without the cache.
+"""
 
 import multiprocessing
 import os

@@ -1,4 +1,7 @@
-"""Look-ups and conditions find the rows that DuckDB finds in the whole view."""
+"""Look-ups and conditions find the rows that DuckDB finds in the whole view.
+
+Oracle: DuckDB, on the view.
+"""
 
 import shutil
 import struct

@@ -1,4 +1,7 @@
-"""Look-ups of a part of a partition, and of ranges of tokens, find the rows that DuckDB finds in the whole view."""
+"""Look-ups of a part of a partition, and of ranges of tokens, find the rows that DuckDB finds in the whole view.
+
+Oracle: DuckDB, on the view.
+"""
 
 import os
 import random

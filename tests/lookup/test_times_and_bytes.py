@@ -1,4 +1,7 @@
-"""Conditions on dates, timestamps and bytes read by key, and find the rows that DuckDB finds in the whole view."""
+"""Conditions on dates, timestamps and bytes read by key, and find the rows that DuckDB finds in the whole view.
+
+Oracle: DuckDB, on the view.
+"""
 
 import random
 from collections import Counter

@@ -1,4 +1,8 @@
-"""The laws of the merge: any split, order and repetition of changes gives the same state, byte for byte."""
+"""The laws of the merge: any split, order and repetition of changes gives the same state, byte for byte.
+
+Oracle: a second implementation of the merge in plain Python (`tests.merge.model`) for the rules; for the laws, our own
+merge in another order. `test_cql` compares with the database.
+"""
 
 import io
 import random

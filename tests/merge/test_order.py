@@ -1,4 +1,7 @@
-"""The order of items, compared with Python's."""
+"""The order of items, compared with Python's.
+
+Oracle: Python's `sorted`.
+"""
 
 import numpy as np
 import pyarrow as pa

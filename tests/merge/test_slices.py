@@ -1,4 +1,7 @@
-"""A slice of an array, with or without nulls, counts like a separate array with its values, for each type."""
+"""A slice of an array, with or without nulls, counts like a separate array with its values, for each type.
+
+Oracle: our own second path: the same function on a separate array.
+"""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""One run of each fault; `tests.replay.faults` makes many."""
+"""One run of each fault; `tests.replay.faults` makes many.
+
+Oracle: the ledger of what the test published, and the database's tables by CQL.
+"""
 
 import random
 from pathlib import Path

@@ -136,6 +136,29 @@ def test_no_test_is_longer_than_40_lines() -> None:
             )
 
 
+def makes_inputs(module: ast.Module) -> bool:
+    """Return whether a module's tests try generated inputs: with hypothesis, a seed or a number of rounds."""
+    names = {"given", "rounds", "examples", "some", "SEED"}
+    for node in statements(module.body):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("hypothesis", "tests.support")):
+            if names & {alias.name for alias in node.names}:
+                return True
+        elif isinstance(node, ast.Assign) and "SEED" in map(ast.unparse, node.targets):
+            return True
+    return False
+
+
+def test_tests_of_generated_inputs_state_their_oracle() -> None:
+    """So that a reader knows whether they compare with the database, or with another path of our own code."""
+    found = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    asked = {path: module for path, module in found.items() if makes_inputs(module)}
+    assert len(asked) > 50
+    for path, module in asked.items():
+        assert "\nOracle: " in (ast.get_docstring(module) or ""), (
+            f"{path.relative_to(ROOT)}: its docstring has no line `Oracle: ...`, although its inputs are generated"
+        )
+
+
 @pytest.mark.parametrize(
     "text", ['patch.setattr(a, "_B", 1)', 'patch("a.b._C", 1)', "setitem(a._B, c, 1)", "a._B, a.c = 1, 2"]
 )

@@ -1,4 +1,7 @@
-"""Avro messages, read by another library: each type, and the changing schema of a table's events."""
+"""Avro messages, read by another library: each type, and the changing schema of a table's events.
+
+Oracle: another Avro library.
+"""
 
 import io
 import json

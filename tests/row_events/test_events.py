@@ -1,5 +1,8 @@
 """The events of generated histories: they rebuild the rows, each begins with the row of the previous one, and each
 changes a row.
+
+Oracle: our own second path: `replayed` events against `live_rows` of the merged state; for differences of values,
+Python's comparison.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Row events as JSON that Kafka Connect and Debezium read, with the keys of rows."""
+"""Row events as JSON that Kafka Connect and Debezium read, with the keys of rows.
+
+Oracle: Kafka Connect and Debezium; for keys, the places of the rows.
+"""
 
 import json
 import random

@@ -1,4 +1,7 @@
-"""The number of files of a stream depends on the size of its events, in whatever order large and small batches come."""
+"""The number of files of a stream depends on the size of its events, in whatever order large and small batches come.
+
+Oracle: the bounds that the document states, on the sizes that the test made.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

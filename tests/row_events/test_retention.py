@@ -1,4 +1,7 @@
-"""Old row events are replaced by the resulting rows. The stream still gives the view; unpublished events stay."""
+"""Old row events are replaced by the resulting rows. The stream still gives the view; unpublished events stay.
+
+Oracle: our own second path: `replayed(table) == view_rows(...)`.
+"""
 
 import random
 from pathlib import Path

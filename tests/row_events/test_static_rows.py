@@ -1,5 +1,8 @@
 """Partitions with static columns: a batch reads few of their rows, and finds out whether static cells are a row of
 their own.
+
+Oracle: a model of CQL (`tests.support.written`) for random writes; else our own second path: `replayed(table) ==
+view_rows(...)`.
 """
 
 import random

@@ -1,4 +1,8 @@
-"""The stream of row events in the lake: folded, compacted, killed or run twice, it rebuilds the view."""
+"""The stream of row events in the lake: folded, compacted, killed or run twice, it rebuilds the view.
+
+Oracle: our own second path: `replayed(table) == view_rows(...)`. `tests/lake/histories` compares events with the
+database.
+"""
 
 import random
 import re

@@ -1,4 +1,7 @@
-"""Connect's schemas and JSON of every type, read by another library."""
+"""Connect's schemas and JSON of every type, read by another library.
+
+Oracle: another library's reader of Connect's schemas and JSON.
+"""
 
 import json
 from decimal import Decimal

@@ -1,4 +1,7 @@
-"""Names of columns and fields: outside the lake by the name alone, in the lake by labels."""
+"""Names of columns and fields: outside the lake by the name alone, in the lake by labels.
+
+Oracle: no two names may be alike. Our parser reads the schemas that our writer wrote.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Types and schemas: CQL text, marshal class names, system tables' rows, CREATE TABLE, the history of a table."""
+"""Types and schemas: CQL text, marshal class names, system tables' rows, CREATE TABLE, the history of a table.
+
+Oracle: the type or table before it was written as text: our parser reads what our writer wrote.
+"""
 
 import json
 from decimal import Decimal

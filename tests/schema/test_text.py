@@ -1,4 +1,7 @@
-"""Text that is not UTF-8: escaped where bytes become text, and restored to the same bytes."""
+"""Text that is not UTF-8: escaped where bytes become text, and restored to the same bytes.
+
+Oracle: the bytes before they were escaped.
+"""
 
 import pyarrow as pa
 from hypothesis import example, given

@@ -1,4 +1,7 @@
-"""Values of user-defined types that have gained fields since the schema was read."""
+"""Values of user-defined types that have gained fields since the schema was read.
+
+Oracle: the bytes of a value that the test makes by the format's rules.
+"""
 
 import struct
 

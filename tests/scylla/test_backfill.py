@@ -1,4 +1,7 @@
-"""Snapshots of a running ScyllaDB, by its nodetool, in the lake: rows, write times and TTLs."""
+"""Snapshots of a running ScyllaDB, by its nodetool, in the lake: rows, write times and TTLs.
+
+Oracle: the database: ScyllaDB's rows, write times and TTLs by CQL.
+"""
 
 import re
 import time

@@ -1,5 +1,8 @@
 """Tables with materialized views and secondary indexes on a running ScyllaDB: their logs and snapshots have the rows of
-the tables alone."""
+the tables alone.
+
+Oracle: the database: ScyllaDB's rows by CQL.
+"""
 
 import time
 from dataclasses import replace

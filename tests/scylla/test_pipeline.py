@@ -1,4 +1,7 @@
-"""Capture, landing, row events and verify on a running ScyllaDB, with agents killed and tablets split and merged."""
+"""Capture, landing, row events and verify on a running ScyllaDB, with agents killed and tablets split and merged.
+
+Oracle: the database: ScyllaDB's rows by CQL, and the acknowledged writes.
+"""
 
 from collections.abc import Callable
 

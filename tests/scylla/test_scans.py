@@ -1,4 +1,7 @@
-"""Reads of a table by pages, as `writetime verify` makes them: a ScyllaDB may cut them anywhere."""
+"""Reads of a table by pages, as `writetime verify` makes them: a ScyllaDB may cut them anywhere.
+
+Oracle: the database: the rows that the test wrote.
+"""
 
 import random
 

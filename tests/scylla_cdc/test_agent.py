@@ -1,4 +1,7 @@
-"""From logs to Kafka and the lake: an agent that is killed, streams that change, gaps."""
+"""From logs to Kafka and the lake: an agent that is killed, streams that change, gaps.
+
+Oracle: the writer of the logs (`tests.scylla_cdc.writer`), by ScyllaDB's rules: the origins of all its groups.
+"""
 
 import random
 import struct

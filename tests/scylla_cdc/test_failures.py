@@ -1,4 +1,7 @@
-"""Servers that answer with an error: a cluster with one node, and temporary failures."""
+"""Servers that answer with an error: a cluster with one node, and temporary failures.
+
+Oracle: the writer of the logs (`tests.scylla_cdc.writer`), by ScyllaDB's rules: the origins of all its groups.
+"""
 
 import random
 import time

@@ -1,4 +1,7 @@
-"""Rows of a log after generated alterations of its table, compared with the written values of a model of ScyllaDB."""
+"""Rows of a log after generated alterations of its table, compared with the written values of a model of ScyllaDB.
+
+Oracle: a model of ScyllaDB in the test: the values that it wrote.
+"""
 
 import random
 import struct

@@ -1,4 +1,7 @@
-"""The rows of streams become batches; no server is needed."""
+"""The rows of streams become batches; no server is needed.
+
+Oracle: the rows that the test put into its streams.
+"""
 
 import random
 import time

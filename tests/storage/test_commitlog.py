@@ -1,4 +1,7 @@
-"""Commit logs: truncation, flipped bits, offsets to continue from, unknown tables."""
+"""Commit logs: truncation, flipped bits, offsets to continue from, unknown tables.
+
+Oracle: our own second path: the changes of a whole read. `test_commitlog_exact` compares them with Cassandra's reader.
+"""
 
 import io
 import pickle

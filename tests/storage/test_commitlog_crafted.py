@@ -1,4 +1,7 @@
-"""Mutations that no node writes, from a file that was made to harm its reader."""
+"""Mutations that no node writes, from a file that was made to harm its reader.
+
+Oracle: none about values: an error or changes, without access beyond a buffer.
+"""
 
 import random
 import struct

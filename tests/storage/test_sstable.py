@@ -1,4 +1,8 @@
-"""SSTables: windows, tokens, fields, older versions, refusals; on files of real servers."""
+"""SSTables: windows, tokens, fields, older versions, refusals; on files of real servers.
+
+Oracle: our own second path: the changes of a whole read. `test_sstable_cql` and `test_sstable_dump` compare them with
+the database.
+"""
 
 import dataclasses
 import random

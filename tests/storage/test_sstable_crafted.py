@@ -1,5 +1,7 @@
 """SSTables that Cassandra's own writer made from data that no client can write, those that were recorded, and the rests
 of small files.
+
+Oracle: the data that Cassandra's writer was given; for splits, our own second path: the changes of the whole file.
 """
 
 import random

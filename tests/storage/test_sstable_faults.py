@@ -1,4 +1,7 @@
-"""Faults on disk: a flipped bit raises an error, omitted parts are counted, and no bytes kill the process."""
+"""Faults on disk: a flipped bit raises an error, omitted parts are counted, and no bytes kill the process.
+
+Oracle: the file before the damage: an error, or its changes.
+"""
 
 import random
 import struct

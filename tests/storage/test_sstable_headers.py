@@ -1,4 +1,7 @@
-"""Headers: the orders in which Cassandra and ScyllaDB list columns, and columns that have another type now."""
+"""Headers: the orders in which Cassandra and ScyllaDB list columns, and columns that have another type now.
+
+Oracle: the rows that the test wrote with its own writer of the format.
+"""
 
 import itertools
 import random

@@ -1,4 +1,7 @@
-"""Splits: all pieces together give the changes of the whole file, at any cuts, and a wrong index is always detected."""
+"""Splits: all pieces together give the changes of the whole file, at any cuts, and a wrong index is always detected.
+
+Oracle: our own second path: the changes of a whole read. `test_sstable_dump` compares them with the database.
+"""
 
 import dataclasses
 import random

@@ -1,6 +1,8 @@
 """Splits of ScyllaDB's `ms` and `mt`, whose indexes are tries: on a server's files, and on tries made from their data.
 
 Few recorded files have partitions with several blocks. So these tests also make Rows.db, for blocks of any size.
+
+Oracle: our own second path: the changes of a whole read, by an index that the test writes.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Verification between two clusters with one real node each."""
+"""Verification between two clusters with one real node each.
+
+Oracle: the database: the rows that the test wrote to two clusters.
+"""
 
 import random
 from collections.abc import Iterator

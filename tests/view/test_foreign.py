@@ -1,4 +1,7 @@
-"""Another engine writes to a view: its deletion vectors are read, and the next refresh corrects the view."""
+"""Another engine writes to a view: its deletion vectors are read, and the next refresh corrects the view.
+
+Oracle: another engine's rows and marks, and the rows that the test wrote.
+"""
 
 import base64
 import dataclasses

@@ -1,4 +1,7 @@
-"""Each engine reads the rows of the database from a view, after each refresh of many."""
+"""Each engine reads the rows of the database from a view, after each refresh of many.
+
+Oracle: the database: rows by CQL after each refresh, in each engine.
+"""
 
 import os
 import random

@@ -1,4 +1,7 @@
-"""Reports in `writetime.watermarks` that no agent sends: either they are invalid, or each reader can read them."""
+"""Reports in `writetime.watermarks` that no agent sends: either they are invalid, or each reader can read them.
+
+Oracle: none about values: a report is refused, or each reader reads it.
+"""
 
 import json
 import time

@@ -1,4 +1,7 @@
-"""Changes as Avro, compared with another library both ways: all types, changing schemas, broken messages."""
+"""Changes as Avro, compared with another library both ways: all types, changing schemas, broken messages.
+
+Oracle: another Avro library, both ways.
+"""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""The backlog's guarantees, for generated items: order by key, limits, and no lost item."""
+"""The backlog's guarantees, for generated items: order by key, limits, and no lost item.
+
+Oracle: the generated items: their keys, limits and number.
+"""
 
 import random
 from dataclasses import asdict, dataclass

@@ -1,4 +1,7 @@
-"""Each fault once, on the tests' own database. `FAULT_SEED` repeats the runs with the seed that a failure printed."""
+"""Each fault once, on the tests' own database. `FAULT_SEED` repeats the runs with the seed that a failure printed.
+
+Oracle: the database's tables by CQL, and the ledger of acknowledged items.
+"""
 
 import os
 import random

@@ -1,4 +1,7 @@
-"""Ids that are times: ordered, unique, and compatible with other libraries."""
+"""Ids that are times: ordered, unique, and compatible with other libraries.
+
+Oracle: the clock that the test sets, and Python's `uuid`.
+"""
 
 import uuid
 import zlib

@@ -1,4 +1,7 @@
-"""A few simulations of workers with many faults; `GENERATOR_SEED` chooses others, `simulation` runs many."""
+"""A few simulations of workers with many faults; `GENERATOR_SEED` chooses others, `simulation` runs many.
+
+Oracle: a model (`tests.workqueue.model`), and the ledger of acknowledged items.
+"""
 
 import os
 
