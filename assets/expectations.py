@@ -1,6 +1,6 @@
 """The expectations of the lake's tables, and the data frames that are checked against them."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -14,10 +14,14 @@ from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.delta.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
+from writetime.lake.views import AFTER
+from writetime.row_events.changed_rows import BEFORE, EVENTS
 from writetime.row_events.events import KINDS as EVENT_KINDS
 from writetime.row_events.events import event_schema
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, is_complex
+from writetime.view.placed_rows import THERE
+from writetime.view.refreshing import MARKED
 
 _DAY = 86_400_000_000
 
@@ -42,15 +46,24 @@ def of_write_times() -> "list[gxe.Expectation]":
     return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
 
 
-def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list[gxe.Expectation]":
-    """Return the expectations of a view with `rows` rows. `unfit`: columns with timestamps that do not fit."""
+def of_view(schema: TableSchema, counts: Mapping[str, int], unfit: Container[str] = ()) -> "list[gxe.Expectation]":
+    """Return the expectations of the new rows of a view. `counts` are those of the refresh, and `unfit` are columns
+    with timestamps that do not fit.
+    """
     partition = [c.name for c in schema.partition_key]
     keys = [*partition, *(c.name for c in schema.clustering)]
-    found: list[gxe.Expectation] = [gxe.ExpectTableRowCountToEqual(value=rows)]
+    found: list[gxe.Expectation] = [gxe.ExpectTableRowCountToEqual(value=rows_of_view(counts))]
     found += [gxe.ExpectColumnValuesToNotBeNull(column=name) for name in partition if name not in unfit]
     if not any(name in unfit for name in keys):
         found.append(gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys]))
     return found
+
+
+def rows_of_view(counts: Mapping[str, int]) -> int:
+    """Return the number of new rows after which a view has the rows of its state: those by which the state's live rows
+    have become more, and those that replace marked rows, without those that the view already has.
+    """
+    return counts[AFTER] - counts[BEFORE] + counts[MARKED] - counts[THERE]
 
 
 def whole_view(session: SparkSession, table: LakeTable) -> DataFrame:
@@ -63,10 +76,14 @@ def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) 
     return _staged(session, table.view.storage, view_schema(table.schema()), files)
 
 
-def of_events(rows: int) -> "list[gxe.Expectation]":
-    """Return the expectations of a batch of row events, as `events` returns them; `rows` is their number."""
+def of_events(counts: Mapping[str, int]) -> "list[gxe.Expectation]":
+    """Return the expectations of a batch of row events, as `events` returns them. `counts` are those of the batch: a
+    row of the state that is new has an event that creates it, and one that is gone an event that deletes it.
+    """
+    growth = counts[AFTER] - counts[BEFORE]
     return [
-        gxe.ExpectTableRowCountToEqual(value=rows),
+        gxe.ExpectTableRowCountToEqual(value=counts[EVENTS]),
+        gxe.ExpectColumnSumToBeBetween(column="rows_created", min_value=growth, max_value=growth),
         *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("event_id", "key", "position")),
         gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(EVENT_KINDS)),
         gxe.ExpectColumnValuesToBeUnique(column="event_id"),
@@ -99,11 +116,21 @@ def events(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]
     frame = _staged(session, table.row_events.storage, event_schema(table.schema()), files)
     before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
     right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
-    return frame.select("event_id", "kind", "key", "position", right.alias("images_are_of_the_kind"))
+    created = F.when(kind == "CREATE", 1).when(kind == "DELETE", -1).otherwise(0)
+    return frame.select(
+        "event_id",
+        "kind",
+        "key",
+        "position",
+        right.alias("images_are_of_the_kind"),
+        created.alias("rows_created"),
+    )
 
 
 def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: Sequence[WrittenFile]) -> DataFrame:
     whole = from_arrow_schema(pa.schema([*schema, pa.field(PARTITION, pa.int32())]))
+    if not files:
+        return session.createDataFrame([], whole)
     reader = session.read.schema(whole).option("basePath", storage.address)
     return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
 

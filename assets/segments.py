@@ -92,6 +92,7 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
             AssetCheckResult(
                 check_name="every_segment_is_published",
                 passed=not report.faults,
+                description="; ".join(f"{segment}: {reason}" for segment, reason in report.faults.items()) or None,
                 metadata={"faults": MetadataValue.json(report.faults)},
             )
         ],

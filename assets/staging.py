@@ -35,6 +35,7 @@ class StagedFiles:
         count: Callable[[DataFrame], None] | None = None,
         keys: Sequence[str] = (),
         remedies: Mapping[str, str] | None = None,
+        lacking: Callable[[], bool] = lambda: False,
     ) -> None:
         """Store the checks, and the functions that validate files.
 
@@ -46,6 +47,7 @@ class StagedFiles:
             count: is called with each frame while Spark keeps it in memory.
             keys: the columns that identify a row in a failure.
             remedies: the remedies of checks that are not about Writetime itself.
+            lacking: returns whether there must be rows. If it is false and there are no files, there is nothing to do.
         """
         self._checks = checks
         self._frame = frame
@@ -54,6 +56,7 @@ class StagedFiles:
         self._count = count
         self._keys = keys
         self._remedies = remedies or {}
+        self._lacking = lacking
         self._findings: dict[str, list[Finding]] = {}
 
     def __call__(self, files: Sequence[WrittenFile]) -> None:
@@ -62,7 +65,7 @@ class StagedFiles:
         Raises:
             ToCorrect: they are not as expected.
         """
-        if not files:
+        if not files and not self._lacking():
             return
         frame = self._frame(files).persist()
         try:

@@ -32,13 +32,13 @@ from pyspark.sql import SparkSession
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, batch, write
-from tests.support.published import produce, publish, published, schema_of
+from tests.support.published import command, produce, publish, published, schema_of
 from writetime.capture.agent_metrics import Lag, summary
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.progress import Totals
 from writetime.clients import kafka, topic_retention
 from writetime.clients.kafka import TopicEnds
-from writetime.core.config import Settings
+from writetime.core.config import Settings, Table
 from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
@@ -323,6 +323,28 @@ def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, s
     assert freshness(result) == (False, None)
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert "start `writetime agent`" in str(checks["lake_is_fresh"].metadata["fix"].value)
+
+
+def behind(table: FollowedTable) -> dict[str, AssetCheckResult]:
+    """The results of the checks of how far the lake is behind."""
+    found: Any = changes.lag_and_freshness(table)(lake=LakeResource(), kafka=KafkaResource())
+    return {check.check_name: check for check in found}
+
+
+def test_changes_that_do_not_land_fail_the_checks(settings: Settings) -> None:
+    """More than the entry allows wait; and once landing has set the table aside, they do not go on."""
+    (name,) = published(settings, "a")
+    for most in (2, 3):
+        [bounded, goes_on] = [
+            behind(FollowedTable(name, Table(max_lag=most)))[check] for check in ("lag_is_bounded", "landing_goes_on")
+        ]
+        assert (bounded.passed, bounded.severity) == (most == 3, AssetCheckSeverity.WARN)
+        assert goes_on.passed
+    produce(settings, changes_topic(name), (b"x", b"no change"))
+    assert command("land", name).exit_code == 1
+    found = behind(FollowedTable(name))["landing_goes_on"]
+    assert (found.passed, found.severity) == (False, AssetCheckSeverity.ERROR)
+    assert "offset" in str(found.description)
 
 
 class Agents:

@@ -529,6 +529,18 @@ def test_every_job_has_a_description(repositories: list[RepositoryDefinition]) -
     assert all(job.description for job in jobs)
 
 
+def test_the_document_has_all_checks_and_what_they_stop(config: Path) -> None:
+    config.write_text(
+        '[tables.shop.orders]\nexpect = [{ type = "expect_column_values_to_not_be_null", column = "id" }]\n'
+        '[replay]\nqueues = ["c"]\n'
+    )
+    graph = platform(load()).get_repository_def().asset_graph
+    _, _, section = (ROOT / "docs" / "dagster.md").read_text().partition("\n## Checks\n")
+    rows = [line.split(" | ") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    documented = {row[0].strip("| `"): not row[3].startswith("nothing") for row in rows}
+    assert documented == {key.name: graph.get_check_spec(key).blocking for key in graph.asset_check_keys}
+
+
 def test_every_check_has_a_description(repositories: list[RepositoryDefinition]) -> None:
     for graph in (r.asset_graph for r in repositories):
         assert [key for key in graph.asset_check_keys if not graph.get_check_spec(key).description] == []

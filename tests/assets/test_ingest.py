@@ -220,6 +220,37 @@ def test_nothing_is_committed_when_a_stored_row_is_not_in_the_database(
     assert not result.success, "a blocking check stops what comes after"
 
 
+def test_nothing_is_committed_when_a_message_is_neither_stored_nor_dead(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the drain has fewer receipts than the topic has messages."""
+    produce(settings, *event_values(20))
+    whole = drain.drain
+    monkeypatch.setattr(drain, "drain", lambda *given: whole(*given).where("offset % 3 != 0"))
+    result = run(instance, raise_on_error=False)
+    [check] = [e for e in result.get_asset_check_evaluations() if e.check_name == "all_messages_accounted_for"]
+    assert (check.passed, check.severity) == (False, AssetCheckSeverity.ERROR)
+    assert "row count equal" in str(check.description)
+    assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is False
+    committed = kafka.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    assert set(committed.values()) == {None}
+    assert not result.success
+
+
+def test_a_dead_letter_of_another_program_fails_a_check(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance
+) -> None:
+    """It has no reason and no origin. The lake has it, as the topic does."""
+    producer = Producer(kafka.client_config(settings))
+    producer.produce(settings.ingest.dead_letter_topic, b"not ours")
+    assert producer.flush(20) == 0
+    result = run(instance, ingest.dead_letters, raise_on_error=False)
+    [check] = result.get_asset_check_evaluations()
+    assert not check.passed
+    assert "`origin`" in str(check.description)
+    assert metadata(result, ingest.DEAD_LETTERS)["rows_appended"] == 1
+
+
 def test_many_broken_messages_warn_and_are_still_accounted_for(
     settings: Settings, spark: SparkSession, instance: DagsterInstance
 ) -> None:

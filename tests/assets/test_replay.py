@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from dagster import (
     AssetCheckResult,
+    AssetCheckSeverity,
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
@@ -124,6 +125,25 @@ def test_batches_come_into_the_lake(
         publisher.publish([b"6-0"])
     assert_damaged_batches_hold_no_other(instance, monkeypatch)
     assert rows() == [*wanted(BATCHES), (6, 0, b"6-0")]
+
+
+@pytest.mark.usefixtures("queue_tables")
+def test_rows_that_are_not_the_items_do_not_come_into_the_lake(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Publisher(settings, QUEUE) as publisher:
+        publisher.publish([b"1-0", b"1-1"])
+    assert tick(instance) == [("1", "1")]
+    whole = replay.read
+    with monkeypatch.context() as broken:
+        broken.setattr(replay, "read", lambda *given: whole(*given).where("position != 0"))
+        result = run(instance, "1", "1")
+    [check] = result.get_asset_check_evaluations()
+    assert (result.success, check.passed, check.severity) == (False, False, AssetCheckSeverity.ERROR)
+    assert "row count equal" in str(check.description)
+    assert not DeltaTable.is_deltatable(RESOURCES["lake"].path(replay.table_of(QUEUE)))
+    assert run(instance, "1", "1").success
+    assert rows() == [(1, 0, b"1-0"), (1, 1, b"1-1")]
 
 
 def assert_one_run_at_a_time(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:

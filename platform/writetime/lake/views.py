@@ -39,6 +39,10 @@ VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
 """
 
 
+AFTER = "live rows after"
+"""The name of the number of a state's live rows after a refresh."""
+
+
 @dataclass(frozen=True)
 class BucketView:
     """The rows of one bucket at a time (microseconds), and the places of its files. It can be sent to a task.
@@ -105,7 +109,11 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
 
 
 def rewrite(
-    table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
+    table: LakeTable,
+    run: Runner = map,
+    staged: Staged | None = None,
+    unfit: Counter[str] | None = None,
+    counts: Counter[str] | None = None,
 ) -> int:
     """Replace the compacted view by the present rows, in one commit; return the number of rows.
 
@@ -115,6 +123,7 @@ def rewrite(
         staged: is called with the new files before they are committed. If it raises, the view stays as it was, and
             these files are deleted.
         unfit: as in `row_form.fit`. It is complete when `staged` is called.
+        counts: gets as `AFTER` the number of live rows. It is complete when `staged` is called.
 
     Raises:
         Conflict: another process changed the view meanwhile: run this again.
@@ -125,10 +134,12 @@ def rewrite(
     changes = table.changes.load()
     instant = time_of_lake(table)
     found = list(run(_write, present_views(table, state, changes, instant)))
-    written = [file for file, _ in found if file is not None]
-    if unfit is not None:
-        for _, counts in found:
-            unfit.update(counts)
+    written = [file for file, _, _ in found if file is not None]
+    for _, of_bucket, live in found:
+        if unfit is not None:
+            unfit.update(of_bucket)
+        if counts is not None:
+            counts[AFTER] += live
     if staged:
         with deleted_if_refused(table.view.storage, written):
             staged(written)
@@ -155,7 +166,8 @@ def time_of_lake(table: LakeTable) -> int:
     return time_now() + micros_behind(table.changes.storage)
 
 
-def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
+def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str], int]:
+    """Write the rows of a bucket. Return the file, the timestamps that do not fit, and the number of live rows."""
     unfit: Counter[str] = Counter()
     rows = task.rows(unfit)
-    return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit
+    return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit, rows.num_rows

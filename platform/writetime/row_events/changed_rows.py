@@ -25,6 +25,7 @@ from writetime.files.point_reads import anything_expires, expiring_places, first
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.state import contents, files_since, folded_version, generation_of, has_lost, parts_of, unfolded
 from writetime.lake.table import LakeTable
+from writetime.lake.views import AFTER
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events
@@ -38,6 +39,10 @@ GROWTH = 16
 
 CLOCKS_DIFFER = 60_000_000
 """The most difference between the clocks of machines that take turns (microseconds)."""
+
+
+EVENTS, BEFORE = "events", "live rows before"
+"""The names of the numbers that `ChangedRows.found` counts, with `lake.views.AFTER`."""
 
 
 class TooLate(WritetimeError):
@@ -95,19 +100,26 @@ class ChangedRows:
     cache: Cache
     write_times: bool = False
 
-    def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    def found(
+        self, unfit: Counter[str] | None = None, counts: Counter[str] | None = None
+    ) -> Iterator[tuple[int, pa.Table]]:
         """Compute the events: one table per bucket with events, or tables of several buckets (`ALL`).
 
-        `unfit` is as in `row_form.fit`, for the rows after the batch.
+        `unfit` is as in `row_form.fit`, for the rows after the batch. `counts` gets as `EVENTS` the number of events,
+        and as `BEFORE` and `AFTER` those of the state's live rows at the places of the batch, before and after it.
         """
         added = self.new.merged(self.schema)
         places = None if self.all_partitions else self._places(added)
         if self.bucket == ALL and places is not None and (parts := self._count_parts(places)) > 1:
             # One part at a time bounds the memory.
-            tables = self._by_part(added, places, parts, unfit)
+            tables = self._by_part(added, places, parts, unfit, counts)
         else:
-            tables = iter([(self.bucket, self.events(added, places, unfit))])
-        yield from ((bucket, events) for bucket, events in tables if events.num_rows)
+            tables = iter([(self.bucket, self.events(added, places, unfit, counts))])
+        for bucket, events in tables:
+            if counts is not None:
+                counts[EVENTS] += events.num_rows
+            if events.num_rows:
+                yield bucket, events
 
     def _count_parts(self, places: Places) -> int:
         """Return the number of equal parts of the token range for the data at places: one per bucket if there are many
@@ -123,7 +135,12 @@ class ChangedRows:
         return parts
 
     def _by_part(
-        self, added: pa.Table, places: Places, parts: int, unfit: Counter[str] | None
+        self,
+        added: pa.Table,
+        places: Places,
+        parts: int,
+        unfit: Counter[str] | None,
+        counts: Counter[str] | None,
     ) -> Iterator[tuple[int, pa.Table]]:
         # They are in the order of their tokens.
         ends = np.searchsorted(buckets_of(added["token"], parts), np.arange(parts + 1))
@@ -132,11 +149,17 @@ class ChangedRows:
             if len(own.tokens):
                 first, end = ends[part : part + 2].tolist()
                 rows = replace(self, old=self.old and self.old.of_part(part, parts))
-                events = rows.events(added.slice(first, end - first), own, unfit)
+                events = rows.events(added.slice(first, end - first), own, unfit, counts)
                 yield bucket_of_part(part, parts, self.buckets), events
 
-    def events(self, added: pa.Table, places: Places | None, unfit: Counter[str] | None = None) -> pa.Table:
-        """Compute the events of changes (merged) at some places, or at all."""
+    def events(
+        self,
+        added: pa.Table,
+        places: Places | None,
+        unfit: Counter[str] | None = None,
+        counts: Counter[str] | None = None,
+    ) -> pa.Table:
+        """Compute the events of changes (merged) at some places, or at all. `unfit` and `counts` are as in `found`."""
         counted: Counter[str] = Counter()
         before, after, state = self._rows(added, places, counted)
         if places is not None:
@@ -150,6 +173,8 @@ class ChangedRows:
                 before, after, state = self._rows(added, places, counted)
         if unfit is not None:
             unfit.update(counted)
+        if counts is not None:
+            counts.update({BEFORE: len(before.tokens), AFTER: len(after.tokens)})
         return row_events(before, after, self.schema, self.batch, state if self.write_times else None)
 
     def _rows(self, added: pa.Table, places: Places | None, unfit: Counter[str]) -> tuple[Rows, Rows, pa.Table]:

@@ -5,6 +5,7 @@ the time, the batch's number, and the commit of a version of `state` that has no
 a batch that was killed before its commit leaves nothing, and a repeated one counts once.
 """
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -44,18 +45,19 @@ NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)
 
 @dataclass(frozen=True)
 class _Write:
-    """Write the events of some rows; no file if there are none."""
+    """Write the events of some rows; no file if there are none. Also return the counts of `ChangedRows.found`."""
 
     rows: ChangedRows
     target: Storage
 
-    def run(self) -> list[WrittenFile]:
-        rows = self.rows
-        return [
+    def run(self) -> tuple[list[WrittenFile], Counter[str]]:
+        rows, counts = self.rows, Counter[str]()
+        files = [
             file
-            for bucket, events in rows.found()
+            for bucket, events in rows.found(counts=counts)
             for file in write_rows(self.target, events, bucket, rows.buckets, f"{PREFIX}{rows.batch.sequence}-")
         ]
+        return files, counts
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
@@ -96,6 +98,7 @@ def extend(
     as_of: int | None = None,
     run: Runner = map,
     staged: Staged | None = None,
+    counts: Counter[str] | None = None,
     *,
     rebuild: bool = False,
 ) -> int:
@@ -112,6 +115,7 @@ def extend(
             the stream begins again.
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, they are not committed.
+        counts: gets the counts of `ChangedRows.found`. It is complete when `staged` is called.
         rebuild: rebuild the stream from the state.
 
     Raises:
@@ -151,13 +155,16 @@ def extend(
         else:
             rows = first_rows(table, state, changes, batch)
         tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
-        written = [file for files in run(_Write.run, tasks) for file in files]
+        done = list(run(_Write.run, tasks))
     except (Unreadable, FileNotFoundError, TooLate) as e:
         raise _cannot_continue(table, e) from None
-    if last and follows and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
-        return 0
+    written = [file for files, _ in done for file in files]
+    if counts is not None:
+        counts.update(sum((each for _, each in done), Counter[str]()))
     if staged:
         staged(written)
+    if last and follows and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
+        return 0
     numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES) | {TABLE_GENERATION: generation}
     if not follows:
         numbers[FIRST] = batch.sequence

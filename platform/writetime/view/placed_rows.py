@@ -17,7 +17,7 @@ from writetime.delta.parquet import PLACE, WrittenFile, write_file
 from writetime.delta.storage import Storage
 from writetime.files.cache import Cache
 from writetime.files.key_ranges import rows_at
-from writetime.lake.views import SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
+from writetime.lake.views import AFTER, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
 from writetime.merge.order import group_by
 from writetime.row_events.changed_rows import ChangedRows, Names
 from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
@@ -33,6 +33,8 @@ PREFIX = "placed-"
 
 NAMES = Names(VIEW_GENERATION, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_STATE)
 """The numbers of a commit to the view."""
+
+THERE = "rows that were there"
 
 _PLACE_NAMES = ("token", "key", "position")
 
@@ -56,13 +58,15 @@ def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFi
 @dataclass(frozen=True)
 class Written:
     """The output of a task: the new files, the rows of each file of the view that no longer count, the number of
-    changed and removed rows, and the timestamps that do not fit (`row_form.fit`).
+    changed and removed rows, and the timestamps that do not fit (`row_form.fit`). `counts` has the counts of
+    `ChangedRows.found`, and as `THERE` the number of rows that the view has although the batch creates them.
     """
 
     files: list[WrittenFile]
     marks: dict[str, "pyroaring.BitMap"]
     gone: int
     unfit: Counter[str]
+    counts: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,32 @@ class WholeBucket:
         view, unfit = self.view, Counter[str]()
         rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, unfit)
         placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
-        return Written(write_placed(view.target, placed, view.bucket), {}, 0, unfit)
+        counts = Counter({AFTER: len(rows.tokens)})
+        return Written(write_placed(view.target, placed, view.bucket), {}, 0, unfit, counts)
 
 
 @dataclass(frozen=True)
 class Refresh:
     """Write the rows that a batch changed or created, and find the places of the rows that it changed or removed.
 
-    `files` are the files of the view that may have these rows.
+    `files` are the files of the view that may have these rows. `counts_there`: search them for created rows, too.
     """
 
     rows: ChangedRows
     files: tuple[LiveFile, ...]
     storage: Storage
     cache: Cache
+    counts_there: bool = False
 
     def run(self) -> Written:
         """Run the task."""
-        result = Written([], {}, 0, Counter())
+        result = Written([], {}, 0, Counter(), Counter())
         gone = 0
-        for bucket, events in self.rows.found(result.unfit):
+        for bucket, events in self.rows.found(result.unfit, result.counts):
             kinds = events["kind"]
+            if self.counts_there:
+                created = events.filter(pc.equal(kinds, KINDS[CREATE]))
+                result.counts[THERE] += sum(len(rows) for _, rows in self._marks(created))
             old = events.filter(pc.not_equal(kinds, KINDS[CREATE]))
             gone += old.num_rows
             for path, rows in self._marks(old):
@@ -106,13 +115,13 @@ class Refresh:
             values = pa.Table.from_arrays(images.flatten(), [field.name for field in images.type])
             placed = with_places(values, (new[name] for name in _PLACE_NAMES))
             result.files.extend(write_placed(self.storage, placed, bucket))
-        return Written(result.files, result.marks, gone, result.unfit)
+        return Written(result.files, result.marks, gone, result.unfit, result.counts)
 
-    def _marks(self, old: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
+    def _marks(self, events: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
         """Yield for each file its rows of the events that counted until now, if it has any."""
-        if not old.num_rows:
+        if not events.num_rows:
             return
-        tokens, keys, positions = (one_chunk(old[name]) for name in _PLACE_NAMES)
+        tokens, keys, positions = (one_chunk(events[name]) for name in _PLACE_NAMES)
         places = rows_at(tokens, keys, positions)
         # Others need not be opened.
         owners = {ALL, *np.unique(buckets_of(tokens, self.rows.buckets)).tolist()}

@@ -55,6 +55,9 @@ else:
 TRIM_EVERY = 64
 """The number of refreshes after which one also deletes replaced files, if this is not due sooner."""
 
+MARKED = "rows marked"
+"""The name of the number of rows that a refresh marks."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +93,7 @@ def refresh(
     staged: Staged | None = None,
     unfit: Counter[str] | None = None,
     *,
+    counts: Counter[str] | None = None,
     whole: bool = False,
 ) -> Refreshed:
     """Bring the compacted view up to date, in one commit. Then pack its files, if this is worth it.
@@ -102,6 +106,8 @@ def refresh(
         staged: is called with the new files, and whether they are the whole view, before they are committed; if it
             raises, the view stays as it was, and these files are deleted.
         unfit: as in `row_form.fit`, for the rows that are written. It is complete when `staged` is called.
+        counts: gets the counts of `Written`, and as `MARKED` the number of rows that are marked. It is complete when
+            `staged` is called. The view is then also searched for created rows, which costs as much as marking rows.
         whole: write all rows again.
 
     Raises:
@@ -125,14 +131,17 @@ def refresh(
     if settings.lake.view == "rewritten":
         if not whole and _has_present_rows(table, before, state, changes):
             return Refreshed(before.rows, 0, 0, 0, False)
-        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit, counts)
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
     batch = Batch(generation_of(changes), number, time_of_lake(table))
     try:
         follows = None if whole else last
-        found, batch = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)
+        searches = counts is not None
+        found, batch = _next(
+            table, before, follows, state=state, changes=changes, batch=batch, run=run, counts_there=searches
+        )
         whole = False
     except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
         if before.files and not whole:
@@ -142,6 +151,8 @@ def refresh(
         found = _joined(run(WholeBucket.run, tasks))
     if unfit is not None:
         unfit.update(found.unfit)
+    if counts is not None:
+        counts.update(found.counts + Counter({MARKED: sum(map(len, found.marks.values()))}))
     is_new = not last or last.changes.version != changes.version or batch.as_of < last.batch.as_of
     if not whole and not found.files and not found.marks and not is_new:
         return Refreshed(before.rows, 0, 0, 0, False)
@@ -227,6 +238,7 @@ def _next(
     changes: TableVersion,
     batch: Batch,
     run: Runner,
+    counts_there: bool,
 ) -> tuple[Written, Batch]:
     """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
 
@@ -248,7 +260,8 @@ def _next(
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
-    tasks = [Refresh(each, _files_of(before, each.bucket), table.view.storage, table.cache) for each in rows]
+    storage, cache = table.view.storage, table.cache
+    tasks = [Refresh(each, _files_of(before, each.bucket), storage, cache, counts_there) for each in rows]
     done: list[Written] = []
     # Of tasks that ended before one failed, too.
     with deleted_if_refused(table.view.storage, (file for each in done for file in each.files)):
@@ -268,6 +281,7 @@ def _joined(several: Iterable[Written]) -> Written:
     files: list[WrittenFile] = []
     marks: dict[str, pyroaring.BitMap] = {}
     unfit: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     gone = 0
     for each in several:
         files += each.files
@@ -275,7 +289,8 @@ def _joined(several: Iterable[Written]) -> Written:
             marks[path] = marks.get(path, pyroaring.BitMap()) | rows
         gone += each.gone
         unfit.update(each.unfit)
-    return Written(files, marks, gone, unfit)
+        counts.update(each.counts)
+    return Written(files, marks, gone, unfit, counts)
 
 
 def _change(table: LakeTable, before: LiveVersion, found: Written, *, whole: bool) -> Change:
