@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,6 +174,20 @@ def publish_by_the_asset(captured: Captured, copies: Path, changes: int) -> None
     assert metadata["segments"].value == segments
     assert metadata["by_table"].value[f"{captured.keyspace}.t"] == changes
     assert all(check.passed for check in result.get_asset_check_evaluations())
+    assert_a_damaged_segment_fails_the_check(copies)
+
+
+def assert_a_damaged_segment_fails_the_check(copies: Path) -> None:
+    """It came after the others, and has changes that cannot be read."""
+    [first, *_] = sorted(copies.glob("*.log"))
+    damaged = copies / f"CommitLog-7-{time.time_ns() // 1_000_000}.log"
+    damaged.write_bytes(first.read_bytes()[:-200] + bytes(200))
+    shutil.copy(index_of(first), index_of(damaged))
+    resources = {"spark": SparkResource(), "kafka": KafkaResource()}
+    result = materialize([published_segments], resources=resources, raise_on_error=False)
+    [check] = result.get_asset_check_evaluations()
+    assert not check.passed
+    assert damaged.name in str(check.description)
 
 
 def test_segments_that_come_and_grow_are_followed(captured: Captured, segments: list[Path], tmp_path: Path) -> None:
