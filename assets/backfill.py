@@ -46,7 +46,7 @@ from writetime.storage.folders import Seen
 from writetime.storage.locations import without_secrets
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
@@ -98,7 +98,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         "entry.",
     )
     def take(context: AssetExecutionContext, database: DatabaseResource) -> Iterator[MaterializeResult]:
-        with by_kind():
+        with retry_if_transient():
             tags = _Tags(context.instance, table)
             last = _taken(context.instance, table).get("tag")
             kept = [str(last.value)] if last else []
@@ -119,7 +119,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     return take
 
 
-def backfilled(table: FollowedTable) -> AssetsDefinition:
+def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the asset that reads snapshots of a table into the lake."""
     key = key_of(table.name, "backfill")
 
@@ -149,7 +149,7 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with by_kind():
+        with retry_if_transient():
             found = find_snapshots(config.paths or _last_taken(context, table), table=table.name)
             if found.schema.full_name != table.name:
                 raise WritetimeError(

@@ -24,7 +24,7 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from writetime.capture.agent_metrics import summary
+from writetime.capture.metrics import summary
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.lake.followed_tables import FollowedTable
@@ -34,7 +34,7 @@ from writetime.landing.landing import is_published
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 from writetime_dagster.assets.checks import from_waiting
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.resources import KafkaResource
@@ -65,7 +65,7 @@ commit_logs = AssetSpec(
         )
     ],
 )
-@by_kind()
+@retry_if_transient()
 def agents(kafka: KafkaResource) -> ObserveResult:
     """Observe the agents by their reports in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(shared_watermarks(kafka.settings).read())
@@ -85,7 +85,7 @@ def agents(kafka: KafkaResource) -> ObserveResult:
     description="Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds up "
     "its watermark: no segment set aside or vanished, no gap, no failed snapshot, no refused schema.",
 )
-@by_kind()
+@retry_if_transient()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     """Find agents that are silent, or whose watermark cannot move."""
     found = statuses(shared_watermarks(kafka.settings).read())
@@ -124,7 +124,7 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
     return failed | {table: str(fault) for table, fault in status.get("not_captured", {}).items()}
 
 
-def topic(table: FollowedTable) -> AssetsDefinition:
+def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the asset that observes the topic of a table's changes."""
     key = key_of(table.name, "topic")
 
@@ -142,7 +142,7 @@ def topic(table: FollowedTable) -> AssetsDefinition:
             )
         ],
     )
-    @by_kind()
+    @retry_if_transient()
     def observe(kafka: KafkaResource) -> ObserveResult:
         settings, name = kafka.settings, changes_topic(table.name)
         if not is_published(settings, table.name):
@@ -167,7 +167,7 @@ def topic(table: FollowedTable) -> AssetsDefinition:
     return observe
 
 
-def retention(table: FollowedTable) -> AssetChecksDefinition:
+def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check that Kafka does not soon delete changes that have not landed."""
 
     @asset_check(
@@ -176,7 +176,7 @@ def retention(table: FollowedTable) -> AssetChecksDefinition:
         description="No change waits to land for longer than half of the topic's retention. Kafka deletes it at the "
         "end of the retention; then only a new snapshot closes the gap.",
     )
-    @by_kind()
+    @retry_if_transient()
     def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         settings = kafka.settings
         if not is_published(settings, table.name):

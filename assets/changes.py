@@ -21,7 +21,7 @@ from dagster import (
 )
 
 from writetime.changes.model import change_schema
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
@@ -31,7 +31,7 @@ from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Incomplete, Landing, is_published
 from writetime.landing.reports import stopped
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
@@ -40,7 +40,7 @@ from writetime_dagster.resources import KafkaResource, LakeResource, SparkResour
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and check that the table has cdc = true"
 
 
-def landed(table: FollowedTable) -> AssetsDefinition:
+def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the captured changes of a table in the lake."""
     key = key_of(table.name, "changes")
 
@@ -66,7 +66,7 @@ def landed(table: FollowedTable) -> AssetsDefinition:
     def land(
         spark: SparkResource, lake: LakeResource, kafka: KafkaResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with by_kind():
+        with retry_if_transient():
             settings, name = kafka.settings, "all_messages_landed"
             if not is_published(settings, table.name):
                 yield AssetCheckResult(check_name=name, passed=True, metadata={"fix": _NO_TOPIC})
@@ -100,7 +100,7 @@ def landed(table: FollowedTable) -> AssetsDefinition:
     return land
 
 
-def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
+def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
     """Return the checks of how far the lake is behind. They also run while nothing is landed."""
     key = key_of(table.name, "changes")
 
@@ -129,7 +129,7 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
         ],
     )
     def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
-        with by_kind():
+        with retry_if_transient():
             settings, warn = kafka.settings, AssetCheckSeverity.WARN
             waiting, freshness, fresh = 0, {}, False
             reasons = stopped(settings, LakeTable(table_storage(settings, table.name), 0), shared_watermarks)
@@ -146,7 +146,7 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
                 check_name="lag_is_bounded",
                 passed=bounded,
                 severity=warn,
-                description=None if bounded else f"{counted(waiting, 'change', ',')} not landed",
+                description=None if bounded else f"{pluralize(waiting, 'change', ',')} not landed",
                 metadata={"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
             )
             yield AssetCheckResult(
@@ -178,7 +178,7 @@ def _freshness(until: int) -> dict[str, Any]:
     }
 
 
-def merged(table: FollowedTable) -> AssetsDefinition:
+def build_state_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the merged state of a table."""
     key = key_of(table.name, "state")
 
@@ -207,7 +207,7 @@ def merged(table: FollowedTable) -> AssetsDefinition:
         "changes, and folds levels when there are too many. The cost grows with the new changes, not with the table.",
     )
     def merge(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with by_kind():
+        with retry_if_transient():
             in_lake = open_table(lake.settings, table.name)
 
             staged = StagedFiles(

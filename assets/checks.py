@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
-from writetime.clients.quality import Finding, failed, markdown
+from writetime.clients.great_expectations import Finding, failed, markdown
 from writetime.clients.topic_retention import UnknownRetention
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 
 
 def from_findings(
@@ -31,9 +31,9 @@ def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole
     number of rows with timestamps that do not fit. `whole`: the refresh wrote all rows of the view.
     """
     of = (
-        f"of all {counted(written, 'row', ',')}"
+        f"of all {pluralize(written, 'row', ',')}"
         if whole
-        else f"of the {counted(written, 'row', ',')} that this refresh wrote"
+        else f"of the {pluralize(written, 'row', ',')} that this refresh wrote"
     )
     return AssetCheckResult(
         check_name=check_name,
@@ -70,7 +70,7 @@ def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
     return AssetCheckResult(
         passed=not messages,
         description="; ".join(
-            f"partition {p}: {counted(n, 'message', ',')} waiting for too long" for p, n in messages.items()
+            f"partition {p}: {pluralize(n, 'message', ',')} waiting for too long" for p, n in messages.items()
         )
         or None,
         metadata={

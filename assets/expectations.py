@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
-from writetime.clients.quality import gxe
+from writetime.clients.great_expectations import gxe
 from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.delta.storage import Storage

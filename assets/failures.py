@@ -38,7 +38,7 @@ _SOON_SECONDS = 2
 
 
 @contextmanager
-def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
+def retry_if_transient(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
     """Retry a failure that may pass by itself. Fail at once, with one sentence, if an operator must correct it.
 
     Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
@@ -62,7 +62,7 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         raise RetryRequested(RETRIES, soon_seconds) from e
 
 
-def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:
+def for_each_queue(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:
     """Call `act` with each of several queues. Return the results and the failures. If the server cannot be reached,
     raise.
     """

@@ -33,18 +33,18 @@ from dagster import (
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from writetime.clients import quality
+from writetime.clients import great_expectations
+from writetime.clients.great_expectations import Finding, gxe
 from writetime.clients.kafka import committed_offsets
-from writetime.clients.quality import Finding, gxe
 from writetime.clients.topic_retention import waiting_too_long
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize as counted
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
-from writetime.ingest.event_pipeline import Outcome
+from writetime.ingest.event_pipeline import WriteOutcome
 from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings, from_waiting
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
@@ -78,7 +78,7 @@ http_events = AssetSpec(
         )
     ]
 )
-@by_kind()
+@retry_if_transient()
 def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     """Observe how many messages the topic holds, and how many of them the sink has not stored."""
     ingest = kafka.settings.ingest
@@ -99,7 +99,7 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     description="No message has waited for more than half of the topic's retention, after which Kafka deletes it. No "
     "message was deleted before it was stored, and the topic has not lost its end.",
 )
-@by_kind()
+@retry_if_transient()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited so long that Kafka will soon delete them; fail if messages were lost."""
     settings = kafka.settings
@@ -146,7 +146,7 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         )
     },
 )
-@by_kind()
+@retry_if_transient()
 def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
 
@@ -162,7 +162,7 @@ def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: Kaf
     seconds = time.monotonic() - began
     rows = readback.read_back(receipts, settings).localCheckpoint(eager=True)
     counted = {row["outcome"]: row["count"] for row in receipts.groupBy("outcome").count().collect()}
-    outcomes = {str(o): counted.get(o, 0) for o in Outcome}
+    outcomes = {str(o): counted.get(o, 0) for o in WriteOutcome}
     checks = [
         _check_messages(receipts),
         _check_accounting(receipts, drain.count_messages(settings, ranges), ranges),
@@ -213,7 +213,7 @@ dead_letter_topic = AssetSpec(
         )
     ],
 )
-@by_kind()
+@retry_if_transient()
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
     """Messages that could not be stored, with reason and origin, as a table of the lake.
 
@@ -244,7 +244,7 @@ def _copy(
     with counts, and the findings.
     """
     rows = dead_letter_rows.read(session, lake.settings, topic_id, ranges).localCheckpoint(eager=True)
-    findings = quality.validate(
+    findings = great_expectations.validate(
         rows,
         "dead_letters",
         [
@@ -263,7 +263,7 @@ def _copy(
 
 def _check_messages(receipts: DataFrame) -> AssetCheckResult:
     """Warn when many messages are not events. Then a sender is broken, and not the platform."""
-    findings = quality.validate(
+    findings = great_expectations.validate(
         receipts,
         "messages",
         [
@@ -278,13 +278,13 @@ def _check_messages(receipts: DataFrame) -> AssetCheckResult:
 
 def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRange]) -> AssetCheckResult:
     """Compare the receipts with the topic itself, counted by another consumer."""
-    findings = quality.validate(
+    findings = great_expectations.validate(
         receipts,
         "receipts",
         [
             gxe.ExpectTableRowCountToEqual(value=messages),
             gxe.ExpectCompoundColumnsToBeUnique(column_list=["partition", "offset"]),
-            gxe.ExpectColumnValuesToBeInSet(column="outcome", value_set=[str(o) for o in Outcome]),
+            gxe.ExpectColumnValuesToBeInSet(column="outcome", value_set=[str(o) for o in WriteOutcome]),
         ],
     )
     check = from_findings("all_messages_accounted_for", findings)
@@ -298,7 +298,7 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
     # In mode `upsert`, an event that came twice has two receipts and one row.
     stored = receipts.where("outcome = 'stored'").select(*key).dropDuplicates()
     joined = stored.join(rows.withColumn("has_row", F.lit(True)), key, "left").select(*key, "event_type", "has_row")
-    findings = quality.validate(
+    findings = great_expectations.validate(
         joined,
         "rows",
         [

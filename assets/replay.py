@@ -45,16 +45,16 @@ from dagster import (
     sensor,
 )
 
-from writetime.clients import quality
-from writetime.clients.quality import gxe
-from writetime.core.counts import counted
+from writetime.clients import great_expectations
+from writetime.clients.great_expectations import gxe
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
 from writetime_dagster.assets.automation import PAUSE_SECONDS, failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.copied_batches import CopiedBatches, all_copied
-from writetime_dagster.assets.failures import ToCorrect, apart, by_kind
+from writetime_dagster.assets.failures import ToCorrect, for_each_queue, retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -112,7 +112,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
             )
         ],
     )
-    @by_kind()
+    @retry_if_transient()
     def observe(database: DatabaseResource) -> ObserveResult:
         """Observe the newest batch, and how far each processor is behind."""
         processors = lag(database.settings, queue)
@@ -137,7 +137,7 @@ def batches_are_complete(queue: str) -> AssetChecksDefinition:
         name="batches_are_complete",
         description="Reads all batches: numbers have no gap; items and SHA-256 match the sealed ones.",
     )
-    @by_kind()
+    @retry_if_transient()
     def complete(database: DatabaseResource) -> AssetCheckResult:
         """Read all batches."""
         found = check(database.settings, queue)
@@ -183,7 +183,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         context: AssetExecutionContext, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         """Copy a range of batches into the lake, in one commit."""
-        with by_kind():
+        with retry_if_transient():
             session = spark.spark_session
             numbers = sorted(map(int, context.partition_keys))
             first, last = numbers[0], numbers[-1]
@@ -191,7 +191,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             items = {seal.n: seal.items for seal in seals}
             # Otherwise the library would report an outage of the database as wrong rows.
             rows = read(session, lake.settings, seals).localCheckpoint(eager=True)
-            findings = quality.validate(
+            findings = great_expectations.validate(
                 rows,
                 "items",
                 [
@@ -204,7 +204,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             if not all(finding.success for finding in findings):
                 raise ToCorrect(
                     f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its: "
-                    + quality.failed(findings)
+                    + great_expectations.failed(findings)
                 )
             lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
             for n in numbers:
@@ -250,7 +250,7 @@ def new_batches(queue: str) -> SensorDefinition:
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
         missing = copied.missing
         if not missing:
-            reason = f"all {counted(head, 'batch')} are in the lake" if head else "the queue has no batches yet"
+            reason = f"all {pluralize(head, 'batch')} are in the lake" if head else "the queue has no batches yet"
             return SensorResult([], reason, copied.cursor, added)
         failed = _failed_runs(instance, name_of(queue))
         under_way = is_under_way(instance, name_of(queue))
@@ -265,7 +265,7 @@ def new_batches(queue: str) -> SensorDefinition:
             reason = "the last run failed; the next one starts 15 minutes after its end"
         else:
             reason = (
-                f"{counted(len(missing), 'batch')} failed, the first is {missing[0]}: each is tried again 15 minutes "
+                f"{pluralize(len(missing), 'batch')} failed, the first is {missing[0]}: each is tried again 15 minutes "
                 "after its run, in shorter runs, and one that failed alone after an hour"
             )
         return SensorResult([], reason, copied.cursor, added)
@@ -274,11 +274,11 @@ def new_batches(queue: str) -> SensorDefinition:
 
 
 @op
-@by_kind()
+@retry_if_transient()
 def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
     """Delete old batches of all queues that have `replay.keep_days`."""
     settings = database.settings
-    found, faults = apart(settings.replay.keep_days, lambda queue: trim(settings, queue))
+    found, faults = for_each_queue(settings.replay.keep_days, lambda queue: trim(settings, queue))
     context.add_output_metadata(
         {
             "batches_deleted": sum(t.deleted for t in found.values()),

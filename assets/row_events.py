@@ -19,7 +19,7 @@ from dagster import (
 from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, has_topic, next_offsets
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize as counted
 from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
@@ -30,13 +30,13 @@ from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
-def events(table: FollowedTable) -> AssetsDefinition:
+def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the row events of a table in the lake."""
     key = key_of(table.name, "row_events")
     columns = {} if table.schema is None else arrow_columns(event_schema(table.schema))
@@ -65,7 +65,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
         counted: dict[str, int] = {}
         counts: Counter[str] = Counter()
         new: list[WrittenFile] = []
-        with by_kind():
+        with retry_if_transient():
             in_lake = open_table(lake.settings, table.name)
 
             def frame(files: Sequence[WrittenFile]) -> DataFrame:
@@ -101,7 +101,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
     return find
 
 
-def topic(table: FollowedTable) -> AssetsDefinition:
+def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the row events of a table in Kafka."""
     key = key_of(table.name, "row_topic")
 
@@ -123,7 +123,7 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`: each once, for "
         "consumers that read committed messages.",
     )
-    @by_kind()
+    @retry_if_transient()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
         settings, name = kafka.settings, row_events_topic(table.name)
         in_lake = open_table(lake.settings, table.name)

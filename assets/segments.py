@@ -31,7 +31,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.spark_tasks import in_spark
 from writetime_dagster.assets.automation import failed_lately, is_under_way
 from writetime_dagster.assets.capture import COMMIT_LOGS
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.resources import KafkaResource, SparkResource
 
 PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
@@ -63,7 +63,7 @@ class SegmentsConfig(Config):
         )
     ],
 )
-@by_kind()
+@retry_if_transient()
 def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The changes in folders of commit log segments, in the topics of the captured tables, each at least once.
 

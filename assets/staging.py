@@ -9,8 +9,8 @@ from typing import TypeVar
 from dagster import AssetCheckResult, AssetCheckSeverity
 from pyspark.sql import DataFrame
 
-from writetime.clients import quality
-from writetime.clients.quality import Finding, gxe
+from writetime.clients import great_expectations
+from writetime.clients.great_expectations import Finding, gxe
 from writetime.delta.parquet import WrittenFile
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import ToCorrect
@@ -70,14 +70,14 @@ class StagedFiles:
         frame = self._frame(files).persist()
         try:
             for check, suite in self._suites(files).items():
-                found = quality.validate(frame, check, suite, self._keys) if suite else []
+                found = great_expectations.validate(frame, check, suite, self._keys) if suite else []
                 self._findings.setdefault(check, []).extend(found)
             if self._count:
                 self._count(frame)
         finally:
             frame.unpersist()
         blocking = [check for check, severity in self._checks.items() if severity is AssetCheckSeverity.ERROR]
-        failed = {check: quality.failed(self._findings.get(check, [])) for check in blocking}
+        failed = {check: great_expectations.failed(self._findings.get(check, [])) for check in blocking}
         if faults := [fault for fault in failed.values() if fault]:
             remedies = [remedy for check, remedy in self._remedies.items() if failed.get(check)]
             raise ToCorrect(f"{self._failure}: {'; '.join([*faults, *remedies])}")

@@ -58,7 +58,7 @@ from writetime_dagster.assets.automation import (
 )
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
@@ -185,7 +185,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
         "observes how many tombstones each state then has. It does not fold changes or refresh views: the job `views` "
         "does that, with its checks.",
     )
-    @by_kind()
+    @retry_if_transient()
     def maintain_tables(
         context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
     ) -> None:

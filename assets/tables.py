@@ -27,20 +27,14 @@ from dagster import (
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
-from writetime.lake.followed_tables import (
-    FollowedTable,
-    Refused,
-    cdc_statement,
-    followed_tables,
-    is_captured,
-)
+from writetime.lake.followed_tables import FollowedTable, RefusedEntry, cdc_statement, followed_tables, is_captured
 from writetime.schema.describe import to_cql
 from writetime.schema.similar_tables import most_similar
 from writetime.view.expected_rows import of_entry
 from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
-from writetime_dagster.assets.failures import ToCorrect, by_kind
+from writetime_dagster.assets.failures import ToCorrect, retry_if_transient
 from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
 
@@ -100,7 +94,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
             identifiers |= own
             tables.append(table)
         except WritetimeError as e:
-            refused.append(Refused(table.name, str(e)))
+            refused.append(RefusedEntry(table.name, str(e)))
     if refused and os.environ.get(_VALIDATION):
         raise ToCorrect("\n".join(f"the table {entry.name} is refused: {entry.reason}" for entry in refused))
     for entry in refused:
@@ -123,13 +117,17 @@ def assets_of(
         WritetimeError: its entry cannot be followed.
     """
     assets: list[AssetsDefinition | AssetSpec] = [source(table, writer), backfill.snapshots(table)]
-    assets += [backfill.backfilled(table), changes.merged(table), views.compacted(table)]
-    checks = [views.proof(table), *([views.expected_rows(table)] if table.entry.expect else [])]
+    assets += [backfill.build_backfill_asset(table), changes.build_state_asset(table), views.build_view_asset(table)]
+    checks = [views.build_verify_check(table), *([views.build_expectations_check(table)] if table.entry.expect else [])]
     if table.entry.capture:
-        assets += [capture.topic(table), changes.landed(table)]
-        checks += [is_captured_by_the_database(table), capture.retention(table), changes.lag_and_freshness(table)]
+        assets += [capture.build_changes_topic_asset(table), changes.build_changes_asset(table)]
+        checks += [
+            is_captured_by_the_database(table),
+            capture.build_retention_check(table),
+            changes.build_lag_checks(table),
+        ]
     if table.entry.row_events:
-        assets += [row_events.events(table), row_events.topic(table)]
+        assets += [row_events.build_row_events_asset(table), row_events.build_row_events_topic_asset(table)]
     return assets, checks
 
 
@@ -151,7 +149,7 @@ def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
             )
         ],
     )
-    @by_kind()
+    @retry_if_transient()
     def observe(database: DatabaseResource) -> ObserveResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
@@ -168,7 +166,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
         name=table_jobs.LOGGED,
         description="The database logs changes of this table for capture.",
     )
-    @by_kind()
+    @retry_if_transient()
     def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
@@ -182,7 +180,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     return changes_are_logged
 
 
-def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
+def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[RefusedEntry]] | None:
     """Return the tables that the code location follows, if this is a process of one of its runs. Else return None.
 
     A run does not read the database and the settings file again. Its steps cover all tables that the code location had
@@ -191,7 +189,7 @@ def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
         return None
     entries = json.loads(context.reconstruction_metadata[_TABLES], object_hook=_from_json)
-    return [FollowedTable(name, Table.model_validate(entry)) for name, entry in entries.items()], []
+    return [FollowedTable(name, TableEntry.model_validate(entry)) for name, entry in entries.items()], []
 
 
 def _as_json(value: date | time) -> dict[str, str]:
@@ -204,15 +202,15 @@ def _from_json(found: dict[str, Any]) -> Any:
 
 
 def _chosen(
-    only: Collection[str], found: Sequence[FollowedTable], refused: Sequence[Refused]
-) -> tuple[list[FollowedTable], list[Refused]]:
+    only: Collection[str], found: Sequence[FollowedTable], refused: Sequence[RefusedEntry]
+) -> tuple[list[FollowedTable], list[RefusedEntry]]:
     """Return the chosen tables: those that are followed, and those that are refused, such as one without an entry."""
     known = {entry.name for entry in (*found, *refused)}
-    unknown: list[Refused] = []
+    unknown: list[RefusedEntry] = []
     for name in sorted(set(only) - known):
         similar = most_similar(name, known)
         hint = f"; is it {similar}?" if similar else ""
-        unknown.append(Refused(name, f"the settings have no entry [tables.{name}]{hint}"))
+        unknown.append(RefusedEntry(name, f"the settings have no entry [tables.{name}]{hint}"))
     return (
         [table for table in found if table.name in only],
         [*(entry for entry in refused if entry.name in only), *unknown],
@@ -224,7 +222,7 @@ def _cql(table: FollowedTable) -> str:
     return to_cql(replace(table.schema, id=None, dropped=()))
 
 
-def _refused(entry: Refused) -> AssetSpec:
+def _refused(entry: RefusedEntry) -> AssetSpec:
     return AssetSpec(
         key_of(entry.name, "table"),
         group_name="sources",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dagster import Definitions, JobDefinition, OpDefinition, OpExecutionContext, in_process_executor, job, op
 
 from writetime_dagster.assets.automation import on_schedule
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.ingest import DEAD_LETTERS_POOL, DEAD_LETTERS_TABLE
 from writetime_dagster.assets.replay import name_of, table_of
 from writetime_dagster.assets.workqueue import COMPLETED_POOL, COMPLETED_TABLE
@@ -55,7 +55,7 @@ def _clean_up(table: str, pool: str) -> OpDefinition:
     """Return the step for a table. It shares the pool of the asset that writes the table, so the two never conflict."""
 
     @op(name=f"clean_up_{pool}", pool=pool, description=f"Cleans up the table `{table}` of the lake.")
-    @by_kind()
+    @retry_if_transient()
     def clean(context: OpExecutionContext, lake: LakeResource) -> None:
         context.add_output_metadata(lake.clean_up(table))
 

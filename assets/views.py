@@ -24,20 +24,20 @@ from dagster import (
 )
 from pydantic import Field
 
-from writetime.clients import quality
-from writetime.clients.quality import gxe
-from writetime.core.counts import counted
+from writetime.clients import great_expectations
+from writetime.clients.great_expectations import gxe
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient
 from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.compacted_view import CompactedView
-from writetime.verify.comparison import Report, verify
+from writetime.verify.comparison import VerifyReport, verify
 from writetime.view.expected_rows import key_columns, of_each_row, of_entry, remedy_of
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_proven
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import LakeResource, SparkResource
@@ -52,7 +52,7 @@ class ViewConfig(Config):
     whole: bool = Field(default=False, description="Write all rows again, and not only those that changed.")
 
 
-def compacted(table: FollowedTable) -> AssetsDefinition:
+def build_view_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the compacted view of a table."""
     key = key_of(table.name, "view")
     columns = {} if table.schema is None else view_columns(table.schema, view_schema(table.schema))
@@ -98,7 +98,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         unfit: Counter[str] = Counter()
         counts: Counter[str] = Counter()
-        with by_kind():
+        with retry_if_transient():
             in_lake = open_table(lake.settings, table.name)
 
             all_rows = False
@@ -152,7 +152,7 @@ class VerifyConfig(Config):
     wait_seconds: float = Field(default=10.0, ge=0, description="For how long differing rows are read again.")
 
 
-def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
+def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check of the expectations of the table's entry on all rows of the view."""
 
     @asset_check(
@@ -162,16 +162,16 @@ def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
         "row before it publishes them; this check also evaluates those about the whole view, such as its number of "
         "rows.",
     )
-    @by_kind()
+    @retry_if_transient()
     def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
         in_lake, name = open_table(lake.settings, table.name), "all_rows_are_as_expected"
         rows, keys = expectations.whole_view(spark.spark_session, in_lake), key_columns(in_lake.schema())
-        return from_findings(name, quality.validate(rows, name, of_entry(table), keys))
+        return from_findings(name, great_expectations.validate(rows, name, of_entry(table), keys))
 
     return all_rows_are_as_expected
 
 
-def proof(table: FollowedTable) -> AssetChecksDefinition:
+def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check of a table's view against the database."""
 
     @asset_check(
@@ -182,7 +182,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         "capture or landing has stopped. If the database cannot be reached, or there is no view yet, the check warns "
         "that nothing was verified.",
     )
-    @by_kind()
+    @retry_if_transient()
     def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
         began = time.monotonic()
         try:
@@ -221,11 +221,11 @@ def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
     }
 
 
-def _not_proven(report: Report) -> str:
+def _not_proven(report: VerifyReport) -> str:
     """Return the reasons why a view is not proven."""
-    reasons = [counted(report.differing, "differing row", ",")] if report.differing else []
+    reasons = [pluralize(report.differing, "differing row", ",")] if report.differing else []
     if report.view is not None and report.view.fault is not None:
         reasons.append(f"the compacted view: {report.view.fault}")
     if report.unsettled:
-        reasons.append(f"not read again: {counted(report.unsettled, 'more partition', ',')}")
+        reasons.append(f"not read again: {pluralize(report.unsettled, 'more partition', ',')}")
     return "; ".join([*reasons, *(f"rows that lag do not reach the lake: {reason}" for reason in report.stopped)])

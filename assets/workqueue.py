@@ -37,15 +37,15 @@ from dagster import (
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import looking, worker_faults
-from writetime.workqueue.items import Place
+from writetime.workqueue.items import ItemPartition
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import apart, by_kind
+from writetime_dagster.assets.failures import for_each_queue, retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -68,11 +68,11 @@ _AGAIN_SECONDS = 3600.0
         )
     ]
 )
-@by_kind()
+@retry_if_transient()
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe the depth of the queues, the age of their oldest item, and their dead items."""
     with looking(database.settings) as look:
-        found, faults = apart(look.queues(), look.state)
+        found, faults = for_each_queue(look.queues(), look.state)
     states = list(found.values())
     return ObserveResult(
         asset_key=EVENT_QUEUE,
@@ -96,16 +96,16 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
     description="Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has "
     "unfinished items.",
 )
-@by_kind()
+@retry_if_transient()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
     with audit.auditing(database.settings) as opened:
-        found, faults = apart(opened.queues(), opened.account)
+        found, faults = for_each_queue(opened.queues(), opened.account)
     accounts = found.values()
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return AssetCheckResult(
         passed=lost == 0 and not faults,
-        description="; ".join([*([f"{counted(lost, 'item', ',')} lost"] if lost else []), *_failed(faults)]) or None,
+        description="; ".join([*([f"{pluralize(lost, 'item', ',')} lost"] if lost else []), *_failed(faults)]) or None,
         metadata={
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
@@ -122,7 +122,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     description="No item waits for longer than `workqueue.stuck_seconds`, no queue has more unfinished items than its "
     "`max_depth`, and no worker has reported a fault within the last hour.",
 )
-@by_kind()
+@retry_if_transient()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     """Warn of queues whose oldest unfinished item is too old, of queues with too many items, and of worker faults."""
     old, deep, faults = _stuck(database)
@@ -132,7 +132,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         severity=AssetCheckSeverity.WARN,
         description="; ".join(
             [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
-            + [f"queue {name}: {counted(depth, 'item')} not finished" for name, depth in deep.items()]
+            + [f"queue {name}: {pluralize(depth, 'item')} not finished" for name, depth in deep.items()]
             + _failed(faults)
             + of_workers
         ),
@@ -161,7 +161,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         )
     ],
 )
-@by_kind()
+@retry_if_transient()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
@@ -173,14 +173,14 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     with audit.auditing(database.settings) as opened:
         now = opened.now()
         # No item is completed before its bucket has begun.
-        found, faults = apart(opened.queues(), lambda name: opened.buckets(name, now))
+        found, faults = for_each_queue(opened.queues(), lambda name: opened.buckets(name, now))
     for name, rows_of_queue in found.items():
         for row in rows_of_queue:
-            place = Place(name, row.shard, row.bucket)
+            place = ItemPartition(name, row.shard, row.bucket)
             if row.closed is None or written.get(place, 0) <= row.closed:
                 places.append(place)
     count = 0
-    unread: dict[Place, str] = {}
+    unread: dict[ItemPartition, str] = {}
     if places:
         read = completed.read(spark.spark_session, database.settings, places).persist()
         unread = completed.faults(read)
@@ -217,12 +217,12 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     description="Queried by CQL: the lake has all completed items of each bucket that was read after it closed, and "
     "no extra items of other buckets.",
 )
-@by_kind()
+@retry_if_transient()
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
     """Compare the table of the lake with all states."""
     have = audit.in_lake(lake.settings, COMPLETED_TABLE)
     with audit.auditing(database.settings) as opened:
-        answers, faults = apart(opened.queues(), lambda name: opened.compare(name, have))
+        answers, faults = for_each_queue(opened.queues(), lambda name: opened.compare(name, have))
     found = list(answers.values())
     differing = [place for brought in found for place in brought.differing]
     return AssetCheckResult(
@@ -257,7 +257,7 @@ class DrainConfig(Config):
 
 
 @op
-@by_kind()
+@retry_if_transient()
 def drain_queue_op(
     context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
 ) -> None:
@@ -337,23 +337,23 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
     return RunRequest(tags={"writetime/stuck": names[:200]})
 
 
-def _written(lake: LakeResource) -> dict[Place, int]:
+def _written(lake: LakeResource) -> dict[ItemPartition, int]:
     """Return the time (milliseconds) at which each bucket in the lake was read. The table's log has the least `read_at`
     of each file, so no rows are read.
     """
     if (table := lake.find(COMPLETED_TABLE)) is None:
         return {}
     files = pa.table(table.get_add_actions(flatten=True))
-    found: dict[Place, int] = {}
+    found: dict[ItemPartition, int] = {}
     for file in files.to_pylist():
-        place = Place(*(file[f"partition.{name}"] for name in Place._fields))
+        place = ItemPartition(*(file[f"partition.{name}"] for name in ItemPartition._fields))
         # A file without statistics counts as old, so its bucket is written again.
         read_at = file["min.read_at"] or 0
         found[place] = min(found.get(place, read_at), read_at)
     return found
 
 
-def _unread(places: Mapping[Place, str]) -> list[str]:
+def _unread(places: Mapping[ItemPartition, str]) -> list[str]:
     """Return one sentence per queue with buckets that cannot be read. It names the first such bucket."""
     found: dict[str, list[str]] = {}
     for place, reason in places.items():
@@ -374,9 +374,11 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
     own = database.settings.workqueue
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
     with looking(database.settings) as look:
-        ages, faults = apart(look.queues(), look.oldest_seconds)
+        ages, faults = for_each_queue(look.queues(), look.oldest_seconds)
         # Items that become due much later are never stuck, but they count for the depth.
-        depths, more = apart([name for name in ages if name in bounds], lambda name: look.unfinished(name).depth)
+        depths, more = for_each_queue(
+            [name for name in ages if name in bounds], lambda name: look.unfinished(name).depth
+        )
     return (
         {name: round(age, 1) for name, age in ages.items() if age > own.stuck_seconds},
         {name: depth for name, depth in depths.items() if depth > bounds[name]},

@@ -24,9 +24,9 @@ from pydantic import Field
 
 from demo import board as departures
 from demo import enrichment, flights, published
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.workqueue import Enqueuer
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import cql_columns
 from writetime_dagster.assets.replay import source_key
 from writetime_dagster.assets.workqueue import COMPLETED
@@ -48,7 +48,7 @@ class FlightsConfig(Config):
 
 
 @asset(key=FLIGHTS, group_name="sources", kinds={"python", "spark"}, pool="flights")
-@by_kind()
+@retry_if_transient()
 def replayed_flights(
     context: AssetExecutionContext, config: FlightsConfig, spark: SparkResource, kafka: KafkaResource
 ) -> MaterializeResult:
@@ -74,7 +74,7 @@ def replayed_flights(
     began = time.monotonic()
     totals = slices.mapInPandas(post, "calls long, repeated_calls long, sent long, acknowledged long").toPandas().sum()
     seconds = time.monotonic() - began
-    context.log.info("posted %s in %s", counted(totals["sent"], "event"), counted(totals["calls"], "call"))
+    context.log.info("posted %s in %s", pluralize(totals["sent"], "event"), pluralize(totals["calls"], "call"))
     return MaterializeResult(
         metadata={
             "flights": config.flights,
@@ -89,7 +89,7 @@ def replayed_flights(
 
 
 @asset(key=FLIGHT_ITEMS, group_name="sources", kinds={"python", "cassandra"}, pool="flight_items")
-@by_kind()
+@retry_if_transient()
 def flight_items(config: FlightsConfig, database: DatabaseResource) -> MaterializeResult:
     """The same flights as items of the queue `flights`, whose handler looks up plane and weather."""
     items = list(enrichment.items(flights.flights(config.flights)))
@@ -126,7 +126,7 @@ class BatchesConfig(Config):
         AssetCheckSpec("no_flight_waits", asset=BATCHES, description="All enriched flights are published, in order.")
     ],
 )
-@by_kind()
+@retry_if_transient()
 def flight_batches(config: BatchesConfig, database: DatabaseResource) -> MaterializeResult:
     """The enriched flights as batches of the replay queue `flights`, in time order, each flight once."""
     began = time.monotonic()
@@ -161,7 +161,7 @@ def board(queues: Sequence[str]) -> AssetsDefinition:
         metadata=cql_columns(departures.schema("writetime")),
         description="The batches, applied to the departures board: the table `flights`. A replay changes nothing.",
     )
-    @by_kind()
+    @retry_if_transient()
     def apply(database: DatabaseResource) -> MaterializeResult:
         departures.ensure_board(database.settings)
         began = time.monotonic()

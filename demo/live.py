@@ -21,7 +21,7 @@ from demo.settings import LIVE_TABLE
 from writetime.clients import database
 from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import cdc_option
 from writetime.lake.table import is_in_lake, open_table
@@ -91,7 +91,7 @@ class Delays:
         for where in self.seen:
             p50, p99, count = self.percentiles(where, numbers)
             shown.append(
-                f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({counted(count, 'write', ',')})"
+                f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({pluralize(count, 'write', ',')})"
             )
         return shown
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from demo.live import Delays
 from demo.report import Report, Stage, Station, rows_of
 from demo.settings import LIVE_TABLE
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 
 # The default address of `make ui`.
 UI = "http://127.0.0.1:3000"
@@ -70,7 +70,7 @@ def _live(delays: Delays, is_live: bool) -> str:
         p50, p99, count = delays.percentiles(where)
         cards += _card(
             f"{p50 * 1000:,.0f} ms",
-            f"{where}: half of {counted(count, 'write', ',')} sooner; 99% within {p99 * 1000:,.0f} ms",
+            f"{where}: half of {pluralize(count, 'write', ',')} sooner; 99% within {p99 * 1000:,.0f} ms",
         )
         if is_live and (age := delays.fresh(where, now)) is not None:
             cards += _card(f"{age * 1000:,.0f} ms", f"age of the newest write in the {where}, now")
@@ -145,7 +145,7 @@ def _checks(report: Report) -> str:
     )
     opened = "" if all(report.checks.values()) else " open"
     return (
-        f"<h2>Checks</h2><details{opened}><summary>{counted(len(report.checks), 'check')} of Dagster</summary>"
+        f"<h2>Checks</h2><details{opened}><summary>{pluralize(len(report.checks), 'check')} of Dagster</summary>"
         f"<div class=scroll><table>{rows}</table></div></details>"
     )
 

@@ -6,7 +6,7 @@ from demo import enrichment, figures
 from demo.dagster_run import RunResult
 from demo.report import Stage, Station, Sum
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize as counted
 from writetime.lake.table import open_table
 from writetime_dagster.assets.naming import key_of
 

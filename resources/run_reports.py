@@ -29,7 +29,7 @@ from dagster import (
 )
 
 from writetime.core import alerts, config
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import naming, reason_of
 from writetime.core.private_folders import restrict_home
 
@@ -144,7 +144,7 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     alerted_at, is_known = _alerted_before(instance, run, wrong), True
     if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
         # A run whose checks do not pass succeeds, unless they are blocking.
-        unmet = f"{counted(len(found), 'check')} did not pass"
+        unmet = f"{pluralize(len(found), 'check')} did not pass"
         outcome = unmet if run.status is DagsterRunStatus.SUCCESS else run.status.value.lower()
         title = f"run {run.run_id} of job {run.job_name}: {outcome}"
         is_known = alerts.send(settings, title, [*found, *fault], run.run_id).result()

@@ -28,7 +28,7 @@ from tests.support.made import settings_at
 from tests.support.recordings import RecordedTable
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.core.config import Table
+from writetime.core.config import TableEntry
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
@@ -59,10 +59,10 @@ def back_up(manager: ScyllaManager, night: int) -> None:
 
 def test_new_backups_start_a_backfill(manager: ScyllaManager) -> None:
     """By a materialization of the snapshots, for each backup one. A place that cannot be listed holds no other up."""
-    followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
-    broken = FollowedTable("shop.none", Table(snapshots=["unknown://user:secret@place"]))
+    followed = FollowedTable(NAME, TableEntry(capture=False, snapshots=[str(manager.place)]))
+    broken = FollowedTable("shop.none", TableEntry(snapshots=["unknown://user:secret@place"]))
     sensor = backfill.new_backups([broken, followed])
-    assets = [backfill.snapshots(followed), backfill.backfilled(followed)]
+    assets = [backfill.snapshots(followed), backfill.build_backfill_asset(followed)]
     assert "by its nodes: unknown://user@place. " in str(cast(AssetSpec, backfill.snapshots(broken)).description)
     definitions = Definitions(assets, resources=RESOURCES)
     cursor, automation = None, None
@@ -105,8 +105,8 @@ def test_a_place_that_does_not_answer_does_not_delay_the_others(
     with socket.create_server(("127.0.0.1", 0)) as store:
         # It takes connections, and is silent.
         place = f"s3://bucket/of?region=x&scheme=http&endpoint_override=127.0.0.1:{store.getsockname()[1]}"
-        silent = FollowedTable("shop.silent", Table(snapshots=[place]))
-        followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
+        silent = FollowedTable("shop.silent", TableEntry(snapshots=[place]))
+        followed = FollowedTable(NAME, TableEntry(capture=False, snapshots=[str(manager.place)]))
         sensor = backfill.new_backups([silent, followed], seconds=3)
         with DagsterInstance.ephemeral() as instance:
             result = sensor(build_sensor_context(instance))
@@ -120,7 +120,7 @@ def test_a_place_that_does_not_answer_does_not_delay_the_others(
 
 def test_the_listing_of_a_slow_place_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its tables has its turn, and one thread lists it at a time."""
-    tables = [FollowedTable(f"shop.t{i}", Table(snapshots=["/place"])) for i in range(6)]
+    tables = [FollowedTable(f"shop.t{i}", TableEntry(snapshots=["/place"])) for i in range(6)]
     turns = [threading.Event() for _ in tables]
     asked: list[str] = []
 
@@ -151,13 +151,15 @@ def test_a_backfill_reads_only_new_sstables(
     settings = settings_at(tmp_path / "lake", buckets=2)
     write_settings(settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
-    followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
+    followed = FollowedTable(NAME, TableEntry(capture=False, snapshots=[str(manager.place)]))
     ranges = backfill.token_ranges.get_partition_keys()
     tags = {"dagster/asset_partition_range_start": ranges[0], "dagster/asset_partition_range_end": ranges[-1]}
     for night in range(2):
         back_up(manager, night)
         with DagsterInstance.ephemeral() as instance:
-            made = materialize([backfill.backfilled(followed)], instance=instance, resources=RESOURCES, tags=tags)
+            made = materialize(
+                [backfill.build_backfill_asset(followed)], instance=instance, resources=RESOURCES, tags=tags
+            )
         # One event per range, with the numbers of the run.
         found = made.get_asset_materialization_events()[0].materialization.metadata
         assert (found["sstables"].value, found["sstables_new"].value) == (night + 1, 1)

@@ -14,7 +14,7 @@ from tests.support.lake_views import compacted
 from tests.support.made import SCHEMA, add, write
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.delta.parquet import WrittenFile
 from writetime.files import merging
 from writetime.lake import state
@@ -24,7 +24,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.views import time_now
 from writetime.row_events import compare, events, stream
-from writetime.row_events.compare import Matched, Rows
+from writetime.row_events.compare import Matched, OrderedRows
 from writetime.view import placed_rows
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import backfill, changes, row_events, tables, views
@@ -78,14 +78,14 @@ def test_changes_in_a_wrong_bucket(settings: Settings, spark: SparkSession, monk
         for i in range(40):
             session.execute(f"INSERT INTO {name} (id, v) VALUES ({i}, 'a')")
     [folder] = take_snapshot(settings, name, "now")
-    table = FollowedTable(name, Table(capture=False, snapshots=[str(folder)]))
+    table = FollowedTable(name, TableEntry(capture=False, snapshots=[str(folder)]))
     second = {"partition_key": backfill.token_ranges.get_partition_keys()[backfill.TOKEN_RANGES // 2]}
     with monkeypatch.context() as broken:
         whole = ChangeWriter.write
         broken.setattr(ChangeWriter, "write", lambda self, batches: whole(replace(self, buckets=1), batches))
-        assert_stopped(run(backfill.backfilled(table), **second), "changes_are_in_place", "`in_its_bucket`")
+        assert_stopped(run(backfill.build_backfill_asset(table), **second), "changes_are_in_place", "`in_its_bucket`")
     assert open_table(settings, name).changes.load().files == []
-    assert run(backfill.backfilled(table), **second).success
+    assert run(backfill.build_backfill_asset(table), **second).success
     assert open_table(settings, name).changes.load().files != []
 
 
@@ -112,7 +112,9 @@ def test_levels_that_are_no_state(
 ) -> None:
     table = create_table(settings, SCHEMA)
     add(table, [write(i, 1, 5, v="a") for i in range(4)], 1)
-    of_state, of_view = (make(FollowedTable(table.name)) for make in (changes.merged, views.compacted))
+    of_state, of_view = (
+        make(FollowedTable(table.name)) for make in (changes.build_state_asset, views.build_view_asset)
+    )
     with monkeypatch.context() as patch:
         patch.setattr(merging, "write_rows", broken)
         assert_stopped(run(of_state, of_view), "levels_are_a_state", fault)
@@ -124,11 +126,11 @@ def test_levels_that_are_no_state(
 def test_a_write_time_of_next_year_warns(settings: Settings, spark: SparkSession) -> None:
     table = create_table(settings, SCHEMA)
     add(table, [write(1, 1, 5, v="a"), write(2, 1, time_now() + YEAR, v="b")], 1)
-    result = run(changes.merged(FollowedTable(table.name)))
+    result = run(changes.build_state_asset(FollowedTable(table.name)))
     found = check_of(result, "write_times_are_past")
     assert (result.success, found.passed, found.severity) == (True, False, AssetCheckSeverity.WARN)
     add(table, [write(3, 1, 6, v="a")], 2)
-    assert check_of(run(changes.merged(FollowedTable(table.name))), "write_times_are_past").passed
+    assert check_of(run(changes.build_state_asset(FollowedTable(table.name))), "write_times_are_past").passed
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def shown(settings: Settings, spark: SparkSession) -> Shown:
     state.fold(table)
     refresh(settings, table)
     add(table, [write(i, 1, 6, v="b") for i in (0, 4)], 2)
-    return Shown(table, views.compacted(FollowedTable(table.name)))
+    return Shown(table, views.build_view_asset(FollowedTable(table.name)))
 
 
 def test_a_state_that_has_lost_rows_of_the_view(shown: Shown) -> None:
@@ -199,7 +201,7 @@ def test_a_view_without_any_of_its_new_files(shown: Shown, monkeypatch: pytest.M
     shown.assert_view_stays()
 
 
-def fewer_rows(before: Rows, after: Rows) -> Matched:
+def fewer_rows(before: OrderedRows, after: OrderedRows) -> Matched:
     """Compare rows, and overlook the last difference."""
     found = compare.changed(before, after)
     return Matched(found.before[:-1], found.after[:-1])
@@ -211,7 +213,10 @@ def test_row_events_that_lack_one(
 ) -> None:
     table = create_table(settings, SCHEMA)
     add(table, [write(i, 1, 5, v="a") for i in range(4)], 1)
-    assets = [make(FollowedTable(table.name)) for make in (row_events.events, row_events.topic)]
+    assets = [
+        make(FollowedTable(table.name))
+        for make in (row_events.build_row_events_asset, row_events.build_row_events_topic_asset)
+    ]
     write_rows = stream.write_rows
     with monkeypatch.context() as patch:
         if broken == "comparison":
@@ -234,7 +239,7 @@ def test_a_view_that_as_a_whole_is_not_as_its_entry_expects(settings: Settings, 
     """Such as by its number of rows, which no refresh checks."""
     table = create_table(settings, SCHEMA)
     expected = [{"type": "expect_table_row_count_to_be_between", "max_value": 1}]
-    check: Any = views.expected_rows(FollowedTable(table.name, Table(expect=expected), SCHEMA))
+    check: Any = views.build_expectations_check(FollowedTable(table.name, TableEntry(expect=expected), SCHEMA))
     for number, passes in ((1, True), (2, False)):
         add(table, [write(number, 1, 5, v="a")], number)
         refresh(settings, table)

@@ -33,12 +33,12 @@ from pyspark.sql import SparkSession
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, batch, write
 from tests.support.published import command, produce, publish, published, schema_of
-from writetime.capture.agent_metrics import Lag, summary
 from writetime.capture.change_publisher import ChangePublisher
+from writetime.capture.metrics import AgentLag, summary
 from writetime.capture.progress import Totals
 from writetime.clients import kafka, topic_retention
 from writetime.clients.kafka import TopicEnds
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
@@ -46,7 +46,7 @@ from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.landing import landing
 from writetime.landing.landed_offsets import not_landed
-from writetime.landing.tasks import Part, Written, write_part
+from writetime.landing.tasks import LandedFiles, MessageRange, write_part
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
@@ -104,7 +104,7 @@ def land_job(*tables: str) -> JobDefinition:
 def landed_by_dagster(instance: DagsterInstance, table: str, *, raise_on_error: bool = True) -> ExecuteInProcessResult:
     """Run the asset."""
     return materialize(
-        [changes.landed(FollowedTable(table)), changes.lag_and_freshness(FollowedTable(table))],
+        [changes.build_changes_asset(FollowedTable(table)), changes.build_lag_checks(FollowedTable(table))],
         instance=instance,
         resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
         raise_on_error=raise_on_error,
@@ -131,7 +131,7 @@ def say(settings: Settings, table: str, until: int) -> None:
 
 def waiting_too_long(table: str) -> int:
     """The counts of the topic's check."""
-    check: Any = capture.retention(FollowedTable(table))(kafka=KafkaResource())
+    check: Any = capture.build_retention_check(FollowedTable(table))(kafka=KafkaResource())
     count = check.metadata["messages_waiting_too_long"].value
     assert check.passed == (count == 0)
     return count
@@ -155,7 +155,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
         [event] = [e.materialization for e in result.get_asset_materialization_events()]
         assert event.asset_key == key_of(schema.full_name, "changes")
         assert (event.metadata["changes_landed"].value, event.metadata["changes_not_landed"].value) == (20, 0)
-        topic = capture.topic(FollowedTable(schema.full_name))
+        topic = capture.build_changes_topic_asset(FollowedTable(schema.full_name))
         observed: Any = topic(kafka=KafkaResource())
         assert (observed.metadata["messages"], observed.metadata["changes_not_landed"]) == (20, 0)
         assert requests(instance, schema.full_name) == []
@@ -169,7 +169,7 @@ def test_an_incomplete_batch_fails_the_check_and_does_not_land(
 ) -> None:
     (name,) = published(settings, "a")
 
-    def loses_one(part: Part) -> Written:
+    def loses_one(part: MessageRange) -> LandedFiles:
         last = max(part.ends)
         return write_part(dataclasses.replace(part, ends={**part.ends, last: part.ends[last] - 1}))
 
@@ -292,9 +292,9 @@ def test_a_run_reads_the_watermarks_once_for_agents_and_all_tables(
     monkeypatch.setattr(WatermarkTopic, "__init__", count)
     monkeypatch.setattr(followed, "_topics", {})
     for table in map(FollowedTable, names):
-        observed: Any = capture.topic(table)(kafka=KafkaResource())
+        observed: Any = capture.build_changes_topic_asset(table)(kafka=KafkaResource())
         assert observed.metadata["messages"]
-        checks: Any = changes.lag_and_freshness(table)(lake=LakeResource(), kafka=KafkaResource())
+        checks: Any = changes.build_lag_checks(table)(lake=LakeResource(), kafka=KafkaResource())
         assert len(list(checks)) == 3
     assert isinstance(capture.agents(kafka=KafkaResource()), ObserveResult)
     assert isinstance(capture.no_agent_is_held_up(kafka=KafkaResource()), AssetCheckResult)
@@ -314,7 +314,7 @@ def test_each_table_has_its_turn_although_the_lake_is_slow(settings: Settings) -
 def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, spark: SparkSession) -> None:
     """No changes arrive, and a check names the remedy."""
     name = f"{settings.cassandra.keyspace}.none"
-    observed: Any = capture.topic(FollowedTable(name))(kafka=KafkaResource())
+    observed: Any = capture.build_changes_topic_asset(FollowedTable(name))(kafka=KafkaResource())
     assert observed.metadata["messages"] == 0
     assert waiting_too_long(name) == 0
     with DagsterInstance.ephemeral() as instance:
@@ -327,7 +327,7 @@ def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, s
 
 def behind(table: FollowedTable) -> dict[str, AssetCheckResult]:
     """The results of the checks of how far the lake is behind."""
-    found: Any = changes.lag_and_freshness(table)(lake=LakeResource(), kafka=KafkaResource())
+    found: Any = changes.build_lag_checks(table)(lake=LakeResource(), kafka=KafkaResource())
     return {check.check_name: check for check in found}
 
 
@@ -336,7 +336,8 @@ def test_changes_that_do_not_land_fail_the_checks(settings: Settings) -> None:
     (name,) = published(settings, "a")
     for most in (2, 3):
         [bounded, goes_on] = [
-            behind(FollowedTable(name, Table(max_lag=most)))[check] for check in ("lag_is_bounded", "landing_goes_on")
+            behind(FollowedTable(name, TableEntry(max_lag=most)))[check]
+            for check in ("lag_is_bounded", "landing_goes_on")
         ]
         assert (bounded.passed, bounded.severity) == (most == 3, AssetCheckSeverity.WARN)
         assert goes_on.passed
@@ -353,9 +354,9 @@ class Agents:
     def __init__(self, settings: Settings) -> None:
         ensure_watermarks_topic(settings)
         self.sender = Sender(settings, "test")
-        lag = Lag(lag_bytes=7, oldest_segment_seconds=2, backlog_bytes=5, backlog_limit_bytes=10)
+        lag = AgentLag(lag_bytes=7, oldest_segment_seconds=2, backlog_bytes=5, backlog_limit_bytes=10)
         self.sound = status_of(lag)
-        self.held = status_of(Lag(lag_bytes=1, oldest_segment_seconds=9, aside_segments=1), held_by="a reason")
+        self.held = status_of(AgentLag(lag_bytes=1, oldest_segment_seconds=9, aside_segments=1), held_by="a reason")
         self.report("observed-1", self.sound)
         self.report("observed-2", self.held)
 
@@ -364,7 +365,7 @@ class Agents:
         assert self.sender.flush()
 
 
-def status_of(lag: Lag, **more: Any) -> dict[str, Any]:
+def status_of(lag: AgentLag, **more: Any) -> dict[str, Any]:
     """An agent's report."""
     found = {"at": time.time(), "errors": {"node": 1}, "changes": {"k.t": {"row": 5}}, "held_by": None, "snapshots": {}}
     totals = dataclasses.asdict(Totals(segments=3, mutations_set_aside=2))

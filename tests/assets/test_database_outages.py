@@ -13,7 +13,7 @@ from dagster import RetryRequested
 
 from writetime.replay import batches
 from writetime.workqueue import statements
-from writetime_dagster.assets.failures import ToCorrect, by_kind
+from writetime_dagster.assets.failures import ToCorrect, retry_if_transient
 
 _OUTAGES = [
     OperationTimedOut(),
@@ -49,7 +49,7 @@ _REFUSALS = [InvalidRequest("no table"), protocol.SyntaxException(0x2000, "no qu
 @pytest.mark.parametrize("read", [*_QUEUES, elsewhere])
 def test_an_outage_is_waited_for(read: Callable[[Exception], None], error: Exception) -> None:
     """Not only for the two seconds after which an unknown error is tried again."""
-    with pytest.raises(RetryRequested) as raised, by_kind():
+    with pytest.raises(RetryRequested) as raised, retry_if_transient():
         read(error)
     assert (raised.value.seconds_to_wait or 0) > 60
 
@@ -57,9 +57,9 @@ def test_an_outage_is_waited_for(read: Callable[[Exception], None], error: Excep
 @pytest.mark.parametrize("error", _REFUSALS, ids=lambda error: type(error).__name__)
 def test_a_refusal_is_not_waited_for(error: Exception) -> None:
     for read in _QUEUES:
-        with pytest.raises(ToCorrect, match="the database refuses a statement"), by_kind():
+        with pytest.raises(ToCorrect, match="the database refuses a statement"), retry_if_transient():
             read(error)
     # This one is a bug.
-    with pytest.raises(RetryRequested) as raised, by_kind():
+    with pytest.raises(RetryRequested) as raised, retry_if_transient():
         elsewhere(error)
     assert (raised.value.seconds_to_wait or 0) < 60

@@ -31,7 +31,7 @@ from dagster._core.definitions.repository_definition import RepositoryLoadData
 from demo import definitions as demo
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
-from writetime.core.config import Alerts, Settings, Table, load
+from writetime.core.config import Alerts, Settings, TableEntry, load
 from writetime.core.errors import WritetimeError
 from writetime.lake import followed_tables
 from writetime.lake.followed_tables import FollowedTable
@@ -451,7 +451,7 @@ def test_a_run_has_the_entries_as_they_were(config: Path, monkeypatch: pytest.Mo
         'type = "expect_column_values_to_be_in_set"\ncolumn = "day"\n'
         "value_set = [2026-01-02, 2026-01-02T03:04:05.6Z, 03:04:05, inf, 1.5, 3]\n"
     )
-    found: list[Table] = []
+    found: list[TableEntry] = []
     assets_of = tables.assets_of
 
     def seen(table: FollowedTable, writer: tables.Writer | None = None) -> Any:

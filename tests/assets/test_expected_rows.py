@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.made import settings_at
-from writetime.clients import quality
-from writetime.core.config import Table
-from writetime.delta.parquet import KEPT, WrittenFile, write_file
+from writetime.clients import great_expectations
+from writetime.core.config import TableEntry
+from writetime.delta.parquet import COLD_LAYOUT, WrittenFile, write_file
 from writetime.files import merging
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, create_table, view_schema
@@ -89,7 +89,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[LakeTable, list[W
 
 def checked(table: LakeTable, files: list[WrittenFile], *expect: dict[str, Any], whole: bool = False) -> str | None:
     """Why the rows are not as expected."""
-    entry = FollowedTable(SCHEMA.full_name, Table(expect=list(expect)), SCHEMA)
+    entry = FollowedTable(SCHEMA.full_name, TableEntry(expect=list(expect)), SCHEMA)
     try:
         ExpectedRows(table, entry)(files, whole=whole)
     except Unexpected as e:
@@ -101,14 +101,14 @@ def met_in_spark(frame: DataFrame) -> list[bool]:
     """Whether each case is met, by few calls, which take seconds. The library returns the findings of a call in another
     order, so they are matched by kind and column; a call has each pair once.
     """
-    expectations_of = of_entry(FollowedTable(SCHEMA.full_name, Table(expect=CASES), SCHEMA))
+    expectations_of = of_entry(FollowedTable(SCHEMA.full_name, TableEntry(expect=CASES), SCHEMA))
     calls: list[dict[tuple[str, str], int]] = [{}, {}]
     for number, case in enumerate(CASES):
         place = case["type"], ", ".join(value for name, value in case.items() if name.startswith("column"))
         calls[place in calls[0]][place] = number
     met = dict[int, bool]()
     for numbers in calls:
-        for finding in quality.validate(frame, "kinds", [expectations_of[n] for n in numbers.values()]):
+        for finding in great_expectations.validate(frame, "kinds", [expectations_of[n] for n in numbers.values()]):
             met[numbers[f"expect_{finding.expectation.replace(' ', '_')}", finding.column]] = finding.success
     return [met[number] for number in range(len(CASES))]
 
@@ -186,7 +186,7 @@ def test_large_rows_in_a_row_are_in_several_portions(tmp_path: Path, monkeypatch
 
     frame = expected_rows._frame
     monkeypatch.setattr(expected_rows, "_frame", noted)
-    layout = dataclasses.replace(KEPT, row_group_bytes=1 << 20)
+    layout = dataclasses.replace(COLD_LAYOUT, row_group_bytes=1 << 20)
     files = [write_file(table.view.storage, rows, 0, None, layout=layout)]
     assert checked(table, files, {"type": NOT_NULL, "column": "id"}) is None
     assert max(made) < 5 << 20

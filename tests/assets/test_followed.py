@@ -28,11 +28,11 @@ from tests.support.messages import decoded
 from tests.support.published import schema_of
 from tests.support.settings import write_settings
 from writetime.core import config
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.landing.reports import Reporter
-from writetime.row_events.publish import EventPublisher, Fenced
+from writetime.row_events.publish import EventPublisher, PublisherFenced
 from writetime.row_events.stream import extend
 from writetime.servers.process import free_port
 from writetime.wire.topic_names import row_events_topic
@@ -59,7 +59,7 @@ def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def tables_of(settings: Settings) -> list[FollowedTable]:
     keyspace = settings.cassandra.keyspace
-    return [FollowedTable(f"{keyspace}.a", Table(expect=EXPECT)), FollowedTable(f"{keyspace}.b")]
+    return [FollowedTable(f"{keyspace}.a", TableEntry(expect=EXPECT)), FollowedTable(f"{keyspace}.b")]
 
 
 def report(settings: Settings, table: str, at: float, **view: Any) -> None:
@@ -198,12 +198,15 @@ def test_an_asset_of_a_followed_table_is_materialized_by_hand(settings: Settings
     report(settings, schema.full_name, time.time())
     assert key_of(schema.full_name, "row_topic") not in followed.left([followed_table])
     event(2)
-    asset, resources = row_events.topic(followed_table), {"lake": LakeResource(), "kafka": KafkaResource()}
+    asset, resources = (
+        row_events.build_row_events_topic_asset(followed_table),
+        {"lake": LakeResource(), "kafka": KafkaResource()},
+    )
     result = materialize([asset], instance=DagsterInstance.ephemeral(), resources=resources)
     assert all(check.passed for check in result.get_asset_check_evaluations())
     assert numbers(result, key_of(schema.full_name, "row_topic"))["events_published"] == 1
     event(3)
-    with pytest.raises(Fenced):
+    with pytest.raises(PublisherFenced):
         publisher.publish(table)
     assert EventPublisher(settings, schema.full_name).publish(table) == 1
     events = decoded(settings, row_events_topic(schema.full_name))

@@ -71,7 +71,11 @@ def run(*assets: AssetsDefinition) -> list[bool]:
 def catch_up(table: LakeTable) -> bool:
     """Run the assets of `catch_up` that follow the landing; return whether they succeed."""
     followed = FollowedTable(table.name)
-    checks = run(changes.merged(followed), view_assets.compacted(followed), row_events.events(followed))
+    checks = run(
+        changes.build_state_asset(followed),
+        view_assets.build_view_asset(followed),
+        row_events.build_row_events_asset(followed),
+    )
     assert not checks or checks == [True] * 6
     return bool(checks)
 

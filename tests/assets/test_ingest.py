@@ -38,7 +38,7 @@ from tests.support.topics import alter_topic
 from writetime.clients import database, kafka
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest import deadletters, drain
+from writetime.ingest import dead_letter_topic, drain
 from writetime.ingest.event import accept
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime_dagster.assets import automation, ingest, upkeep
@@ -260,7 +260,7 @@ def test_many_broken_messages_warn_and_are_still_accounted_for(
     assert not check.passed
     assert check.severity is AssetCheckSeverity.WARN
     assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is True
-    assert deadletters.redrive(settings).count == 10
+    assert dead_letter_topic.redrive(settings).count == 10
     assert metadata(run(instance, ingest.user_events), ingest.USER_EVENTS)["events_dead"] == 10
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, build_asset_context, materialize
 
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime_dagster.assets import backfill
 from writetime_dagster.resources import DatabaseResource
 
-TABLE = FollowedTable("shop.orders", Table(capture=False))
+TABLE = FollowedTable("shop.orders", TableEntry(capture=False))
 # The run takes a snapshot, and then deletes the previous one. It is killed before or after each of these.
 MOMENTS = 4
 

@@ -32,9 +32,9 @@ from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.replay import Publisher, Subscriber
-from writetime.replay.batch_retention import Trimmed
+from writetime.replay.retention import Trimmed
 from writetime_dagster.assets import automation, failures, replay
-from writetime_dagster.assets.failures import apart
+from writetime_dagster.assets.failures import for_each_queue
 from writetime_dagster.assets.replay import FailedRun
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -272,7 +272,7 @@ def test_queues_that_fail_never_count_as_answered() -> None:
     def act(name: str) -> int:
         return {"a": 1, "c": 3}[name]
 
-    answers, faults = apart(["a", "b", "c", "d"], act)
+    answers, faults = for_each_queue(["a", "b", "c", "d"], act)
     assert answers == {"a": 1, "c": 3}
     assert faults == {"b": "KeyError: 'b'", "d": "KeyError: 'd'"}
 

@@ -5,7 +5,7 @@ from dagster import asset, materialize
 from pyspark.sql import SparkSession
 
 from writetime.core.errors import WritetimeError
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.resources import SparkResource
 
 
@@ -21,7 +21,7 @@ def test_spark_that_cannot_start_is_not_started_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
 
     @asset
-    @by_kind()
+    @retry_if_transient()
     def rows(spark: SparkResource) -> None:
         spark.spark_session.range(1).collect()
 

@@ -13,7 +13,7 @@ from tests.assets.runs import numbers
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, write
-from writetime.clients.quality import gxe
+from writetime.clients.great_expectations import gxe
 from writetime.core.config import Settings
 from writetime.lake import state, views
 from writetime.lake.followed_tables import FollowedTable
@@ -38,7 +38,10 @@ class Events:
         self.schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
         self.table = create_table(settings, self.schema)
         self.name = self.schema.full_name
-        self.assets = [row_events.events(FollowedTable(self.name)), row_events.topic(FollowedTable(self.name))]
+        self.assets = [
+            row_events.build_row_events_asset(FollowedTable(self.name)),
+            row_events.build_row_events_topic_asset(FollowedTable(self.name)),
+        ]
 
     def add(self, rows: list[dict[str, Any]], number: int) -> None:
         add(self.table, rows, number, self.schema)

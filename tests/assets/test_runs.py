@@ -45,7 +45,7 @@ from writetime.servers.process import free_port
 from writetime_dagster.assets import runs
 from writetime_dagster.assets.automation import with_rounds
 from writetime_dagster.assets.definitions import platform
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.resources import DatabaseResource, KafkaResource, run_reports
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def orders(database: DatabaseResource, kafka: KafkaResource) -> MaterializeResul
 
 
 @asset(key=AssetKey(["shop", "orders", "orders_state"]))
-@by_kind()
+@retry_if_transient()
 def broken(database: DatabaseResource, kafka: KafkaResource) -> None:
     """An asset whose fault a person has to mend."""
     raise WritetimeError("shop.orders is broken: repair it")

@@ -6,7 +6,7 @@ from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, Materi
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from writetime.clients.quality import gxe
+from writetime.clients.great_expectations import gxe
 from writetime.delta.parquet import WrittenFile
 from writetime_dagster.assets import failures
 from writetime_dagster.assets.staging import StagedFiles
@@ -20,7 +20,7 @@ def test_files_that_cannot_be_read_are_validated_again(spark: SparkSession) -> N
 
     @asset(check_specs=[AssetCheckSpec("ids_are_there", asset="ids")])
     def ids() -> Iterator[AssetCheckResult | MaterializeResult]:
-        with failures.by_kind(soon_seconds=0):
+        with failures.retry_if_transient(soon_seconds=0):
             staged = StagedFiles(
                 {"ids_are_there": AssetCheckSeverity.ERROR},
                 lambda _: frames.pop(0),

@@ -27,11 +27,11 @@ from tests.assets.runs import numbers
 from tests.support.lake_answers import cql_rows, unordered, view_rows
 from tests.support.lake_views import compacted
 from tests.support.made import SCHEMA, add, batch, write
-from writetime.clients import quality
+from writetime.clients import great_expectations
 from writetime.clients.database import connect
+from writetime.clients.great_expectations import gxe
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
-from writetime.clients.quality import gxe
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
 from writetime.delta.parquet import write_file
 from writetime.lake.backfill import backfill as run_backfill
@@ -58,7 +58,7 @@ class Materialized:
 
     def __init__(self, name: str, instance: DagsterInstance) -> None:
         self.name, self.instance = name, instance
-        self.table = FollowedTable(name, Table(capture=False))
+        self.table = FollowedTable(name, TableEntry(capture=False))
 
     def run(self, *assets: Any, **kwargs: Any) -> ExecuteInProcessResult:
         return materialize(list(assets), instance=self.instance, resources=RESOURCES, **kwargs)
@@ -74,14 +74,14 @@ class Materialized:
         """Rows that are not as expected are not committed."""
         wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
         patch.setattr(expectations, "of_changes", lambda: wrong)
-        failed = self.run(backfill.backfilled(self.table), partition_key=partition, raise_on_error=False)
+        failed = self.run(backfill.build_backfill_asset(self.table), partition_key=partition, raise_on_error=False)
         assert [check.passed for check in failed.get_asset_check_evaluations()] == [False]
         assert not failed.success
         assert open_table(settings, self.name).changes.load().files == []
 
     def backfill(self, partition: str) -> object:
         """Return how many changes came in."""
-        result = self.run(backfill.backfilled(self.table), partition_key=partition)
+        result = self.run(backfill.build_backfill_asset(self.table), partition_key=partition)
         assert all(check.passed for check in result.get_asset_check_evaluations())
         return numbers(result, key_of(self.name, "backfill"))["changes_added"]
 
@@ -111,7 +111,11 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
         others = dict(run_backfill(in_lake, find_snapshots([folder])))
         assert again == others[0] == 0
         assert first + sum(others.values()) == len(wanted)
-        result = made.run(changes.merged(made.table), views.compacted(made.table), views.proof(made.table))
+        result = made.run(
+            changes.build_state_asset(made.table),
+            views.build_view_asset(made.table),
+            views.build_verify_check(made.table),
+        )
     assert_checks(result, len(wanted))
     assert numbers(result, key_of(name, "view"))["dagster/row_count"] == len(wanted)
     assert unordered(compacted(in_lake)) == sorted(map(repr, wanted))
@@ -173,7 +177,7 @@ def assert_checks(result: ExecuteInProcessResult, rows: int) -> None:
 
 
 def proof(name: str) -> AssetCheckResult:
-    check = views.proof(FollowedTable(name))
+    check = views.build_verify_check(FollowedTable(name))
     answer = check(views.VerifyConfig(wait_seconds=0), LakeResource())
     assert isinstance(answer, AssetCheckResult)
     return answer
@@ -217,7 +221,7 @@ def levels_of(settings: Settings, session: SparkSession, rows: list[dict[str, An
     table = create_table(settings, SCHEMA)
     level = pa.Table.from_batches([batch(rows)])
     written = write_file(table.state.storage, level, 1, level["token"])
-    found = quality.validate(
+    found = great_expectations.validate(
         expectations.levels(session, table, [written]),
         "levels",
         [*expectations.of_levels(), *expectations.of_write_times()],
@@ -251,7 +255,7 @@ def test_levels_that_are_not_a_state_are_not_committed(
     monkeypatch.setattr(expectations, "of_levels", lambda: wrong)
     followed = FollowedTable(SCHEMA.full_name)
     result = materialize(
-        [changes.merged(followed), views.compacted(followed)],
+        [changes.build_state_asset(followed), views.build_view_asset(followed)],
         instance=DagsterInstance.ephemeral(),
         resources=RESOURCES,
         raise_on_error=False,
@@ -282,8 +286,8 @@ def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Sett
     """The view keeps its earlier rows; once the rows are as expected again, it is refreshed again."""
     table = create_table(settings, SCHEMA)
     expected = [{"type": "expect_column_values_to_be_in_set", "column": "v", "value_set": ["a", "b"]}]
-    followed = FollowedTable(SCHEMA.full_name, Table(expect=expected), SCHEMA)
-    shown = views.compacted(followed)
+    followed = FollowedTable(SCHEMA.full_name, TableEntry(expect=expected), SCHEMA)
+    shown = views.build_view_asset(followed)
 
     def refreshed(value: str, at: int) -> tuple[bool, list[Any]]:
         add(table, [write(1, 1, at, v=value)], at)
@@ -305,7 +309,7 @@ def test_a_view_is_refreshed_by_its_changes_unless_a_run_requests_all_rows(
 ) -> None:
     table = create_table(settings, SCHEMA)
     add(table, [write(n, 1, 1, v="a") for n in range(9)], 1)
-    shown = views.compacted(FollowedTable(SCHEMA.full_name, Table(), SCHEMA))
+    shown = views.build_view_asset(FollowedTable(SCHEMA.full_name, TableEntry(), SCHEMA))
 
     def refreshed(*, whole: bool) -> tuple[Any, ...]:
         result = materialize(
@@ -336,7 +340,7 @@ def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Setting
         row |= {"marker": {"write_time": 1}, "v": {"elements": [{"path": number, **cell}, {"path": at, **cell}]}}
         rows.append(row)
     add(table, rows, 1, schema)
-    shown = views.compacted(FollowedTable(SCHEMA.full_name, Table(), schema))
+    shown = views.build_view_asset(FollowedTable(SCHEMA.full_name, TableEntry(), schema))
     result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert checks["rows_are_those_of_the_state"].passed
@@ -354,7 +358,7 @@ def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Setting
 
 def test_a_fault_for_an_operator_is_one_sentence_and_is_not_retried(settings: Settings) -> None:
     result = materialize(
-        [changes.merged(FollowedTable("shop.none"))],
+        [changes.build_state_asset(FollowedTable("shop.none"))],
         instance=DagsterInstance.ephemeral(),
         resources=RESOURCES,
         raise_on_error=False,
@@ -391,7 +395,7 @@ def test_an_unknown_error_is_tried_again() -> None:
     tried = []
 
     @asset
-    @failures.by_kind(soon_seconds=0)
+    @failures.retry_if_transient(soon_seconds=0)
     def broken() -> None:
         tried.append(1)
         raise RuntimeError("a bug")

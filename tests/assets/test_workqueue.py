@@ -29,8 +29,8 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, Worker, audit, completed
 from writetime.workqueue.audit import Audit, InLake
-from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.items import ItemPartition
+from writetime.workqueue.queue_tables import QueueTables
 from writetime_dagster.assets import workqueue
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
@@ -77,7 +77,7 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
             assert event.materialization.metadata["dagster/row_count"].value == COMPLETED
         # A bucket that cannot be read keeps its rows, and fails the check.
         with monkeypatch.context() as patch:
-            patch.setattr(completed, "faults", lambda _: {Place("jobs", 0, 5): "a bad row"})
+            patch.setattr(completed, "faults", lambda _: {ItemPartition("jobs", 0, 5): "a bad row"})
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
         [check] = result.get_asset_check_evaluations()
         assert not check.passed
@@ -213,7 +213,7 @@ def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setattr(Tables, "buckets", failing_for_broken(Tables.buckets))
+    monkeypatch.setattr(QueueTables, "buckets", failing_for_broken(QueueTables.buckets))
     enqueue_to("broken", "sound")
     with DagsterInstance.ephemeral() as instance:
         observed, [check] = health(instance)
@@ -261,14 +261,14 @@ def test_a_look_at_many_queues_with_delayed_items_is_cheap(
         for queue in ("deep", "one", "two"):
             enqueuer.enqueue_many(queue, [NewItem(n, delay_seconds=n * 86_400) for n in range(30)])
     connections = counted_connections(monkeypatch)
-    places: list[Place] = []
+    places: list[ItemPartition] = []
 
-    async def item_ids(self: Tables, place: Place, *bounds: Any) -> list[UUID]:
+    async def item_ids(self: QueueTables, place: ItemPartition, *bounds: Any) -> list[UUID]:
         places.append(place)
         return await read_ids(self, place, *bounds)
 
-    read_ids = Tables.item_ids
-    monkeypatch.setattr(Tables, "item_ids", item_ids)
+    read_ids = QueueTables.item_ids
+    monkeypatch.setattr(QueueTables, "item_ids", item_ids)
     old, deep, faults = workqueue._stuck(RESOURCES["database"])
     # Only the depth of a queue that has a limit needs more than the first item, and those that are not due for long.
     assert (old, deep, faults) == ({}, {"deep": 30}, {})

@@ -38,7 +38,7 @@ from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.landing import following, landing
-from writetime.landing.following import Tables
+from writetime.landing.following import LandedTables
 from writetime.landing.skipping import MessagePlace, skip
 from writetime.landing.tasks import decode
 from writetime.merge import live_rows, merge
@@ -100,7 +100,7 @@ class Landings:
         ensure_watermarks_topic(self._settings)
         self._sound = [self._new_table("sound0"), self._new_table("sound1")]
         self._names = [schema.full_name for schema in self._sound]
-        self._tables = Tables(self._settings, self._names)
+        self._tables = LandedTables(self._settings, self._names)
 
     def trials(
         self, seed: int, first: int, rounds: int | None, seconds: float | None
@@ -158,7 +158,7 @@ class Landings:
         watermarks.send(sender, self._source, SourceMarks({name: TableMark(now) for name in self._names}))
         assert sender.flush()
 
-    def _look(self, tables: Tables | None = None) -> None:
+    def _look(self, tables: LandedTables | None = None) -> None:
         look(tables or self._tables)
 
     def _fault(self, table: str) -> str | None:
@@ -278,7 +278,7 @@ class Landings:
             self._producer.produce(WATERMARKS_TOPIC, value, key, 0)
         # A landing that starts anew believes no report that does not fit the lake.
         assert self._producer.flush(30) == 0
-        self._tables = Tables(self._settings, self._names)
+        self._tables = LandedTables(self._settings, self._names)
         return [self._others_land(r, attacked)] * _HOSTILE
 
     def _others_land(self, r: random.Random, attacked: TableSchema) -> str:

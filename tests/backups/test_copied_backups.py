@@ -13,7 +13,7 @@ import pytest
 from tests.backups.nights import NODES, Nightly, medusa_of, tree
 from tests.support.backups import Medusa
 from tests.support.made import settings_at
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill, backup_names, find_snapshots
 from writetime.lake.horizon import complete_snapshot, raise_snapshot
@@ -97,7 +97,7 @@ def test_a_copy_of_medusa_without_a_component(nightly: Nightly, gone: str) -> No
             nightly.backfill()
             nightly.assert_rows(0)
         else:
-            assert f"{file} does not exist or has not the {counted(len(content), 'byte')} that" in nightly.refused()
+            assert f"{file} does not exist or has not the {pluralize(len(content), 'byte')} that" in nightly.refused()
 
 
 def without_times(snapshot: Path) -> None:

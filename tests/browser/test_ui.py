@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from tests.support.browser import browsing, needs_chromium
 from tests.support.made import SCHEMA, add, write
 from writetime.core import config
-from writetime.core.config import Table
+from writetime.core.config import TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.servers.process import free_port, port_answers
@@ -57,13 +57,13 @@ def runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setenv("WRITETIME_CASSANDRA__PORT", str(free_port()))
         patch.setenv("DAGSTER_HOME", str(home))
         in_lake = create_table(config.load(), SCHEMA)
-        table = FollowedTable(TABLE, Table(expect=EXPECT), SCHEMA)
+        table = FollowedTable(TABLE, TableEntry(expect=EXPECT), SCHEMA)
         found = []
         with DagsterInstance.from_config(str(home)) as instance:
             for number, w in enumerate((1, 2, 1000)):
                 add(in_lake, [write(number, n, number + 1, v="text", w=w) for n in range(10 * (number + 1))], number)
                 result = materialize(
-                    [changes.merged(table), views.compacted(table)],
+                    [changes.build_state_asset(table), views.build_view_asset(table)],
                     instance=instance,
                     resources={"spark": SparkResource(), "lake": LakeResource()},
                     raise_on_error=False,

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
-from writetime.capture.agent_metrics import read_status
+from writetime.capture.metrics import read_status
 from writetime.capture.segments import readable
 from writetime.core.config import Settings
 from writetime.lake import views

@@ -43,9 +43,9 @@ from tests.support.programs import Program
 from tests.support.settings import write_settings
 from tests.support.view_readers import by_query
 from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Emptied, Filling, Writer, write_times
-from writetime.capture.agent import Agent
+from writetime.capture.commitlog_agent import Agent
 from writetime.capture.node_schemas import Node
-from writetime.capture.progress import Progress
+from writetime.capture.progress import AgentProgress
 from writetime.changes.model import change_schema
 from writetime.clients.database import connect
 from writetime.core import config
@@ -120,7 +120,7 @@ class Replica:
     def _run(self) -> None:
         try:
             with (
-                closing(Progress(self._settings.capture.state_dir)) as progress,
+                closing(AgentProgress(self._settings.capture.state_dir)) as progress,
                 connect(self._settings) as session,
                 closing(Agent(self._settings, _Other(session, None), progress)) as agent,
             ):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from writetime.capture import archives, checkpoint, durable
-from writetime.capture.archives import Sight, follow_segments
+from writetime.capture import archives, checkpoint, state_files
+from writetime.capture.archives import ArchiveListing, follow_segments
 from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
 from writetime.capture.progress import SegmentProgress
 from writetime.core import config
@@ -55,7 +55,7 @@ def test_a_folder_whose_mount_is_away_is_not_forgotten(tmp_path: Path, monkeypat
 def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster's sensor reads it every minute."""
     reads: list[Path] = []
-    read_lines = durable.read_lines
+    read_lines = state_files.read_lines
     monkeypatch.setattr(checkpoint, "read_lines", lambda path: (reads.append(path), read_lines(path))[1])
     assert read_checkpoint(tmp_path) == {}
     with closing(Checkpoint(tmp_path)) as kept:
@@ -87,7 +87,7 @@ def test_rounds_over_many_segments_are_rare(
             return self.is_set()
 
     monkeypatch.setattr(archives, "_a_node", lambda _settings: nullcontext())
-    monkeypatch.setattr(archives, "_look", lambda *_args: Sight([], set(map(key, range(segments))), {}))
+    monkeypatch.setattr(archives, "_look", lambda *_args: ArchiveListing([], set(map(key, range(segments))), {}))
     monkeypatch.setattr(archives.Archive, "drain", lambda archive, _stop: archive._look())
     follow_segments(config.load(), [FOLDER], tmp_path, Stop())
     assert pauses == [pause] * 3
@@ -123,7 +123,7 @@ def test_a_save_that_was_cut_off_is_repeated(tmp_path: Path, monkeypatch: pytest
         kept.save()
 
         def full(path: Path, lines: Any) -> None:
-            durable.append_lines(path, lines)
+            state_files.append_lines(path, lines)
             os.truncate(path, path.stat().st_size - cut)
             raise OSError(28, "No space left on device")
 

@@ -24,8 +24,8 @@ from tests.support.format_server import FormatServer
 from tests.support.settings import write_settings
 from tests.support.vault import vault
 from tests.support.waiting import wait_for
-from writetime.capture import archives, durable
-from writetime.capture.archives import Report, follow_segments, publish_segments, unpublished
+from writetime.capture import archives, state_files
+from writetime.capture.archives import ArchiveReport, follow_segments, publish_segments, unpublished
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.checkpoint import Checkpoint, read_checkpoint
 from writetime.cli.main import main
@@ -33,7 +33,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.storage.segment import Segment, find_segments
-from writetime.wire.publishing import SCHEMAS_TOPIC, Refused
+from writetime.wire.publishing import SCHEMAS_TOPIC, RefusedMessage
 from writetime.wire.topic_names import changes_topic
 from writetime_dagster.assets.segments import new_segments, published_segments
 from writetime_dagster.resources import KafkaResource, SparkResource
@@ -193,7 +193,7 @@ def assert_a_damaged_segment_fails_the_check(copies: Path) -> None:
 def test_segments_that_come_and_grow_are_followed(captured: Captured, segments: list[Path], tmp_path: Path) -> None:
     # Others are in the first one, too.
     first, growing, *others = segments
-    copies, stop, total = tmp_path / "copies", threading.Event(), Report()
+    copies, stop, total = tmp_path / "copies", threading.Event(), ArchiveReport()
 
     def follow() -> None:
         nonlocal total
@@ -304,7 +304,7 @@ class Broken:
     tried: Counter[str] = field(default_factory=Counter)
 
     def wrap(self, publish: Callable[..., Any]) -> Callable[..., Any]:
-        def call(decoder: Any, publisher: Any, look: archives.Look, *others: Any) -> Any:
+        def call(decoder: Any, publisher: Any, look: archives.SegmentListing, *others: Any) -> Any:
             found = publish(decoder, publisher, look, *others)
             if look.segment.name in self.names and self.error is not None:
                 self.tried[look.segment.name] += 1
@@ -331,9 +331,9 @@ def break_one(captured: Captured, segments: list[Path], tmp_path: Path, monkeypa
 
 
 @contextmanager
-def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[Report]]:
+def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[ArchiveReport]]:
     """Follow folders in a thread; the report is in the list at the end."""
-    stop, reports = threading.Event(), list[Report]()
+    stop, reports = threading.Event(), list[ArchiveReport]()
 
     def follow() -> None:
         reports.append(follow_segments(captured.settings, list(map(str, paths)), checkpoint, stop))
@@ -365,7 +365,7 @@ def test_an_unknown_error_of_a_segment_does_not_stop_the_others(
 ) -> None:
     broken, bad, sound = break_one(error)
 
-    def publish() -> Report:
+    def publish() -> ArchiveReport:
         return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
 
     report = publish()
@@ -508,7 +508,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
         if left[0] > 0:
             left[0] -= 1
             raise OSError(28, "No space left on device", str(path))
-        durable.write_lines(path, lines)
+        state_files.write_lines(path, lines)
 
     monkeypatch.setattr("writetime.capture.checkpoint.write_lines", full)
     with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
@@ -535,11 +535,11 @@ def test_a_refused_topic_ends_the_attempts(
 
     def refuse(publisher: ChangePublisher, schema: TableSchema, changes: Any) -> Any:
         refused.append(topic)
-        raise Refused(f"Kafka refuses {topic}", topic)
+        raise RefusedMessage(f"Kafka refuses {topic}", topic)
 
     monkeypatch.setattr(ChangePublisher, "send", refuse)
 
-    def publish() -> Report:
+    def publish() -> ArchiveReport:
         return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
 
     with pytest.raises(WritetimeError, match=f"Kafka refuses {SCHEMAS_TOPIC}"):

@@ -10,7 +10,7 @@ from tests.capture.agents import status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
 from writetime.capture.checkpoint import Checkpoint
-from writetime.capture.durable import append_lines, read_json, write_json
+from writetime.capture.state_files import append_lines, read_json, write_json
 from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
 

@@ -10,7 +10,7 @@ import pytest
 
 from writetime.capture import decoding
 from writetime.capture.decoding import Decoder
-from writetime.capture.node_schemas import Table, Tables
+from writetime.capture.node_schemas import NodeTable, NodeTables
 from writetime.schema.cql import parse_table
 from writetime.storage.commitlog import CommitLogReader
 
@@ -21,14 +21,14 @@ ID = UUID("6d7a0c00-0000-11f0-8000-000000000001")
 class Changing:
     """Schemas of one table; each call of `alter` adds a column."""
 
-    tables: Tables = field(default_factory=lambda: Tables({}))
+    tables: NodeTables = field(default_factory=lambda: NodeTables({}))
     _columns: list[str] = field(default_factory=list)
     _is_new: bool = False
 
     def alter(self) -> None:
         self._columns.append(f"v{len(self._columns)} int")
         schema = parse_table(f"CREATE TABLE ks.t (k int PRIMARY KEY, {', '.join(self._columns)}) WITH ID = {ID};")
-        self.tables = Tables({ID: Table(ID, "ks", "t", True, schema, "", 0)}, frozenset([ID]))
+        self.tables = NodeTables({ID: NodeTable(ID, "ks", "t", True, schema, "", 0)}, frozenset([ID]))
         self._is_new = True
 
     def refresh(self, *, always: bool = False) -> bool:

@@ -10,7 +10,7 @@ from tests.capture.agents import with_lake
 from tests.support.captured import Captured
 from tests.support.lake_answers import view_rows
 from tests.support.waiting import wait_for
-from writetime.capture.agent import Pace
+from writetime.capture.commitlog_agent import Pace
 from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views

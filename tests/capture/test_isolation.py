@@ -22,7 +22,7 @@ from cassandra.concurrent import execute_concurrent
 from tests.capture.agents import put_back, status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
-from writetime.capture import change_publisher, decoding, durable, segments, snapshots
+from writetime.capture import change_publisher, decoding, segments, snapshots, state_files
 from writetime.capture.change_publisher import check_publishable
 from writetime.capture.progress import OPEN
 from writetime.capture.segments import SegmentFolder
@@ -399,7 +399,7 @@ def test_the_program_waits_while_a_disk_is_full(captured: Captured, monkeypatch:
         left[0] -= 1
         if left[0] >= 0:
             raise OSError(28, "No space left on device", str(arguments[0]))
-        durable.write_json(*arguments)
+        state_files.write_json(*arguments)
 
     with captured.agent():
         captured.settle(60)

@@ -20,7 +20,7 @@ from tests.support.published import (
     schema_of,
 )
 from tests.support.status import status_lines
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.state_files import read_json, write_json
 from writetime.cli.screen import Entries, fit
 from writetime.cli.status import status_parts
 from writetime.clients import kafka

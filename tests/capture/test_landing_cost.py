@@ -19,7 +19,7 @@ from writetime.delta.bucketed_table import BucketedTable
 from writetime.lake.table import table_storage
 from writetime.lake.views import time_now
 from writetime.landing import landing, schema_changes
-from writetime.landing.following import Tables
+from writetime.landing.following import LandedTables
 from writetime.schema.stored import from_json
 from writetime.schema.table import TableSchema
 from writetime.wire import publishing
@@ -50,7 +50,7 @@ class Counted:
 
         monkeypatch.setattr(owner, name, counting)
 
-    def of(self, tables: Tables) -> Mapping[str, int]:
+    def of(self, tables: LandedTables) -> Mapping[str, int]:
         """The functions that a check calls."""
         self.calls.clear()
         self._now += 2.0
@@ -64,9 +64,9 @@ def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypa
     now = time_now()
     mark(settings, settings.cassandra.keyspace, SourceMarks({name: TableMark(now) for name in names}))
     counted = Counted(monkeypatch)
-    tables = Tables(settings, names)
+    tables = LandedTables(settings, names)
     counted.of(tables)
-    few = Tables(settings, names[:2])
+    few = LandedTables(settings, names[:2])
     counted.of(few)
     # Its own reports are read once; from then on a look costs the same for each number of tables.
     counted.of(tables)
@@ -74,7 +74,7 @@ def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypa
     assert idle == counted.of(few)
     assert idle.keys() == {"ask_cluster"}
     # A new process asks the lake for one small file of each table.
-    started = counted.of(Tables(settings, names))
+    started = counted.of(LandedTables(settings, names))
     assert started["transactions_of"] == len(names)
     assert not {"load", "exists", "open_table"} & started.keys()
     # Only where something is new a table is opened.
@@ -86,7 +86,7 @@ def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypa
     log_folder = Path(table_storage(settings, names[3]).address) / "changes" / "_delta_log"
     newest = max(log_folder.glob("*.json"))
     newest.unlink()
-    look(Tables(settings, names))
+    look(LandedTables(settings, names))
     assert count(settings, names[3]) == 4
 
 
@@ -109,7 +109,7 @@ def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch
 
     monkeypatch.setattr(publishing, "messages_between", count_messages)
     monkeypatch.setattr(schema_changes, "from_json", count_parsed)
-    tables = Tables(settings, names)
+    tables = LandedTables(settings, names)
     look(tables)
     assert [count(settings, name) for name in names] == [3] * len(names)
     assert len(read) >= len(names)
@@ -123,5 +123,5 @@ def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch
     assert set(read.values()) == {1}
     assert parsed == dict.fromkeys(names, 1)
     # Another process parses no schema that the lake has already.
-    look(Tables(settings, names))
+    look(LandedTables(settings, names))
     assert parsed == dict.fromkeys(names, 1)

@@ -24,7 +24,7 @@ from writetime.lake.table import is_in_lake
 from writetime.lake.views import time_now
 from writetime.landing import following, schema_changes
 from writetime.landing import reports as sending
-from writetime.landing.following import Tables
+from writetime.landing.following import LandedTables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.schema.fingerprints import fingerprint
 from writetime.wire import publishing, watermarks
@@ -43,7 +43,7 @@ def test_an_unknown_error_sets_its_table_aside(
     hurry(monkeypatch)
     first, second, third = published(settings, "a", "b", "c")
     broken = Broken(monkeypatch, second, error)
-    tables = Tables(settings, [first, second, third])
+    tables = LandedTables(settings, [first, second, third])
     look(tables)
     assert (count(settings, first), count(settings, third)) == (3, 3)
     assert not is_in_lake(settings, second)
@@ -78,7 +78,7 @@ def test_the_program_waits_during_an_outage(settings: Settings, monkeypatch: pyt
     hurry(monkeypatch)
     first, second = published(settings, "a", "b")
     broken = Broken(monkeypatch, first, OSError(errno.ENOSPC, "No space left on device"))
-    tables = Tables(settings, [first, second])
+    tables = LandedTables(settings, [first, second])
     for _ in range(6):
         look(tables)
     assert reports_of(settings, first) == ("waiting", 6)
@@ -98,7 +98,7 @@ def test_a_report_that_cannot_be_sent_stops_no_table(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(sending, boundary, fail)
-    look(Tables(settings, names))
+    look(LandedTables(settings, names))
     assert [count(settings, name) for name in names] == [3, 3]
     assert "RuntimeError: a bug" in caplog.text
 
@@ -110,7 +110,7 @@ def test_the_program_waits_while_a_disk_is_full(
     with small_disk(tmp_path, 512) as disk:
         settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(disk / "lake")})})
         (name,) = published(settings, "a")
-        tables = Tables(settings, [name])
+        tables = LandedTables(settings, [name])
         look(tables)
         for free in (0, 6_000, 12_000):
             filling = fill(disk, free=free)
@@ -178,7 +178,7 @@ def test_garbage_in_shared_topics_stops_no_table(
     assert marks.skipped > 50
     assert schemas.skipped > 50
     assert f"topic {schemas_topic}, partition 0, offset" in caplog.text
-    tables = Tables(settings, [first, second])
+    tables = LandedTables(settings, [first, second])
     look(tables)
     assert (count(settings, first), count(settings, second)) == (3, 3)
     assert f"as the schema of {second} in it cannot be read" in caplog.text
@@ -203,7 +203,7 @@ def test_messages_of_another_format_hold_their_table_only(
     own = change_avro(schema_of(settings, "b"))
     other = {name: value for name, value in own.items() if name != "format"} | ({"format": version} if version else {})
     produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(other).encode()))
-    look(Tables(settings, [first, second]))
+    look(LandedTables(settings, [first, second]))
     assert count(settings, first) == 3
     named = f"format version {version}" if version else "no format version, as before 0.1.0"
     assert f"as the schema of {second} in it cannot be read: WritetimeError: its schema has {named}" in caplog.text
@@ -212,11 +212,11 @@ def test_messages_of_another_format_hold_their_table_only(
     assert "no schema of format version 1" in (found.fault or "")
     # The schema of the messages is sent again, and then a message with a schema of another version.
     produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(own).encode()))
-    look(Tables(settings, [second]))
+    look(LandedTables(settings, [second]))
     assert count(settings, second) == 3
     publish(settings, schema_of(settings, "b"), 9)
     produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(other).encode()))
-    look(Tables(settings, [second]))
+    look(LandedTables(settings, [second]))
     assert count(settings, second) == 3
     fault = reports(settings)[second].fault or ""
     assert f": its schema has {named}" in fault

@@ -11,10 +11,10 @@ from uuid import UUID, uuid1
 import pytest
 
 from tests.support.made import SCHEMA
-from writetime.capture.agent_metrics import AgentMetrics
 from writetime.capture.change_publisher import ChangePublisher
+from writetime.capture.metrics import AgentMetrics
 from writetime.capture.snapshots import Snapshots
-from writetime.capture.taking import Taken
+from writetime.capture.taken_snapshots import TakenSnapshot
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -37,9 +37,9 @@ class Node:
         self.killed_at: int | None = None
         self._moment = 0
 
-    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
         self._step((self.folder / tag).mkdir)
-        return {table: Taken([str(self.folder / tag)], 1) for table in tables}
+        return {table: TakenSnapshot([str(self.folder / tag)], 1) for table in tables}
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
         assert list(tables) == [TABLE.full_name]

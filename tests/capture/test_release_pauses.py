@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from writetime.capture import agent
+from writetime.capture import commitlog_agent
 
 _SECONDS = 1800
 # Between two completed segments.
 _EVERY = 10
 
 
-class Releasing(agent.Agent):
+class Releasing(commitlog_agent.Agent):
     """An agent with its own clock, which uploads a segment in half a second, or gives up after half a minute."""
 
     def __init__(self, hangs: Callable[[int], bool], at_first: int = 1, every: int = _EVERY) -> None:
@@ -26,7 +26,7 @@ class Releasing(agent.Agent):
         self.attempts: Counter[int] = Counter()
         self._hangs = hangs
         progress = SimpleNamespace(segments=defaultdict(lambda: SimpleNamespace(finished=True, kept=False)))
-        pauses = {"_release_pause": agent._Pause(1.0), "_stuck_pause": agent._Pause(1.0)}
+        pauses = {"_release_pause": commitlog_agent._Pause(1.0), "_stuck_pause": commitlog_agent._Pause(1.0)}
         vars(self).update(_progress=progress, _metrics=SimpleNamespace(error=id), _stuck={}, **pauses)
 
     def _let_go(self, segment: Any, progress: Any) -> None:
@@ -49,7 +49,7 @@ class Releasing(agent.Agent):
 
 def simulated(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[int], bool]) -> Releasing:
     made = Releasing(hangs)
-    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     return made
 
@@ -69,7 +69,7 @@ def test_an_archive_that_does_not_answer_is_tried_once_per_growing_pause(monkeyp
 def test_no_attempt_follows_a_failure_at_once(monkeypatch: pytest.MonkeyPatch, at_first: int) -> None:
     """Neither a retry nor one with another segment, though no segment is added."""
     made = Releasing(lambda _: True, at_first, every=_SECONDS)
-    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     pauses = [later - ended for (_, ended), (later, _) in itertools.pairwise(made.failures)]
     assert len(pauses) >= 10
@@ -79,6 +79,6 @@ def test_no_attempt_follows_a_failure_at_once(monkeypatch: pytest.MonkeyPatch, a
 
 def test_segments_that_failed_are_released_together_once_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Releasing(lambda _: made.now < _SECONDS / 2)
-    monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     assert len(made.released) >= _SECONDS // _EVERY - 2

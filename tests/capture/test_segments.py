@@ -21,12 +21,12 @@ from tests.capture.agents import complete, node_id, progress_of, put_back
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture.agent import run
-from writetime.capture.agent_metrics import read_status, summary
-from writetime.capture.durable import copy_file
+from writetime.capture.commitlog_agent import run
 from writetime.capture.handover import unbalanced
-from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.metrics import read_status, summary
+from writetime.capture.progress import AgentProgress, SegmentProgress
 from writetime.capture.segments import SegmentFolder
+from writetime.capture.state_files import copy_file
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.config import Capture, Settings
@@ -152,7 +152,7 @@ def test_the_status_of_an_agent(
 
 def assert_another_agent_is_refused(captured: Captured, tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match="another agent"):
-        Progress(captured.settings.capture.state_dir)
+        AgentProgress(captured.settings.capture.state_dir)
     # With another state folder, it would delete the segments that the first one reads.
     with pytest.raises(WritetimeError, match="another agent publishes and deletes the segments in"):
         run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
@@ -312,7 +312,7 @@ def test_a_segment_that_is_deleted_after_it_was_read_is_no_gap(
         gone.append(segment.name)
         return unbalanced(segment, progress)
 
-    monkeypatch.setattr("writetime.capture.agent.unbalanced", deleted_first)
+    monkeypatch.setattr("writetime.capture.commitlog_agent.unbalanced", deleted_first)
     captured.fill(2)
     with captured.agent():
         captured.settle()
@@ -391,12 +391,12 @@ def test_a_copy_of_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_progress_survives(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = AgentProgress(tmp_path)
     progress.of_node("one")
     progress.segments[7] = SegmentProgress("CommitLog-8-7.log", 5, (3, 3), 2, 1, 1, {"t": 1})
     progress.save()
     progress.close()
-    again = Progress(tmp_path)
+    again = AgentProgress(tmp_path)
     assert (again.node, again.totals) == (progress.node, progress.totals)
     assert again.segments[7].position == 5
     with pytest.raises(WritetimeError, match="belongs to the node with the host id one"):
@@ -404,4 +404,4 @@ def test_progress_survives(tmp_path: Path) -> None:
     again.close()
     (tmp_path / "progress.json").write_text("{")
     with pytest.raises(WritetimeError, match="is damaged"):
-        Progress(tmp_path)
+        AgentProgress(tmp_path)

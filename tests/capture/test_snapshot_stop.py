@@ -9,18 +9,18 @@ from typing import cast
 from uuid import UUID, uuid1
 
 from tests.support.made import SCHEMA
-from writetime.capture.agent_metrics import AgentMetrics
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.durable import write_json
+from writetime.capture.metrics import AgentMetrics
 from writetime.capture.snapshots import Snapshots
-from writetime.capture.taking import Taken
+from writetime.capture.state_files import write_json
+from writetime.capture.taken_snapshots import TakenSnapshot
 from writetime.core import config
 
 
 class NoTaker:
     """Takes nothing: the snapshot was taken before."""
 
-    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
         raise AssertionError((tables, tag))
 
     def delete(self, tables: Sequence[str], tag: str) -> None:

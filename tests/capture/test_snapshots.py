@@ -21,7 +21,7 @@ from tests.capture.agents import node_id
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.state_files import read_json, write_json
 from writetime.clients import node_snapshots
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
@@ -189,7 +189,7 @@ class Damage:
         self.calls: list[tuple[str, ...]] = []
         self._ask, self._take = node_snapshots.nodetool, node_snapshots.take
         monkeypatch.setattr(node_snapshots, "nodetool", self.nodetool)
-        monkeypatch.setattr("writetime.capture.taking.take", self.take)
+        monkeypatch.setattr("writetime.capture.taken_snapshots.take", self.take)
 
     def nodetool(self, port: int, *arguments: str) -> None:
         self.calls.append(arguments)

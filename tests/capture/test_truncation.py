@@ -10,7 +10,7 @@ from tests.support.captured import Captured
 from tests.support.event_replay import Consumer, in_order
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
-from writetime.capture.agent_metrics import read_status
+from writetime.capture.metrics import read_status
 from writetime.capture.node_schemas import Node
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until

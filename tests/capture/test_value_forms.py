@@ -34,7 +34,7 @@ from writetime.row_events import publish, stream
 from writetime.schema.serialise import loses_parts, partition_key, serialised_values
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, is_complex, parse_cql
-from writetime.verify.comparison import Report, _lake_state, verify
+from writetime.verify.comparison import VerifyReport, _lake_state, verify
 from writetime.verify.lost_deletions import compared_rows
 
 pytestmark = pytest.mark.long
@@ -141,7 +141,7 @@ def assert_equal(captured: Captured, table: LakeTable, schema: TableSchema) -> N
     assert_proven(report, count)
 
 
-def assert_proven(report: Report, count: int) -> None:
+def assert_proven(report: VerifyReport, count: int) -> None:
     assert report.differences == []
     assert report.proven
     assert sum(r.database_rows for r in report.ranges) == sum(r.lake_rows for r in report.ranges) == count

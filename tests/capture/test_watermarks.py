@@ -19,9 +19,9 @@ from tests.support.captured import REPLICATION, Captured
 from tests.support.lake_views import held
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture.agent import Agent
+from writetime.capture.commitlog_agent import Agent
 from writetime.capture.node_schemas import Node
-from writetime.capture.progress import Progress
+from writetime.capture.progress import AgentProgress
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -119,7 +119,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     written_at = time_now()
     landed.fill(3)
     wait_for(lambda: complete(landed))
-    progress = Progress(landed.settings.capture.state_dir)
+    progress = AgentProgress(landed.settings.capture.state_dir)
     one = Agent(landed.settings, Node(landed.node.session(), None), progress, landed.pace)
     stop = threading.Event()
     stop.set()

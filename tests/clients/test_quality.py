@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_portions
+from writetime.clients.great_expectations import Finding, failed, gxe, markdown, validate, validate_portions
 
 pytestmark = pytest.mark.long
 

@@ -33,7 +33,7 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.table import open_table
 from writetime.row_events.publish import EventPublisher
 from writetime.wire import publishing
-from writetime.wire.publishing import SCHEMAS_TOPIC, Refused, ensure_schemas_topic
+from writetime.wire.publishing import SCHEMAS_TOPIC, RefusedMessage, ensure_schemas_topic
 from writetime.wire.topic_names import changes_topic, row_events_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, ensure_watermarks_topic
 
@@ -62,7 +62,7 @@ def by_the_broker(settings: Settings, topic: str) -> str:
 
 def told(settings: Settings) -> list[str]:
     """The faults of Kafka that `writetime check` lists."""
-    return [str(line) for line in check._kafka(settings) if isinstance(line, check.Fault)]
+    return [str(line) for line in check._kafka(settings) if isinstance(line, check.CheckFault)]
 
 
 def test_new_topics_keep_what_their_readers_need(settings: Settings) -> None:
@@ -154,7 +154,7 @@ def test_a_lossy_topic_stops_its_own_table_only(settings: Settings) -> None:
     topic = by_the_broker(settings, changes_topic(bad.full_name))
     assert f"topic {topic} has cleanup.policy=compact" in "; ".join(told(settings))
     publisher = ChangePublisher(settings)
-    with pytest.raises(Refused, match=r"cleanup\.policy=compact") as raised:
+    with pytest.raises(RefusedMessage, match=r"cleanup\.policy=compact") as raised:
         publisher.send(bad, batch([write(1, 0, 5, v="x")], bad))
     publisher = publisher.after(raised.value)
     publisher.send(good, batch([write(1, 0, 5, v="x")], good))

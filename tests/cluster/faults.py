@@ -40,7 +40,7 @@ from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.delta.parquet import PARTITION, read_file
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
@@ -345,7 +345,7 @@ class ClusterRun:
         schema = self._schema(name)
         with session_at(self._settings, ConsistencyLevel.ALL) as session:
             found = answers.decoded(answers.rows(answers.raw(session), schema), schema)
-            return with_one_form(fit(found, schema), schema)
+            return with_one_form(to_micros(found, schema), schema)
 
     def _schema(self, name: str) -> TableSchema:
         return read_schema(self._session, name)

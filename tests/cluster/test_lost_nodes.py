@@ -23,7 +23,7 @@ from tests.cluster.servers import ADDRESSES, ClusterNode, answers_at
 from tests.support.all_programs import AGAIN_SECONDS, Platform, running_platform
 from tests.support.messages import messages
 from tests.support.waiting import wait_for
-from writetime.capture.agent import run
+from writetime.capture.commitlog_agent import run
 from writetime.clients import database
 from writetime.clients.kafka import NoTopic
 from writetime.core.config import Settings

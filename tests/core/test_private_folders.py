@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from writetime.capture import durable
+from writetime.capture import state_files
 from writetime.core.private_folders import private_temporary_folder, restrict_home
 from writetime.delta.commits import put_new
 from writetime.delta.parquet import write_file
 from writetime.delta.storage import Storage
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "state": lambda home: durable.lock_folder(home / "capture" / "node"),
+    "state": lambda home: state_files.lock_folder(home / "capture" / "node"),
     "commit": lambda home: put_new(Storage(str(home / "lake" / "ks.t" / "changes")), "_delta_log/0.json", b"{}"),
     "data file": lambda home: write_file(Storage(str(home / "lake")), pa.table({"a": [1]}), 0, None),
 }

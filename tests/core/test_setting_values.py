@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from writetime.core import config
-from writetime.core.config import Queue, Settings, Table
+from writetime.core.config import Queue, Settings, TableEntry
 from writetime.core.errors import WritetimeError
 
 BAD_NUMBERS = [True, float("inf"), float("-inf"), float("nan"), 1e300, -1e300, -1]
@@ -40,7 +40,7 @@ def kinds(annotation: Any) -> set[type]:
     return {annotation} if isinstance(annotation, type) else set()
 
 
-FIELDS = [(m, n, f) for section in (Settings, Table, Queue) for m, n, f in fields_of(section)]
+FIELDS = [(m, n, f) for section in (Settings, TableEntry, Queue) for m, n, f in fields_of(section)]
 CASES = [
     pytest.param(model, name, value, id=f"{model.__name__}.{name}={value}")
     for model, name, field in FIELDS

@@ -14,7 +14,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.delta import buckets, commits
 from writetime.delta.bucketed_table import Conflict
-from writetime.delta.live_files import Change
+from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import PARTITION, SORTED_BY
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
@@ -115,7 +115,7 @@ def test_rewrites_exclude_each_other(tmp_path: Path) -> None:
     before = table.view_files.load()
     views.rewrite(table)
     with pytest.raises(Conflict, match="run this again"):
-        table.view_files.commit(before, Change(), {views.SEQUENCE: 1}, {})
+        table.view_files.commit(before, ViewCommit(), {views.SEQUENCE: 1}, {})
     assert table.view.read([PARTITION]).num_rows == 20
     views.rewrite(table)
     assert table.view.read([PARTITION]).num_rows == 20

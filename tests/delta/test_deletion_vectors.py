@@ -19,8 +19,8 @@ from writetime.core.errors import WritetimeError
 from writetime.delta import deletion_vectors
 from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.buckets import ALL
-from writetime.delta.deletion_vectors import Vector, read_vector, write_vectors
-from writetime.delta.live_files import Change, LiveFiles
+from writetime.delta.deletion_vectors import DeletionVector, read_vector, write_vectors
+from writetime.delta.live_files import LiveFiles, ViewCommit
 from writetime.delta.parquet import write_file
 from writetime.delta.storage import Storage
 
@@ -52,7 +52,9 @@ def test_other_engines_leave_out_marked_rows(tmp_path: Path, kind: str) -> None:
     first, second = live.load().files.values()
     marked = rows(kind)
     found = write_vectors(storage, {first.file.path: pyroaring.BitMap(marked), second.file.path: pyroaring.BitMap([5])})
-    live.commit(live.load(), Change(mark=[(first, found[first.file.path]), (second, found[second.file.path])]), {}, {})
+    live.commit(
+        live.load(), ViewCommit(mark=[(first, found[first.file.path]), (second, found[second.file.path])]), {}, {}
+    )
     wanted = sorted([*(set(range(_ROWS)) - marked), *range(5), *range(6, _ROWS)])
     for name, read in READERS.items():
         assert np.array_equal(np.sort(read(str(tmp_path))["n"].to_numpy()), wanted), name
@@ -73,7 +75,7 @@ def test_vectors_are_read_as_they_were_written(
         # As another process reads them.
         patch.setattr(deletion_vectors, "_kept", deletion_vectors._Kept())
         for i, marked in enumerate(several):
-            assert set(read_vector(storage, Vector.of_action(found[str(i)].action))) == marked
+            assert set(read_vector(storage, DeletionVector.of_action(found[str(i)].action))) == marked
 
 
 def test_a_vector_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.documents import ROOT, documents
-from writetime.capture import agent_metrics
-from writetime.capture.agent_metrics import AgentMetrics
+from writetime.capture import metrics as agent_metrics
+from writetime.capture.metrics import AgentMetrics
 from writetime.capture.progress import Totals
 from writetime.core import config
-from writetime.follow.follow_metrics import FollowMetrics
-from writetime.http.ingress_metrics import IngressMetrics
+from writetime.follow.metrics import FollowMetrics
+from writetime.http.metrics import IngressMetrics
 from writetime.http.protocol import Gate
 from writetime.http.work_items import ItemsEndpoint
-from writetime.ingest import sink_metrics
-from writetime.ingest.sink_metrics import SinkMetrics
-from writetime.workqueue import worker_metrics
-from writetime.workqueue.worker_metrics import WorkerMetrics
+from writetime.ingest import metrics as sink_metrics
+from writetime.ingest.metrics import SinkMetrics
+from writetime.workqueue import metrics as worker_metrics
+from writetime.workqueue.metrics import WorkerMetrics
 
 NAME = r"\bwritetime_(?:ingress|sink|capture|worker|follow)_\w+"
 ALSO = "These metrics are also available: "

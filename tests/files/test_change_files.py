@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.made import SCHEMA, batch, cell, write
 from writetime.changes.model import change_schema
-from writetime.delta.parquet import READ_SOON, conform, without_empty, write_file
+from writetime.delta.parquet import HOT_LAYOUT, conform, without_empty, write_file
 from writetime.delta.storage import Storage
 from writetime.files.change_files import open_changes, read_changes, read_groups
 
@@ -34,7 +34,7 @@ def made(folder: Path, kind: str, times: int) -> tuple[Storage, str]:
         rows = pa.concat_tables([*[live] * times, rows])
     else:
         rows = pa.concat_tables([rows] * times)
-    written = write_file(storage, without_empty(rows.combine_chunks()), 0, rows["token"], layout=READ_SOON)
+    written = write_file(storage, without_empty(rows.combine_chunks()), 0, rows["token"], layout=HOT_LAYOUT)
     return storage, written.path
 
 

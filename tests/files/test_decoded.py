@@ -17,10 +17,10 @@ import pytest
 from tests.support import generated
 from tests.support.examples import rounds
 from tests.support.generate import SEED
-from writetime.delta.parquet import KEPT, PLACE, write_file
+from writetime.delta.parquet import COLD_LAYOUT, PLACE, write_file
 from writetime.delta.storage import Storage
 from writetime.files import decoded
-from writetime.files.decoded import Damaged, Decoded, decode, read, write
+from writetime.files.decoded import DamagedDecodedFile, Decoded, decode, read, write
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def test_a_cut_file_is_damaged(source: Path) -> None:
     whole = path.read_bytes()
     for length in {0, 1, 15, 16, len(whole) - 1, *random.Random(SEED).sample(range(len(whole)), rounds(100))}:
         path.write_bytes(whole[:length])
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedDecodedFile):
             read(path, 1)
 
 
@@ -103,7 +103,7 @@ def test_a_changed_file_is_damaged_or_unused(source: Path) -> None:
     tokens = np.unique([row["token"] for row in rows])
     for place in random.Random(SEED).sample(range(len(whole)), rounds(200)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedDecodedFile):
             _all_of(path, tokens)
 
 
@@ -116,16 +116,16 @@ def test_only_used_parts_are_checked(source: Path) -> None:
     path.write_bytes(whole)
     found = read(path, 1)
     assert held(found, tokens[-1:])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedDecodedFile):
         held(found, tokens[:1])
 
 
 def test_another_version_and_another_source_are_damaged(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(source)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedDecodedFile):
         read(path, 2)
     monkeypatch.setattr(decoded, "VERSION", decoded.VERSION + 1)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedDecodedFile):
         read(path, 1)
 
 
@@ -176,7 +176,7 @@ def test_batches_are_bounded_by_their_rows_in_memory(tmp_path: Path, *, places: 
     rows = pa.table({"token": pa.array(range(len(texts))), "key": texts, "v": [text[:100] for text in texts[::-1]]})
     wanted = rows.select(["token", "key"]) if places else rows
     stored = pa.table({"v": rows["v"], PLACE: wanted.to_struct_array()}) if places else rows
-    file = write_file(storage, stored, 0, rows["token"], layout=replace(KEPT, row_group_bytes=most // 4))
+    file = write_file(storage, stored, 0, rows["token"], layout=replace(COLD_LAYOUT, row_group_bytes=most // 4))
     with pq.ParquetFile(tmp_path / file.path) as opened:
         groups = [opened.read_row_group(group) for group in range(opened.num_row_groups)]
         assert all(group.num_rows == 1 or group.nbytes <= most for group in groups)
@@ -218,5 +218,5 @@ def test_data_that_expires_is_found(tmp_path: Path, batch_bytes: int) -> None:
     # The index is checked when it is first used.
     place = len(whole) - len(whole[whole.rindex(b'{"version"') :]) - 1
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedDecodedFile):
         due(read(path, 1), 0, 100)

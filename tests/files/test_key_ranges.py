@@ -20,7 +20,7 @@ from writetime.changes.model import change_schema
 from writetime.delta.parquet import conform, sort, without_empty
 from writetime.files import decoded
 from writetime.files.decoded import Decoded, decode
-from writetime.files.key_ranges import Places, joined, keys_of_whole, partitions, places_of
+from writetime.files.key_ranges import KeyRanges, joined, keys_of_whole, partitions, places_of
 from writetime.merge import merge
 
 FULL = change_schema(generated.SCHEMA)
@@ -34,11 +34,11 @@ def in_file(changes: pa.Table, folder: Path, row_group_rows: int = 2) -> Decoded
         return decode(file)
 
 
-def found_at(files: list[Decoded], places: Places) -> list[pa.Table]:
+def found_at(files: list[Decoded], places: KeyRanges) -> list[pa.Table]:
     return [conform(pa.Table.from_batches([part]), FULL, "a file") for file in files for part in file.rows(places)]
 
 
-def at(places: Places, state: pa.Table) -> list[dict[str, object]]:
+def at(places: KeyRanges, state: pa.Table) -> list[dict[str, object]]:
     """The rows of a state at some places, and the static rows and tombstones of their partitions."""
     wanted = list(zip(places.keys.to_pylist(), places.first.to_pylist(), places.end.to_pylist(), strict=True))
     touched = {key for key, _, _ in wanted}

@@ -23,7 +23,7 @@ from tests.support.settings import write_settings
 from writetime.changes.model import change_schema
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import create_table
 from writetime.schema.cql import parse_table
@@ -80,7 +80,7 @@ def test_values_of_every_type(seed: int) -> None:
         }
     ).slice(1, 7)
     unfit: Counter[str] = Counter()
-    found = fit(stored, schema, unfit)
+    found = to_micros(stored, schema, unfit)
     found.validate(full=True)
     wanted_unfit: Counter[str] = Counter()
     for c in columns:

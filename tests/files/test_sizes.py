@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.made import add, new_table, write
 from writetime.delta import buckets, parquet
-from writetime.delta.parquet import READ_SOON, WrittenFile, uncompressed_size, write_file
+from writetime.delta.parquet import HOT_LAYOUT, WrittenFile, uncompressed_size, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
@@ -31,7 +31,7 @@ def test_long_values_that_repeat_count_in_full(storage: Storage, monkeypatch: py
     texts = pa.array(["a", "b"] * 600 + long * 900)
     for column in (texts, texts.dictionary_encode()):
         rows = pa.table({"token": pa.array(range(len(texts))), "v": column})
-        written = write_file(storage, rows, -1, rows["token"], layout=READ_SOON)
+        written = write_file(storage, rows, -1, rows["token"], layout=HOT_LAYOUT)
         assert written.size < 8 << 20
         assert uncompressed_size(storage, written.path) > 27_000 * 3000
         assert pq.read_table(f"{storage.address}/{written.path}")["v"].to_pylist() == texts.to_pylist()
@@ -67,13 +67,13 @@ def test_nulls_do_not_make_row_groups_small(storage: Storage) -> None:
         for c in range(3)
     ]
     rows = pa.table({"token": pa.array(range(count)), **{f"c{c}": cells[c % 3] for c in range(100)}})
-    written = write_file(storage, rows, 0, rows["token"], layout=READ_SOON)
+    written = write_file(storage, rows, 0, rows["token"], layout=HOT_LAYOUT)
     with pq.ParquetFile(f"{storage.address}/{written.path}") as file:
         assert file.num_row_groups <= 2
     # Long values still make them small.
     texts = pa.array(["x" * 100_000 if n % 100 == 0 else None for n in range(count)])
     rows = pa.table({"token": pa.array(range(count)), "v": texts})
-    written = write_file(storage, rows, 0, rows["token"], layout=READ_SOON)
+    written = write_file(storage, rows, 0, rows["token"], layout=HOT_LAYOUT)
     with pq.ParquetFile(f"{storage.address}/{written.path}") as file:
         assert file.num_row_groups >= 4
 

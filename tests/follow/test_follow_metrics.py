@@ -6,7 +6,7 @@ from tests.follow.waiting import wait_for
 from tests.support.following import following, has_published, is_done
 from tests.support.published import hurry, produce, publish, published, schema_of
 from writetime.core.config import Settings
-from writetime.follow.follow_metrics import FollowMetrics
+from writetime.follow.metrics import FollowMetrics
 from writetime.follow.program import Follower
 from writetime.lake.table import open_table
 from writetime.wire.topic_names import changes_topic

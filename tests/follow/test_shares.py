@@ -13,7 +13,7 @@ import pytest
 from tests.support.waiting import wait_for
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.follow.shares import Shares, shares
+from writetime.follow.shares import TableShares, shares
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
@@ -28,7 +28,7 @@ def sharing(settings: Settings) -> Settings:
     return settings.model_copy(update={"follow": settings.follow.model_copy(update={"share": True})})
 
 
-def owners(programs: list[Shares]) -> list[list[int]]:
+def owners(programs: list[TableShares]) -> list[list[int]]:
     """For each table, the programs that have it."""
     for program in programs:
         program.look()

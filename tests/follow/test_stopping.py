@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.made import add, new_table, settings_at, write
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.delta import buckets
 from writetime.follow.pipeline import TablePipeline
 from writetime.lake.followed_tables import FollowedTable
@@ -20,7 +20,7 @@ from writetime.wire.watermarks import Sources
 def pipeline(settings: Settings, name: str, stop: threading.Event) -> TablePipeline:
     """The steps of a table after landing."""
     nothing: Any = SimpleNamespace(name=name, waiting=lambda _: 0, is_due=lambda _: False, report_steps=lambda _: None)
-    entry = FollowedTable(name, Table(row_events=False))
+    entry = FollowedTable(name, TableEntry(row_events=False))
     return TablePipeline(settings, cast(TableLanding, nothing), entry, stop=stop)
 
 

@@ -21,8 +21,8 @@ from writetime.follow.pipeline import TablePipeline
 from writetime.follow.program import Follower
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
-from writetime.landing.following import Tables, ends_of
-from writetime.row_events.publish import EventPublisher, Fenced, PartLimits
+from writetime.landing.following import LandedTables, ends_of
+from writetime.row_events.publish import EventPublisher, PartLimits, PublisherFenced
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 
@@ -41,7 +41,7 @@ class Program:
     """A program that follows one table, a round at a time."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        self._tables = Tables(settings, [name])
+        self._tables = LandedTables(settings, [name])
         _, ends = self._tables.ask()
         (landing,) = self._tables.wanted(ends)
         self.table = TablePipeline(settings, landing, FollowedTable(name))
@@ -80,14 +80,14 @@ def test_a_fenced_publisher_reports_it(settings: Settings, count: int) -> None:
     """Also if its client learns of that between two messages."""
     (name,) = published(settings, "a")
     publish(settings, schema_of(settings, "a"), *range(10, 10 + count))
-    assert [landed for _, landed in Tables(settings, [name]).land_once()] == [count + 3]
+    assert [landed for _, landed in LandedTables(settings, [name]).land_once()] == [count + 3]
     table = open_table(settings, name)
     assert extend(table) == count + 3
     limits = PartLimits(events=1000)
     publisher = EventPublisher(settings, name, limits=limits)
     with EventPublisher(settings, name, limits=limits) as later:
         for _ in range(2):
-            with pytest.raises(Fenced, match="another publisher of the table has started since"):
+            with pytest.raises(PublisherFenced, match="another publisher of the table has started since"):
                 publisher.publish(table)
         assert later.publish(table) == count + 3
     assert_each_event_once(settings, name, count + 3)

@@ -38,7 +38,7 @@ from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
 from writetime.workqueue import inspect
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import QueueTables
 
 SILENT = free_port()
 Serve = Callable[..., "Running"]
@@ -443,15 +443,15 @@ def test_a_database_that_fails_at_the_first_item_is_queried_again(
 ) -> None:
     """Such as one that does not answer in time while the statements are prepared. No session of a failure stays."""
     left, sessions = [error, error], list[Session]()
-    prepared = Tables.__init__
+    prepared = QueueTables.__init__
 
-    def fail(tables: Tables, session: Session, settings: Settings) -> None:
+    def fail(tables: QueueTables, session: Session, settings: Settings) -> None:
         sessions.append(session)
         if left:
             raise left.pop()
         prepared(tables, session, settings)
 
-    monkeypatch.setattr(Tables, "__init__", fail)
+    monkeypatch.setattr(QueueTables, "__init__", fail)
     with running(broker) as ingress:
         path = f"/queues/http-{uuid.uuid4().hex}/items"
         answers = [ingress.client.post(path, json={"payload": 1}) for _ in range(4)]

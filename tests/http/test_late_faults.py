@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from writetime.clients.database import DatabaseUnreachable
 from writetime.core import config
-from writetime.http.bodies import Refused
+from writetime.http.bodies import RefusedCall
 from writetime.http.work_items import ItemsEndpoint
 from writetime.workqueue.enqueue import AsyncEnqueuer
 
@@ -35,7 +35,7 @@ def test_the_next_call_does_not_get_the_fault_of_an_earlier_one(monkeypatch: pyt
         asyncio.get_running_loop().set_exception_handler(lambda _, fault: unhandled.append(fault))
         settings = config.load(workqueue={"enqueue_timeout_seconds": 0.01})
         items = ItemsEndpoint(settings, 10, cast(Any, None), CollectorRegistry())
-        with pytest.raises(Refused, match="the database does not answer"):
+        with pytest.raises(RefusedCall, match="the database does not answer"):
             await items._insert("jobs", [cast(Any, "item")])
         refused.set()
         while items._connecting is not None and not items._connecting.done():
@@ -61,6 +61,6 @@ def test_an_unknown_fault_is_not_an_outage(monkeypatch: pytest.MonkeyPatch) -> N
         items = ItemsEndpoint(config.load(), 10, cast(Any, None), CollectorRegistry())
         await items._insert("jobs", [cast(Any, "item")])
 
-    with pytest.raises(Refused, match="nobody expects this") as found:
+    with pytest.raises(RefusedCall, match="nobody expects this") as found:
         asyncio.run(call())
     assert found.value.status == 500

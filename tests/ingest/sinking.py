@@ -12,7 +12,7 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import beginning_offsets, client_config, end_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest import deadletters, drain
+from writetime.ingest import dead_letter_topic, drain
 from writetime.ingest.event import Event
 
 AT = datetime(2013, 1, 1, 5, 15, 0, 123000, tzinfo=UTC)
@@ -54,10 +54,10 @@ def run_once(settings: Settings, *, commit: bool = True, fetch_messages: int = 5
     return sorted(receipts, key=lambda row: (row["partition"], row["offset"]))
 
 
-def dead_letters(settings: Settings) -> list[deadletters.DeadLetter]:
+def dead_letters(settings: Settings) -> list[dead_letter_topic.DeadLetter]:
     """Return all dead letters."""
     topic = settings.ingest.dead_letter_topic
-    return list(deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)))
+    return list(dead_letter_topic.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)))
 
 
 def rows(settings: Settings, columns: str = "event_id, payload") -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from writetime.cli.main import main
 from writetime.clients.kafka import end_offsets
 from writetime.core.config import Settings, load
 from writetime.core.errors import WritetimeError
-from writetime.ingest import dead_letter_rows, deadletters, writer
+from writetime.ingest import dead_letter_rows, dead_letter_topic, writer
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.event import InvalidEvent
 
@@ -50,8 +50,8 @@ def test_redrive_stores_events_that_became_valid(settings: Settings, monkeypatch
     with monkeypatch.context() as small:
         small.setattr(writer, "MAX_PAYLOAD_BYTES", 100)
         assert [r["outcome"] for r in run_once(settings)] == ["dead", "stored"]
-    assert deadletters.redrive(settings).count == 1
-    assert deadletters.redrive(settings).count == 0
+    assert dead_letter_topic.redrive(settings).count == 1
+    assert dead_letter_topic.redrive(settings).count == 0
     assert [r["outcome"] for r in run_once(settings)] == ["stored"]
     assert [event_id for event_id, _ in rows(settings)] == [large.event_id, an_event(2).event_id]
 
@@ -61,11 +61,11 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
 ) -> None:
     produce(settings, [b"poison"])
     for _ in range(3):
-        assert list(deadletters.status_lines(settings)) == []
+        assert list(dead_letter_topic.status_lines(settings)) == []
         assert [r["outcome"] for r in run_once(settings)] == ["dead"]
-        (line,) = deadletters.status_lines(settings)
+        (line,) = dead_letter_topic.status_lines(settings)
         assert line.split()[:4] == ["ingest", "1", "dead", "letter"]
-        assert deadletters.redrive(settings).count == 1
+        assert dead_letter_topic.redrive(settings).count == 1
     letters = dead_letters(settings)
     assert len(letters) == 3
     assert {letter.value for letter in letters} == {b"poison"}
@@ -75,7 +75,7 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
 def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(settings: Settings) -> None:
     produce(settings, [b"x" * 5_000] * 60)
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
-    assert deadletters.redrive(settings, queued_kib=50).count == 60
+    assert dead_letter_topic.redrive(settings, queued_kib=50).count == 60
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
 
 
@@ -92,7 +92,7 @@ def test_a_letter_that_is_too_large_now_is_a_dead_letter_again_and_does_not_stop
     assert (refused.value, refused.origin, refused.headers) == (large, f"{topic}/0@0", [])
     assert refused.reason.endswith("raise its max.message.bytes")
     alter_topic(settings, topic, {"max.message.bytes": "1000000"})
-    assert deadletters.redrive(settings).count == 2
+    assert dead_letter_topic.redrive(settings).count == 2
 
 
 class Failing:
@@ -122,21 +122,21 @@ class Failing:
 
 def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each attempt would double those that are too large."""
-    letters = [deadletters.DeadLetter(0, i, None, value, [], {}) for i, value in enumerate([b"x" * 10, b"small"])]
-    monkeypatch.setattr(deadletters, "Producer", Failing)
+    letters = [dead_letter_topic.DeadLetter(0, i, None, value, [], {}) for i, value in enumerate([b"x" * 10, b"small"])]
+    monkeypatch.setattr(dead_letter_topic, "Producer", Failing)
     monkeypatch.setattr(Failing, "produced", [])
-    monkeypatch.setattr(deadletters, "topic_ids", lambda *_: {})
-    monkeypatch.setattr(deadletters, "_not_redriven", lambda _: ({0: 0}, {0: 2}))
-    monkeypatch.setattr(deadletters, "read", lambda *_: iter(letters))
+    monkeypatch.setattr(dead_letter_topic, "topic_ids", lambda *_: {})
+    monkeypatch.setattr(dead_letter_topic, "_not_redriven", lambda _: ({0: 0}, {0: 2}))
+    monkeypatch.setattr(dead_letter_topic, "read", lambda *_: iter(letters))
     committed: list[object] = []
-    monkeypatch.setattr(deadletters, "commit_offsets", lambda *_: committed.append(_))
+    monkeypatch.setattr(dead_letter_topic, "commit_offsets", lambda *_: committed.append(_))
     settings = load()
     for _ in range(2):
         with pytest.raises(WritetimeError, match="1 of 2 dead letters not redriven"):
-            deadletters.redrive(settings)
+            dead_letter_topic.redrive(settings)
     assert (Failing.produced, committed) == ([], [])
     monkeypatch.setattr(Failing, "is_down", False)
-    assert deadletters.redrive(settings) == deadletters.Redriven(1, 1)
+    assert dead_letter_topic.redrive(settings) == dead_letter_topic.Redriven(1, 1)
     assert Failing.produced == [("user-events", b"small"), ("user-events.dead", b"x" * 10)]
     assert len(committed) == 1
 
@@ -154,9 +154,9 @@ def test_large_letters_become_rows_in_small_batches(settings: Settings) -> None:
 
 def test_the_status_without_a_topic_or_kafka(settings: Settings) -> None:
     other = settings.ingest.model_copy(update={"dead_letter_topic": "nothing"})
-    assert list(deadletters.status_lines(settings.model_copy(update={"ingest": other}))) == []
+    assert list(dead_letter_topic.status_lines(settings.model_copy(update={"ingest": other}))) == []
     away = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
-    assert list(deadletters.status_lines(settings.model_copy(update={"kafka": away}))) == []
+    assert list(dead_letter_topic.status_lines(settings.model_copy(update={"kafka": away}))) == []
 
 
 def test_headers_that_look_like_our_own_are_harmless(settings: Settings) -> None:
@@ -164,7 +164,7 @@ def test_headers_that_look_like_our_own_are_harmless(settings: Settings) -> None
     run_once(settings)
     (letter,) = dead_letters(settings)
     assert letter.origin == f"{settings.ingest.topic}/0@0"
-    assert deadletters.redrive(settings).count == 1
+    assert dead_letter_topic.redrive(settings).count == 1
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]
 
 
@@ -178,7 +178,7 @@ def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_does_not_stop_othe
     assert [(letter.value, letter.headers) for letter in letters] == [(value, []) for value in values]
     assert {letter.reason for letter in letters} == {"the name of a header is not UTF-8; the headers are not kept"}
     assert letters[7].origin == f"{settings.ingest.topic}/0@7"
-    assert deadletters.redrive(settings).count == 40
+    assert dead_letter_topic.redrive(settings).count == 40
     assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 40
 
 

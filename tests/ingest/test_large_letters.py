@@ -13,7 +13,7 @@ from tests.support.waiting import wait_for
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, delete_topics, max_message_bytes
 from writetime.core.config import Settings
-from writetime.ingest import deadletters
+from writetime.ingest import dead_letter_topic
 from writetime.ingest.topics import ensure_ingest_topics
 
 pytestmark = pytest.mark.long
@@ -79,7 +79,7 @@ def test_a_shortened_letter_is_redriven_whole(settings: Settings) -> None:
     run_once(settings)
     (letter,) = dead_letters(settings)
     assert letter.is_shortened
-    assert deadletters.redrive(settings) == deadletters.Redriven(1, 0, 0)
+    assert dead_letter_topic.redrive(settings) == dead_letter_topic.Redriven(1, 0, 0)
     alter_topic(settings, settings.ingest.dead_letter_topic, {"max.message.bytes": str(8 * _MIB)})
     wait_for(lambda: max_message_bytes(settings, settings.ingest.dead_letter_topic) == 8 * _MIB)
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]

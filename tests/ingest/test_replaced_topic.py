@@ -21,7 +21,7 @@ from writetime.clients.kafka import (
     topic_of_note,
 )
 from writetime.core.config import Settings
-from writetime.ingest import deadletters, drain
+from writetime.ingest import dead_letter_topic, drain
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime_dagster.resources import KafkaResource
 
@@ -96,15 +96,15 @@ def test_letters_of_a_new_topic_were_not_redriven(settings: Settings) -> None:
     topic = settings.ingest.dead_letter_topic
     produce(settings, [b"poison"] * 3)
     run_once(settings)
-    assert deadletters.redrive(settings).count == 3
+    assert dead_letter_topic.redrive(settings).count == 3
     (before,) = {note for note in notes(settings, topic) if note}
     replaced(settings, topic, b"letter", b"letter", b"letter", b"letter")
     commit_offsets(settings, topic, f"{topic}.redrive", {0: 3}, before)
-    assert list(deadletters.status_lines(settings)) == [
+    assert list(dead_letter_topic.status_lines(settings)) == [
         "ingest     4 dead letters not redriven: writetime dead-letters list"
     ]
-    assert deadletters.redrive(settings).count == 4
-    assert list(deadletters.status_lines(settings)) == []
+    assert dead_letter_topic.redrive(settings).count == 4
+    assert list(dead_letter_topic.status_lines(settings)) == []
 
 
 def notes(settings: Settings, topic: str) -> set[int]:

@@ -20,7 +20,7 @@ from writetime.clients.database import connect
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.files.merging import Attempt, Runner
+from writetime.files.merging import CaughtTask, Runner
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark_tasks import append_frame, in_spark
@@ -158,7 +158,7 @@ def test_a_task_that_ends_unexpectedly_is_a_fault_of_its_bucket(spark: SparkSess
             raise ZeroDivisionError("a bug")
         return number
 
-    found = in_spark(spark)(Attempt(task), range(4))
+    found = in_spark(spark)(CaughtTask(task), range(4))
     assert [(number, result) for number, result, fault in found if fault is None] == [(0, 0), (1, 1), (3, 3)]
     [fault] = [fault for _, _, fault in found if fault is not None]
     if ends == "bug":

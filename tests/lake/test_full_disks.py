@@ -10,7 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from tests.support.disks import fill, largest_file, small_disk
-from writetime.capture import durable
+from writetime.capture import state_files
 from writetime.changes.model import change_schema
 from writetime.cli.storage import write_changes
 from writetime.core.errors import reason_of
@@ -36,10 +36,10 @@ def export(output: Path) -> None:
 
 # Each writes more than a limit into a folder.
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "state": lambda folder: durable.write_json(folder / "out", {"a": RANDOM.hex()}),
-    "lines": lambda folder: durable.write_lines(folder / "out", [RANDOM.hex()]),
-    "more lines": lambda folder: durable.append_lines(folder / "out", [RANDOM.hex()]),
-    "copy": lambda folder: durable.copy_file(folder.parent / "source", folder / "out"),
+    "state": lambda folder: state_files.write_json(folder / "out", {"a": RANDOM.hex()}),
+    "lines": lambda folder: state_files.write_lines(folder / "out", [RANDOM.hex()]),
+    "more lines": lambda folder: state_files.append_lines(folder / "out", [RANDOM.hex()]),
+    "copy": lambda folder: state_files.copy_file(folder.parent / "source", folder / "out"),
     "decoded": lambda folder: decoded.write(pq.ParquetFile(folder.parent / "parquet"), folder / "out", BYTES),
     "data file": lambda folder: parquet.write_file(Storage(str(folder)), pa.table({"a": [RANDOM]}), 0, None),
     "commit": lambda folder: put_new(Storage(str(folder)), "_delta_log/1.json", RANDOM),

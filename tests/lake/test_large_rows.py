@@ -18,7 +18,7 @@ from writetime.files.cache import Cache
 from writetime.lake import packing, state, views
 from writetime.lake.views import time_now
 from writetime.row_events import changed_rows, stream
-from writetime.view import view_packing
+from writetime.view import packing as view_packing
 from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files import change_files, merging
 from writetime.files.cache import Cache
-from writetime.files.key_ranges import Places
+from writetime.files.key_ranges import KeyRanges
 from writetime.files.merging import Source, merge_files
 from writetime.lake import contents, state
 from writetime.lake.contents import dropped_of, levels_of
@@ -195,7 +195,7 @@ def reading() -> Iterator[Read]:
     found = Read()
     rows, read_changes = Cache.rows, change_files.read_changes
 
-    def counted(self: Cache, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
+    def counted(self: Cache, storage: Storage, file: DataFile, places: KeyRanges) -> list[pa.RecordBatch]:
         batches = rows(self, storage, file, places)
         found.rows[file.path] = found.rows.get(file.path, 0) + sum(batch.num_rows for batch in batches)
         return batches

@@ -15,7 +15,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, batch, new_table, write
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL, token_range
-from writetime.delta.parquet import READ_SOON, sort, without_empty, write_file
+from writetime.delta.parquet import HOT_LAYOUT, sort, without_empty, write_file
 from writetime.delta.storage import Storage
 from writetime.files import change_files
 from writetime.files.change_files import groups_between, open_changes
@@ -83,7 +83,7 @@ def test_row_events_of_large_rows_are_merged_by_as_few_tasks(tmp_path: Path, mon
 
 
 def test_a_bucket_reads_its_own_row_groups_of_a_file_of_large_rows(tmp_path: Path) -> None:
-    storage, layout = Storage(str(tmp_path)), replace(READ_SOON, row_group_bytes=1 << 18)
+    storage, layout = Storage(str(tmp_path)), replace(HOT_LAYOUT, row_group_bytes=1 << 18)
     rows = without_empty(sort([pa.Table.from_batches([batch(large(1, 64))])]))
     file = write_file(storage, rows, ALL, rows["token"], layout=layout)
     with open_changes(storage, file.path) as opened:

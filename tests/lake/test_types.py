@@ -11,7 +11,7 @@ from tests.support.made import settings_at
 from tests.support.view_readers import by_duckdb
 from writetime.changes.model import change_schema
 from writetime.delta.bucketed_table import BucketedTable
-from writetime.delta.parquet import READ_SOON, conform, read_file, without_empty, write_file
+from writetime.delta.parquet import HOT_LAYOUT, conform, read_file, without_empty, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 
@@ -90,7 +90,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         parts = pa.table({name: _lasting(rows[name].combine_chunks()) for name in schema.names[:-1]})
         rows = conform(parts, schema, "made")
         assert without_empty(rows).schema.equals(parts.schema)
-        written = write_file(part.storage, without_empty(rows), 1, None, layout=READ_SOON)
+        written = write_file(part.storage, without_empty(rows), 1, None, layout=HOT_LAYOUT)
     else:
         written = write_file(part.storage, rows, 1, None)
     rows.validate(full=True)

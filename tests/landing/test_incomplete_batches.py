@@ -12,9 +12,9 @@ from tests.support.published import command, hurry, published, reports
 from writetime.core.config import Settings
 from writetime.lake.table import is_in_lake, open_table
 from writetime.landing import landing
-from writetime.landing.following import Tables
+from writetime.landing.following import LandedTables
 from writetime.landing.landing import Incomplete, Landing
-from writetime.landing.tasks import Part, Written, write_part
+from writetime.landing.tasks import LandedFiles, MessageRange, write_part
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return without_database(kafka, tmp_path, monkeypatch)
 
 
-def loses_one(part: Part) -> Written:
+def loses_one(part: MessageRange) -> LandedFiles:
     """Read all messages but the last one of a partition."""
     last = max(part.ends)
     return write_part(replace(part, ends={**part.ends, last: part.ends[last] - 1}))
 
 
-def repeats(part: Part) -> Written:
+def repeats(part: MessageRange) -> LandedFiles:
     """Write each change twice."""
     written = write_part(part)
     return replace(written, files=[*written.files, *write_part(part).files])
@@ -43,7 +43,7 @@ def changes(settings: Settings, table: str) -> int:
 
 @pytest.mark.parametrize(("task", "found"), [(loses_one, 2), (repeats, 6)])
 def test_an_incomplete_batch_does_not_land(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, task: Callable[[Part], Written], found: int
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, task: Callable[[MessageRange], LandedFiles], found: int
 ) -> None:
     (name,) = published(settings, "a")
     with monkeypatch.context() as broken:
@@ -67,7 +67,7 @@ def test_follow_sets_the_table_aside_and_lands_the_others(settings: Settings, mo
             "write_part",
             lambda part: (loses_one if part.writer.schema.full_name == broken else write_part)(part),
         )
-        tables = Tables(settings, [broken, sound])
+        tables = LandedTables(settings, [broken, sound])
         look(tables)
         assert (changes(settings, broken), changes(settings, sound)) == (0, 3)
         assert "3 messages gave 2 changes" in str(reports(settings)[broken].fault)

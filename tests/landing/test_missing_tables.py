@@ -15,7 +15,7 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import NoTopic, end_offsets
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.lake.followed_tables import Refused, followed_tables
+from writetime.lake.followed_tables import RefusedEntry, followed_tables
 from writetime.landing import missing_tables
 from writetime.landing.missing_tables import KnownTables
 
@@ -73,7 +73,7 @@ def test_an_entry_of_a_misspelt_table(
         f"the database has no table {name}; is it {keyspace}.{meant}? Create the table, or correct the entry "
         f"[tables.{name}]"
     )
-    assert (found, refused) == ([], [Refused(name, reason)])
+    assert (found, refused) == ([], [RefusedEntry(name, reason)])
 
 
 @pytest.mark.cassandra_only("cdc = true is Cassandra's option")

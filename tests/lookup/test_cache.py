@@ -20,10 +20,10 @@ from writetime.delta.storage import Storage
 from writetime.files import expiries
 from writetime.files.cache import Cache, OpenFiles, open_files
 from writetime.files.decoded import Decoded
-from writetime.files.key_ranges import Places, joined
+from writetime.files.key_ranges import KeyRanges, joined
 from writetime.lake import state, views
 from writetime.lake.table import LakeTable
-from writetime.lookup.reading import Reader
+from writetime.lookup.reading import RowReader
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def expected(table: LakeTable) -> pa.Table:
     return rows
 
 
-def every(table: LakeTable) -> Places:
+def every(table: LakeTable) -> KeyRanges:
     return joined(partitions_of(table))
 
 
@@ -48,11 +48,11 @@ def assert_right(table: LakeTable, cache: Cache) -> None:
     assert opened(table, cache).at(every(table)).values.equals(expected(table))
 
 
-def opened(table: LakeTable, cache: Cache) -> Reader:
+def opened(table: LakeTable, cache: Cache) -> RowReader:
     """A reader of a process that has opened nothing yet."""
     open_files.close_all()
     table.cache = cache
-    return Reader(table)
+    return RowReader(table)
 
 
 def files_of(cache: Cache) -> list[Path]:
@@ -170,7 +170,7 @@ def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
     wanted = reader.at(every(table)).values
     for path in files_of(cache):
         path.unlink()
-    assert Reader(table).at(every(table)).values.equals(wanted)
+    assert RowReader(table).at(every(table)).values.equals(wanted)
     assert files_of(cache) == []
 
 

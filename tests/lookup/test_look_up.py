@@ -25,14 +25,14 @@ from writetime.changes.position import AT
 from writetime.cli.view import rows_where
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import BucketedTable
-from writetime.files.key_ranges import Places, TokenRange
+from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable
 from writetime.lookup import reading
 from writetime.lookup.conditions import conditions_of
 from writetime.lookup.keys import places_of_condition
-from writetime.lookup.reading import Reader
+from writetime.lookup.reading import RowReader
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
@@ -62,7 +62,7 @@ def by_condition(table: LakeTable, where: str) -> list[dict[str, Any]] | None:
     return [row for part in rows_where(table, where, None, Counter()) for row in part.to_pylist()]
 
 
-def everything(reader: Reader) -> pa.Table:
+def everything(reader: RowReader) -> pa.Table:
     """All rows, by a look-up."""
     return pa.concat_tables(rows.values for rows in reader.between(TokenRange(-(1 << 63), (1 << 63) - 1)))
 
@@ -135,7 +135,7 @@ def test_keys_of_a_condition(where: str, ids: list[int] | None) -> None:
     if ids is None:
         assert found is None
     else:
-        assert isinstance(found, Places)
+        assert isinstance(found, KeyRanges)
         assert {struct.unpack(">i", key)[0] for key in found.keys.to_pylist()} == set(ids)
 
 
@@ -223,7 +223,7 @@ def test_conditions_on_texts(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_reader_sees_each_commit(table: LakeTable, is_long: bool) -> None:
-    reader = Reader(table)
+    reader = RowReader(table)
     # Enough levels that some are compacted.
     for number in range(10, 16 if is_long else 13):
         assert everything(reader).equals(whole(table))
@@ -237,7 +237,7 @@ def test_a_reader_sees_each_commit(table: LakeTable, is_long: bool) -> None:
 
 
 def test_a_reader_opens_only_changed_files(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(table)
+    reader = RowReader(table)
     first = everything(reader)
 
     def unexpected(*_: object) -> None:
@@ -252,7 +252,7 @@ def test_a_reader_opens_only_changed_files(table: LakeTable, tmp_path: Path, mon
 
 
 def test_a_reader_follows_a_table_that_is_created_again(table: LakeTable, tmp_path: Path) -> None:
-    reader = Reader(table)
+    reader = RowReader(table)
     assert everything(reader).equals(whole(table))
     version = table.changes.load().version
     shutil.rmtree(tmp_path / "lake")
@@ -266,7 +266,7 @@ def test_a_reader_follows_a_table_that_is_created_again(table: LakeTable, tmp_pa
 
 
 def test_threads_share_a_reader(table: LakeTable) -> None:
-    reader = Reader(table)
+    reader = RowReader(table)
 
     def read(_: int) -> int:
         return everything(reader).num_rows
@@ -290,7 +290,7 @@ def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row["marker"] |= {"ttl": 10, "expiry": 1000}
     row["v"] |= {"ttl": 10, "deletion_time": 1000}
     add(table, [row], 1)
-    reader = Reader(table)
+    reader = RowReader(table)
     for second, rows in ((999, 1), (1000, 0)):
         monkeypatch.setattr(reading, "time_now", lambda second=second: second * 1_000_000)
         assert everything(reader).num_rows == rows

@@ -26,7 +26,7 @@ from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, ST
 from writetime.cli.view import rows_where
 from writetime.core.errors import WritetimeError
 from writetime.delta import buckets
-from writetime.files.key_ranges import Places, TokenRange
+from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.lookup.conditions import conditions_of
@@ -133,7 +133,7 @@ _OF_P = st.one_of(
 @given(_OF_P, st.lists(st.one_of(_OF_A, _OF_A, _OF_B), max_size=3))
 def test_parts_of_partitions(table: LakeTable, whole: pa.Table, of_p: str, others: list[str]) -> None:
     where = " AND ".join([of_p, *others])
-    assert isinstance(places_of_condition(conditions_of(where, ["p"]), SCHEMA), Places)
+    assert isinstance(places_of_condition(conditions_of(where, ["p"]), SCHEMA), KeyRanges)
     assert looked_up(table, where) == in_duckdb(whole, where)
 
 

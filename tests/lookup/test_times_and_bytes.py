@@ -19,7 +19,7 @@ from tests.support.generate import SEED
 from tests.support.made import add, new_table
 from writetime.changes.position import AT, position_encoder
 from writetime.cli.view import filtered, rows_where
-from writetime.files.key_ranges import Places
+from writetime.files.key_ranges import KeyRanges
 from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.lookup.conditions import conditions_of
@@ -133,7 +133,7 @@ _OF_B = st.one_of(
 @given(_OF_DAY, st.lists(st.one_of(_OF_MADE, _OF_MADE, _OF_B), max_size=3))
 def test_parts_of_partitions(table: LakeTable, whole: pa.Table, of_day: str, others: list[str]) -> None:
     where = " AND ".join([of_day, *others])
-    assert isinstance(places_of_condition(conditions_of(where, ["day"]), SCHEMA), Places)
+    assert isinstance(places_of_condition(conditions_of(where, ["day"]), SCHEMA), KeyRanges)
     (found,) = rows_where(table, where, None, Counter())
     assert texts_of(found) == in_duckdb(whole, where)
 
@@ -148,8 +148,8 @@ def test_a_range_of_times_reads_its_rows(table: LakeTable) -> None:
         places_of_condition(conditions_of(f"day = '1970-01-01'{more}", ["day"]), SCHEMA)
         for more in (" AND made >= '1970-01-01 00:00:00.001'", "")
     )
-    assert isinstance(narrow, Places)
-    assert isinstance(wide, Places)
+    assert isinstance(narrow, KeyRanges)
+    assert isinstance(wide, KeyRanges)
     assert narrow != wide
 
 

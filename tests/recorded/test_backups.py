@@ -25,7 +25,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.buckets import token_range
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import backfill as backfill_module
 from writetime.lake import backfilled as records
 from writetime.lake import views
@@ -98,7 +98,7 @@ def test_nightly_backups(place: ScyllaManager, settings: Settings, monkeypatch: 
     assert backfilled(settings, place.place) == 0
     monkeypatch.setattr(views, "time_now", lambda: RECORDING.snapshot_at(TABLE) * 1_000_000)
     rows = with_one_form(pa.concat_tables(views.virtual(create_table(settings, recorded))), recorded)
-    assert texts(rows) == texts(fit(answered(RECORDING.of(TABLE, "select"), recorded), recorded))
+    assert texts(rows) == texts(to_micros(answered(RECORDING.of(TABLE, "select"), recorded), recorded))
 
 
 def test_faults_of_a_place(place: ScyllaManager, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import backfill as module
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
@@ -125,4 +125,4 @@ def test_a_backfill_matches_the_database(folder: Path, settings: Settings, monke
     monkeypatch.setattr(views, "time_now", lambda: RECORDING.snapshot_at(TABLE) * 1_000_000)
     schema = RECORDING.schemas[TABLE]
     rows = with_one_form(pa.concat_tables(views.virtual(table)), schema)
-    assert texts(rows) == texts(fit(answered(RECORDING.of(TABLE, "select"), schema), schema))
+    assert texts(rows) == texts(to_micros(answered(RECORDING.of(TABLE, "select"), schema), schema))

@@ -20,13 +20,13 @@ from writetime.replay import (
     Publisher,
     Subscriber,
     advance,
-    batch_retention,
     check,
     extent,
     forget,
     lag,
     publisher,
     replay,
+    retention,
     seek,
     trim,
 )
@@ -113,7 +113,7 @@ def test_young_batches_stay(trimming: Settings, queue: str) -> None:
     assert (found.gone, found.due) == (0, 0)
 
 
-@pytest.mark.parametrize(("module", "ahead"), [(publisher, -30), (publisher, 30), (batch_retention, 30)])
+@pytest.mark.parametrize(("module", "ahead"), [(publisher, -30), (publisher, 30), (retention, 30)])
 def test_a_wrong_clock_makes_no_batch_old_or_young(
     trimming: Settings, queue: str, monkeypatch: pytest.MonkeyPatch, module: ModuleType, ahead: int
 ) -> None:

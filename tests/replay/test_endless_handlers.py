@@ -17,7 +17,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
 from writetime.replay import Publisher, Subscriber, lag
-from writetime.replay.batches import Unknown
+from writetime.replay.batches import UnknownBatchWrite
 from writetime.replay.coordination import Moved
 
 pytestmark = pytest.mark.long
@@ -143,7 +143,9 @@ def test_a_handler_whose_code_does_not_run_completes_no_batch(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("error", [Unknown("mine"), Moved("mine"), StopIteration(), GeneratorExit(), SystemExit(0)])
+@pytest.mark.parametrize(
+    "error", [UnknownBatchWrite("mine"), Moved("mine"), StopIteration(), GeneratorExit(), SystemExit(0)]
+)
 def test_an_error_of_a_handler_ends_the_run(published: Settings, queue: str, error: BaseException) -> None:
     def handle(_: Any) -> None:
         raise error

@@ -15,7 +15,7 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.replay import Effects, Publisher, Subscriber, replay
-from writetime.replay.batches import Batches, Unknown
+from writetime.replay.batches import Batches, UnknownBatchWrite
 from writetime.replay.blocks import MAX_ITEM_BYTES
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_stop_ends_the_retries_of_effects(
         tries.append(1)
         if len(tries) == 3:
             stop.set()
-        raise Unknown("no answer")
+        raise UnknownBatchWrite("no answer")
 
     began = time.monotonic()
     with monkeypatch.context() as down, Subscriber(replay_settings, queue, "p") as subscriber:

@@ -21,7 +21,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
-from writetime.replay.batches import Batches, Damaged, NoBatch, Seal
+from writetime.replay.batches import Batches, DamagedBatch, NoBatch, Seal
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
 from writetime.replay.coordination import Coordination, coordination
 
@@ -337,7 +337,7 @@ def test_a_batch_that_differs_from_its_seal(replay_settings: Settings, queue: st
         f"batch {queue}-2 has 0 blocks, 0 items and the SHA-256 {encode([])[2].hex()}; sealed were 1, 1 and "
         f"{seal.sha256.hex()}"
     ]
-    with Subscriber(replay_settings, queue, "p") as subscriber, pytest.raises(Damaged):
+    with Subscriber(replay_settings, queue, "p") as subscriber, pytest.raises(DamagedBatch):
         subscriber.run(lambda _: None, until_idle=True)
     assert lag(replay_settings, queue)[0].done == 1
 

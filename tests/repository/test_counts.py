@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("platform/writetime", "assets", "resources", "demo")
@@ -24,17 +24,17 @@ _PERCENT = re.compile(rf"%[\d,.]*d (({_BEFORE}) )?({_NOUNS})\b", re.IGNORECASE)
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1000, "1000 rows")])
 def test_a_count_with_its_noun(count: int, text: str) -> None:
-    assert counted(count, "row") == text
+    assert pluralize(count, "row") == text
 
 
 def test_forms() -> None:
-    assert counted(1000, "dead letter", ",") == "1,000 dead letters"
-    assert [counted(n, "batch") for n in (1, 2)] == ["1 batch", "2 batches"]
+    assert pluralize(1000, "dead letter", ",") == "1,000 dead letters"
+    assert [pluralize(n, "batch") for n in (1, 2)] == ["1 batch", "2 batches"]
 
 
 def test_each_count_agrees_with_its_noun() -> None:
     found = [place for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) for place in _places(path)]
-    assert not found, "use `counted` of writetime.core.counts:\n" + "\n".join(found)
+    assert not found, "use `pluralize` of writetime.core.counts:\n" + "\n".join(found)
 
 
 def _places(path: Path) -> Iterator[str]:

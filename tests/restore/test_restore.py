@@ -13,7 +13,7 @@ from tests.support.lake_views import compacted
 from tests.support.published import command
 from writetime.clients.kafka import client_config, end_offsets, topic_names
 from writetime.lake.table import open_table
-from writetime.landing.following import OtherCluster, Tables
+from writetime.landing.following import LandedTables, OtherCluster
 from writetime.wire.topic_names import changes_topic
 
 pytestmark = pytest.mark.long
@@ -39,7 +39,7 @@ def test_kafka_is_lost(platform: Platform) -> None:
     with platform.agent():
         platform.land(name)
         run("publish", name)
-        tables = Tables(platform.settings)
+        tables = LandedTables(platform.settings)
         tables.ask()
         # These are acknowledged, and never land.
         platform.write("DELETE FROM {ks}.brokers WHERE id = 1", "UPDATE {ks}.brokers SET v = 'later' WHERE id = 2")

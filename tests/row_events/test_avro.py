@@ -19,7 +19,7 @@ from tests.support.examples import is_long_run
 from tests.support.generate import Generator
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.merge import merge
-from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.row_events.events import EventBatch, fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.schema.avro import encode, nullable
 from writetime.schema.fingerprints import fingerprint
@@ -113,7 +113,7 @@ def test_events_read_back(first: list[generated.Change], second: list[generated.
     old = merge([generated.table(first)], schema)
     new = merge([old, generated.table(second)], schema)
     before, after = (fitted_rows(state, schema, 100_000_000) for state in (old, new))
-    events = row_events(before, after, schema, Batch(2, 7, 100_000_000))
+    events = row_events(before, after, schema, EventBatch(2, 7, 100_000_000))
     avro = fastavro.parse_schema(json.loads(json.dumps(plain(event_avro(schema)))))
     for batch in events.to_batches():
         for wanted, data in zip(events.to_pylist(), encode_events(batch, schema).to_pylist(), strict=True):
@@ -132,7 +132,7 @@ def test_a_newer_schema_reads_older_messages() -> None:
     row = {"p": 1, "c": "1", "d": 0, "kind": "row", "key": b"\0\0\0\1", "token": 5, "position": b"@"}
     row |= {"marker": {"write_time": 1}, "i": {"value": 4, "write_time": 1, "tombstone": False}}
     full = merge([pa.Table.from_pylist([row], merge([], schema).schema)], schema)
-    events = row_events(fitted_rows(state, schema, 1), fitted_rows(full, schema, 1), schema, Batch(0, 1, 1))
+    events = row_events(fitted_rows(state, schema, 1), fitted_rows(full, schema, 1), schema, EventBatch(0, 1, 1))
     data = encode_events(events.to_batches()[0], schema).to_pylist()[0]
     written, reads = (fastavro.parse_schema(json.loads(json.dumps(plain(event_avro(s))))) for s in (schema, newer))
     found = fastavro.schemaless_reader(io.BytesIO(data[10:]), written, reads)

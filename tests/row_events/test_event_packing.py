@@ -20,13 +20,13 @@ from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.parquet import write_file
 from writetime.lake import retention, state, views
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.row_events import event_packing, stream
+from writetime.row_events import packing, stream
 from writetime.row_events.changed_rows import position_of
-from writetime.row_events.event_packing import pack_events
+from writetime.row_events.packing import pack_events
 from writetime.row_events.publish import PUBLISHED, PartLimits, Reached, _parts, not_published
 from writetime.row_events.stream_files import batch_files, events_since, merged_to
-from writetime.row_events.stream_upkeep import keep_up
 from writetime.row_events.trimming import merge_events
+from writetime.row_events.upkeep import keep_up
 from writetime.schema.cql import parse_table
 
 pytestmark = pytest.mark.long
@@ -53,7 +53,7 @@ def test_files_stay_few(tmp_path: Path, is_long: bool) -> None:
     count = 100 if is_long else 40
     seen = batches(table, count)
     files = table.row_events.load().files
-    assert len(files) < 2 * event_packing.FAN
+    assert len(files) < 2 * packing.FAN
     assert sum(file.rows for file in files) == 3 * count
     assert events(table) == seen
     for first in (2, 16, 17, count // 2, count, count + 1):
@@ -65,22 +65,22 @@ def test_batches_without_events_between_stop_no_packing(tmp_path: Path) -> None:
     """As of upkeep, every night, of a table with one batch each day: all batches with events have odd numbers."""
     table = new_table(tmp_path)
     # More batches than there may be files.
-    for number in range(1, event_packing.FAN + 4):
+    for number in range(1, packing.FAN + 4):
         batches(table, 1, first=number)
         table.changes.append([], "watermarks", number)
         stream.move_on(table)
-    assert len(table.row_events.load().files) < event_packing.FAN
+    assert len(table.row_events.load().files) < packing.FAN
 
 
 def test_large_batches_stay_and_small_ones_are_packed_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = new_table(tmp_path, buckets=1)
-    monkeypatch.setattr(event_packing, "FAN", 2)
+    monkeypatch.setattr(packing, "FAN", 2)
     monkeypatch.setattr(stream, "FAN", 1000)
     seen = batches(table, 2) + batches(table, 1, first=3, rows=20) + batches(table, 3, first=4)
     sizes = [file.size for _, file in batch_files(table.row_events.load())]
-    monkeypatch.setattr(event_packing, "SIZE_CLASSES", (sizes[2] - 1, sizes[2] - 1))
+    monkeypatch.setattr(packing, "SIZE_CLASSES", (sizes[2] - 1, sizes[2] - 1))
     assert pack_events(table) == 5
     assert [last for last, _ in batch_files(table.row_events.load())] == [2, 3, 6]
     # Those before the large batch are one file, and nothing is left to do.
@@ -94,15 +94,15 @@ def test_events_that_compress_well(length: int, tmp_path: Path, monkeypatch: pyt
     several batches of long values, or one of the longest, fill the memory.
     """
     most = 64 << 10
-    monkeypatch.setattr(event_packing, "FAN", 4)
-    monkeypatch.setattr(event_packing, "SORTED_AT_ONCE", most)
+    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(packing, "SORTED_AT_ONCE", most)
     written: list[pa.Table] = []
 
     def noted(storage: Any, rows: pa.Table, *given: Any) -> Any:
         written.append(rows)
         return write_file(storage, rows, *given)
 
-    monkeypatch.setattr(event_packing, "write_file", noted)
+    monkeypatch.setattr(packing, "write_file", noted)
     table, seen = new_table(tmp_path, buckets=1), []
     for number in range(1, 33):
         add(table, [write(number, 1, number, v="x" * length)], number)
@@ -118,7 +118,7 @@ def test_events_that_compress_well(length: int, tmp_path: Path, monkeypatch: pyt
 
 def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(event_packing, "FAN", 3)
+    monkeypatch.setattr(packing, "FAN", 3)
     with patch.object(buckets, "FEW_ROWS", 0):
         batches(table, 3)
     batches(table, 3, first=4)
@@ -144,7 +144,7 @@ def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.M
 
 def test_killed_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(event_packing, "FAN", 4)
+    monkeypatch.setattr(packing, "FAN", 4)
     seen = batches(table, 4)
     commit = BucketedTable._commit
 
@@ -170,16 +170,16 @@ def test_killed_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_two_that_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(event_packing, "FAN", 4)
+    monkeypatch.setattr(packing, "FAN", 4)
     seen = batches(table, 4)
-    read_file = event_packing.read_file
+    read_file = packing.read_file
 
     def other_first(*arguments: Any) -> pa.Table:
-        monkeypatch.setattr(event_packing, "read_file", read_file)
+        monkeypatch.setattr(packing, "read_file", read_file)
         assert pack_events(LakeTable(_folder(table), table.buckets)) > 0
         return read_file(*arguments)
 
-    monkeypatch.setattr(event_packing, "read_file", other_first)
+    monkeypatch.setattr(packing, "read_file", other_first)
     with pytest.raises(Conflict):
         pack_events(table)
     assert events(table) == seen
@@ -192,7 +192,7 @@ def _folder(table: LakeTable) -> Any:
 
 def test_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(event_packing, "FAN", 4)
+    monkeypatch.setattr(packing, "FAN", 4)
     batches(table, 3)
     table.row_events.append([], PUBLISHED, 3)
     merge_events(table, views.time_now() + 10**6)
@@ -213,7 +213,7 @@ def test_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_columns_that_were_dropped_stay_in_old_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(event_packing, "FAN", 4)
+    monkeypatch.setattr(packing, "FAN", 4)
     monkeypatch.setattr(stream, "FAN", 1000)
     batches(table, 2)
     wider = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, x list<text>, PRIMARY KEY (id, n))")

@@ -18,7 +18,7 @@ from tests.support.generated import SCHEMA, Change, change, table
 from tests.support.lake_answers import view_rows
 from writetime.merge import live_rows, merge
 from writetime.row_events.compare import different
-from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.row_events.events import EventBatch, fitted_rows, row_events
 from writetime.row_events.ids import siphash
 
 EXAMPLES = settings(max_examples=100 if is_long_run() else 10)
@@ -63,7 +63,7 @@ def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -
         second += seconds
         state = merge([state, table(changes)], SCHEMA)
         after = fitted_rows(state, SCHEMA, second * 1_000_000)
-        events = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000), state)
+        events = row_events(before, after, SCHEMA, EventBatch(0, sequence, second * 1_000_000), state)
         events.validate(full=True)
         made += changes
         assert_write_times(events, made)
@@ -73,9 +73,9 @@ def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -
         assert len(ids) == events.num_rows
         assert not ids & seen
         seen |= ids
-        again = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000), state)
+        again = row_events(before, after, SCHEMA, EventBatch(0, sequence, second * 1_000_000), state)
         assert again.equals(events)
-        assert row_events(after, after, SCHEMA, Batch(0, sequence, 0)).num_rows == 0
+        assert row_events(after, after, SCHEMA, EventBatch(0, sequence, 0)).num_rows == 0
         before = after
 
 

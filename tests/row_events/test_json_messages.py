@@ -22,7 +22,7 @@ from tests.support.examples import examples
 from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
 from writetime.merge import merge
-from writetime.row_events.events import KINDS, Batch, event_schema, fitted_rows, row_events
+from writetime.row_events.events import KINDS, EventBatch, event_schema, fitted_rows, row_events
 from writetime.row_events.json_messages import ADDED, JsonMessages
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, TableSchema
@@ -149,7 +149,7 @@ def test_each_row_has_one_key_of_its_own(batches: list[Any], with_schema: bool) 
         second += seconds
         state = merge([state, generated.table(changes)], schema)
         after = fitted_rows(state, schema, second * 1_000_000)
-        for events in row_events(before, after, schema, Batch(0, sequence, second * 1_000_000)).to_batches():
+        for events in row_events(before, after, schema, EventBatch(0, sequence, second * 1_000_000)).to_batches():
             keys = JsonMessages(schema, flat=False, with_schema=with_schema).keys(events).to_pylist()
             places = zip(events["key"].to_pylist(), events["position"].to_pylist(), strict=True)
             for place, key in zip(places, keys, strict=True):
@@ -211,4 +211,4 @@ def created(schema: TableSchema, rows: list[dict[str, Any]]) -> pa.RecordBatch:
     random.Random(1).shuffle(rows)
     state = merge([pa.Table.from_pylist(rows, change_schema(schema))], schema)
     nothing = fitted_rows(merge([], schema), schema, 1)
-    return row_events(nothing, fitted_rows(state, schema, 1), schema, Batch(0, 1, 1)).to_batches()[0]
+    return row_events(nothing, fitted_rows(state, schema, 1), schema, EventBatch(0, 1, 1)).to_batches()[0]

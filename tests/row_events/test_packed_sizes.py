@@ -18,7 +18,7 @@ from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, WrittenFile
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
-from writetime.row_events import event_packing
+from writetime.row_events import packing
 
 KIB, MIB = 1 << 10, 1 << 20
 FAN = 4
@@ -53,7 +53,7 @@ class Stream:
 
     def read(self, _: Storage, path: str, __: pa.Schema) -> pa.Table:
         (file,) = (file for file in self.files if file.path == path)
-        return pa.table({"token": [0], "size": [file.size], "in_memory": [event_packing.uncompressed_size(_, path)]})
+        return pa.table({"token": [0], "size": [file.size], "in_memory": [packing.uncompressed_size(_, path)]})
 
     def write(self, _: Storage, events: pa.Table, bucket: int, __: Any, prefix: str) -> WrittenFile:
         size, in_memory = (sum(events[name].to_pylist()) for name in ("size", "in_memory"))
@@ -79,11 +79,11 @@ def test_files_are_few_for_any_order_of_sizes(pattern: list[tuple[tuple[int, int
     batches = [size for size, count in pattern for _ in range(count)]
     batches = (batches * 200)[:200]
     limits = {"FAN": FAN, "SIZE_CLASSES": (LARGEST // FAN, LARGEST), "SORTED_AT_ONCE": FAN * MOST}
-    with patch.multiple(event_packing, read_file=stream.read, write_file=stream.write, **limits):
+    with patch.multiple(packing, read_file=stream.read, write_file=stream.write, **limits):
         for number, (size, in_memory) in enumerate(batches, 1):
             stream.add(number, size, in_memory)
             if number % FAN == 0:
-                event_packing.pack_events(table)
+                packing.pack_events(table)
     small = [batch for batch in batches if batch[0] <= LARGEST and batch[1] <= MOST]
     on_disk, in_memory = (sum(sizes) for sizes in zip((0, 0), *small, strict=True))
     large = len(batches) - len(small) + on_disk / LARGEST + in_memory / MOST

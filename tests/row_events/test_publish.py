@@ -31,7 +31,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.row_events import event_packing, publish, stream
+from writetime.row_events import packing, publish, stream
 from writetime.row_events.messages import event_avro
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
@@ -180,9 +180,9 @@ def test_each_event_once_although_the_publisher_is_killed(
             assert_schemas_are_readable(settings)
             if calls == 26:
                 # Its place is now within a file of all batches.
-                monkeypatch.setattr(event_packing, "FAN", 2)
-                monkeypatch.setattr(event_packing, "SIZE_CLASSES", (1 << 20,))
-                assert event_packing.pack_events(table) > 3
+                monkeypatch.setattr(packing, "FAN", 2)
+                monkeypatch.setattr(packing, "SIZE_CLASSES", (1 << 20,))
+                assert packing.pack_events(table) > 3
                 assert len(table.row_events.load().files) == 1
     assert 0 < publish.publish(settings, table) < 40 + 39 + 38
     assert publish.publish(settings, table) == 0

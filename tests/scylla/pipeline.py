@@ -21,14 +21,14 @@ from tests.support.lake_views import assert_views
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.settings import write_settings
-from writetime.capture.durable import read_json
+from writetime.capture.state_files import read_json
 from writetime.core.config import Capture, ScyllaCdc, Settings
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, view_schema
 from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
-from writetime.verify.comparison import Report, verify
+from writetime.verify.comparison import VerifyReport, verify
 from writetime.wire.topic_names import row_events_topic
 
 # To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
@@ -249,7 +249,7 @@ class Pipeline:
         assert in_lake <= times.keys()
         return len(published)
 
-    def verify(self, table: Followed) -> Report:
+    def verify(self, table: Followed) -> VerifyReport:
         """Compare the view with the database as `writetime verify` does."""
         table.require_no_fault()
         Landing(self.settings, table.name).drain()

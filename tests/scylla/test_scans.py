@@ -14,7 +14,7 @@ from tests.support.generate import SEED
 from tests.support.scylla_server import new_name
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.row_events.compare import Rows
+from writetime.row_events.compare import OrderedRows
 from writetime.schema.system import read_schema
 from writetime.verify.database_table import DatabaseTable
 
@@ -40,7 +40,7 @@ def new_table(live: Settings, session: Session, alive: dict[int, int], deleted: 
     return name
 
 
-def values(rows: Rows) -> list[tuple[int | None, ...]]:
+def values(rows: OrderedRows) -> list[tuple[int | None, ...]]:
     return list(zip(*(rows.values[column].to_pylist() for column in COLUMNS), strict=True))
 
 

@@ -19,12 +19,12 @@ from tests.support.expected import assert_same
 from tests.support.merged import with_one_form
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.capture.durable import read_json
+from writetime.capture.state_files import read_json
 from writetime.changes.model import change_schema
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.delta.parquet import read_file
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import views
 from writetime.lake.table import open_table, view_schema
 from writetime.landing.landing import Landing
@@ -109,7 +109,7 @@ def assert_view(settings: Settings, table: Logged) -> None:
     schema = table.schema
     parts = [view_schema(schema).empty_table(), *views.virtual(open_table(settings, schema.full_name))]
     with answers.raw_session(settings.cassandra.port) as session:
-        wanted = fit(answers.decoded(answers.rows(session, schema), schema), schema)
+        wanted = to_micros(answers.decoded(answers.rows(session, schema), schema), schema)
     assert_same(with_one_form(pa.concat_tables(parts), schema), with_one_form(wanted, schema))
 
 

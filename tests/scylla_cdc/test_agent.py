@@ -37,9 +37,9 @@ from tests.support.programs import Program, agent
 from tests.support.settings import write_settings
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.capture import cdc_log
-from writetime.capture.agent_metrics import read_status
-from writetime.capture.durable import write_json
+from writetime.capture import scylla_agent
+from writetime.capture.metrics import read_status
+from writetime.capture.state_files import write_json
 from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
@@ -342,8 +342,8 @@ BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
     "settled": (CdcSource, "settled", lambda source: source.schema.full_name),
     "read": (CdcSource, "read", lambda source, *_: source.schema.full_name),
     "check_schema": (CdcSource, "check_schema", lambda source, *_: source.schema.full_name),
-    "send": (cdc_log.ChangePublisher, "send", lambda _, schema, *__: schema.full_name),
-    "save": (cdc_log.LogProgress, "save", lambda _, table, *__: table),
+    "send": (scylla_agent.ChangePublisher, "send", lambda _, schema, *__: schema.full_name),
+    "save": (scylla_agent.LogProgress, "save", lambda _, table, *__: table),
 }
 
 
@@ -398,15 +398,15 @@ def two(cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path) -> Two
 def test_an_error_of_one_watermark_does_not_stop_the_others(
     cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = cdc_log.LogAgent._mark
+    mark = scylla_agent.LogAgent._mark
     two.is_broken = True
 
-    def fail(this: cdc_log.LogAgent, table: Any) -> None:
+    def fail(this: scylla_agent.LogAgent, table: Any) -> None:
         if two.is_broken and table.name == two.name:
             raise RuntimeError("a bug")
         mark(this, table)
 
-    monkeypatch.setattr(cdc_log.LogAgent, "_mark", fail)
+    monkeypatch.setattr(scylla_agent.LogAgent, "_mark", fail)
     with agent(two.settings):
         for table in (two.failing, two.other):
             insert(cdc, table, 1)
@@ -472,19 +472,19 @@ def assert_counted_and_logged(two: Two, reason: str, kind: str, caplog: pytest.L
 
 def test_a_place_that_cannot_be_saved_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, the agent would continue from a first offset that a crash loses, and would find no gap later."""
-    progress = cdc_log.LogProgress(tmp_path)
+    progress = scylla_agent.LogProgress(tmp_path)
     offset = Offset(until=1, newest=1, since=1, table_id="x")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cdc_log, "write_json", full)
+        patch.setattr(scylla_agent, "write_json", full)
         with pytest.raises(OSError, match="No space left"):
             progress.save("ks.t", offset)
     assert progress.offsets == {}
     progress.save("ks.t", offset)
     progress.close()
-    again = cdc_log.LogProgress(tmp_path)
+    again = scylla_agent.LogProgress(tmp_path)
     assert again.offsets == {"ks.t": offset}
     again.close()

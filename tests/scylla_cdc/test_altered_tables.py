@@ -14,7 +14,7 @@ from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
 from writetime.cli.main import main
-from writetime.scylla_cdc.log import Gap, LogError
+from writetime.scylla_cdc.log import LogError, LogGap
 from writetime.servers.process import free_port
 
 ROW = {"operation": 1, "p": 1, "c": 1, "v": 1}
@@ -38,7 +38,7 @@ def test_rows_of_a_dropped_static_column_are_skipped(cdc: CdcDatabase, statics: 
     odd.start = now()
     odd.log(0, {"operation": 1, "p": 1})
     with pytest.raises(
-        Gap if statics else LogError, match="have no values" if statics else "no key column was renamed"
+        LogGap if statics else LogError, match="have no values" if statics else "no key column was renamed"
     ):
         read(odd)
 
@@ -76,10 +76,10 @@ def test_rows_from_before_a_key_column_was_renamed_make_a_gap(
     after = now()
     odd.start = after
     odd.log(0, {"operation": 1, "p": 1, "d": 1, "v": 1})
-    with pytest.raises(Gap, match=r"key column c was renamed.*To close the gap, take a snapshot") as raised:
+    with pytest.raises(LogGap, match=r"key column c was renamed.*To close the gap, take a snapshot") as raised:
         read(odd)
     assert raised.value.end <= after
-    with pytest.raises(Gap):
+    with pytest.raises(LogGap):
         read(odd, raised.value.end - 1)
     changes, found = read(odd, after)
     assert changes["kind"].to_pylist() == ["static", "partition_tombstone", "row"]
@@ -92,7 +92,7 @@ def test_rows_from_before_a_renamed_key_column(cdc: CdcDatabase) -> None:
     partition.log(1, {"operation": 4, "p": 1, "q": 1})
     partition.alter("RENAME q TO r", "DROP q")
     cdc.session.execute(f"ALTER TABLE {partition.name}_scylla_cdc_log ADD r int")
-    with pytest.raises(Gap, match="key column q was renamed"):
+    with pytest.raises(LogGap, match="key column q was renamed"):
         read(partition)
     clustering = Odd(cdc, "p int, c int, b int, s int static, v int, PRIMARY KEY (p, c, b)")
     clustering.log(1, STATIC)

@@ -11,7 +11,7 @@ from tests.scylla_cdc.agents import assert_view, land, reached, settings_for, wa
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.support.programs import agent
-from writetime.capture.agent_metrics import read_status
+from writetime.capture.metrics import read_status
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema

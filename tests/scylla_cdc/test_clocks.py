@@ -11,8 +11,8 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.support.programs import agent
 from tests.support.waiting import wait_for
-from writetime.capture.agent_metrics import read_status
-from writetime.capture.durable import write_json
+from writetime.capture.metrics import read_status
+from writetime.capture.state_files import write_json
 from writetime.core.config import Settings
 from writetime.scylla_cdc import source
 from writetime.scylla_cdc.log import LogError

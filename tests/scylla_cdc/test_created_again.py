@@ -12,9 +12,9 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from tests.support.waiting import wait_for
-from writetime.capture import cdc_log
-from writetime.capture.agent_metrics import read_status
-from writetime.capture.durable import write_json
+from writetime.capture import scylla_agent
+from writetime.capture.metrics import read_status
+from writetime.capture.state_files import write_json
 from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import open_source
 
@@ -50,13 +50,13 @@ def test_the_log_of_a_new_table_is_read_in_large_steps(
     follow(cdc, late, LOG_SECONDS)
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
     name, saved = late.schema.full_name, list[Offset]()
-    save = cdc_log.LogProgress.save
+    save = scylla_agent.LogProgress.save
 
-    def count(progress: cdc_log.LogProgress, table: str, offset: Offset) -> None:
+    def count(progress: scylla_agent.LogProgress, table: str, offset: Offset) -> None:
         saved.append(offset)
         save(progress, table, offset)
 
-    monkeypatch.setattr(cdc_log.LogProgress, "save", count)
+    monkeypatch.setattr(scylla_agent.LogProgress, "save", count)
     with agent(settings):
         wait_until(settings, late, now())
         for table in (name, f"{name}_scylla_cdc_log"):

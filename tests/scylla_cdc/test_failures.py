@@ -23,7 +23,7 @@ from tests.support.generate import SEED
 from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.capture.agent_metrics import read_status
+from writetime.capture.metrics import read_status
 from writetime.clients.database import DatabaseUnreachable
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.pages import _PageProtocol

@@ -18,7 +18,7 @@ from writetime.schema.types import Native
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.findings import IN_SNAPSHOT, STATIC_DROPPED
-from writetime.scylla_cdc.log import Gap, first_uuid
+from writetime.scylla_cdc.log import LogGap, first_uuid
 
 INT = Native("int")
 SECOND = 1_000_000
@@ -195,11 +195,11 @@ class Reading:
 
     def assert_gap(self) -> None:
         """Without a snapshot from after the last renaming of a key column."""
-        with pytest.raises(Gap, match="was renamed") as raised:
+        with pytest.raises(LogGap, match="was renamed") as raised:
             History(self.table, self.log_schema).readable(self.page, self.operations, Counter())
         assert raised.value.end == self.renamed
         early = History(self.table, self.log_schema, snapshot_at=raised.value.end - 1)
-        with pytest.raises(Gap):
+        with pytest.raises(LogGap):
             early.readable(self.page, self.operations, Counter())
 
 

@@ -11,7 +11,7 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.durable import write_json
+from writetime.capture.state_files import write_json
 from writetime.scylla_cdc.offsets import Offset
 from writetime.wire.watermarks import SourceMarks
 

@@ -13,10 +13,10 @@ import pytest
 from tests.scylla_cdc.databases import SECOND, now
 from writetime.core.config import ScyllaCdc
 from writetime.schema.cql import parse_table
-from writetime.scylla_cdc.log import Gap, LogError, StaleSets, first_uuid, log_table
+from writetime.scylla_cdc.log import LogError, LogGap, StaleSets, first_uuid, log_table
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, offset_of_new, pieces_between
 from writetime.scylla_cdc.options import CdcOptions
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.source import CdcSource
 from writetime.sources import scylla_cdc
 
@@ -49,7 +49,7 @@ def test_the_log_of_a_table_that_was_created_again_is_read_from_its_creation(hou
     if hours < 24:
         assert next_offset(source, begin, source.settled(), None).until > begin.until
     else:
-        with pytest.raises(Gap, match="the log keeps rows for 86400 seconds"):
+        with pytest.raises(LogGap, match="the log keeps rows for 86400 seconds"):
             next_offset(source, begin, source.settled(), None)
         assert next_offset(source, begin, source.settled(), now()).until > begin.until
 
@@ -94,7 +94,7 @@ def test_a_stream_in_spark_queries_another_node_if_one_is_behind(monkeypatch: py
     """The node that returned the limit of reading is not queried again: each call has its own session."""
     created, newest = now() - HOUR, now() - HOUR // 2
     behind, other = source_of(created, created), source_of(created, created, newest)
-    piece = Piece(b"stream", newest, newest + SECOND)
+    piece = StreamPiece(b"stream", newest, newest + SECOND)
     other.sets.pieces = lambda *_: [piece]  # type: ignore[assignment]
     nodes = [behind, behind, other]
 
@@ -130,10 +130,10 @@ def test_a_ttl_that_was_lowered_is_no_gap_while_later_rows_have_not_expired(earl
     assert end.until > start.until
     assert (end.ttl, end.ttl_seen_at) == (start.ttl, start.ttl_seen_at)
     for unknown in (replace(start, ttl_seen_at=now() - HOUR), replace(start, ttl_seen_at=0)):
-        with pytest.raises(Gap, match="the log keeps rows for 3600 seconds"):
+        with pytest.raises(LogGap, match="the log keeps rows for 3600 seconds"):
             next_offset(source, unknown, source.settled(), None)
     if earlier:
-        with pytest.raises(Gap, match="the log keeps rows for 86400 seconds"):
+        with pytest.raises(LogGap, match="the log keeps rows for 86400 seconds"):
             next_offset(source, replace(start, until=now() - 25 * HOUR), source.settled(), None)
 
 

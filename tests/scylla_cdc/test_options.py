@@ -17,8 +17,8 @@ from tests.scylla_cdc.odd import STREAM, Odd, read
 from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.capture.agent_metrics import read_status
-from writetime.scylla_cdc.log import Gap, LogError
+from writetime.capture.metrics import read_status
+from writetime.scylla_cdc.log import LogError, LogGap
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import open_source
 
@@ -49,7 +49,7 @@ def test_a_stream_while_the_log_lacks_written_values(
         off = next_offset(source, offset, now(), None)
         assert (off.until, off.off_since) == (offset.until, offset.until)
         assert pieces_between(source, offset, off) == []
-        with pytest.raises(Gap, match=while_so):
+        with pytest.raises(LogGap, match=while_so):
             next_offset(source, off, now(), now())
     time.sleep(0.01)
     cdc.set_options(late.schema, enabled="true")
@@ -59,7 +59,7 @@ def test_a_stream_while_the_log_lacks_written_values(
         assert off.until == seen.until
         assert between < (seen.off_until or 0) <= now()
         for snapshot_at in (None, between):
-            with pytest.raises(Gap, match=afterwards) as raised:
+            with pytest.raises(LogGap, match=afterwards) as raised:
                 next_offset(source, seen, now(), snapshot_at)
             assert (raised.value.start, raised.value.end) == (offset.until, seen.off_until)
     # Another change moves no end of a gap that was seen.
@@ -84,7 +84,7 @@ def test_a_ttl_that_is_raised_or_lowered(cdc: CdcDatabase, late: Logged) -> None
     cdc.set_options(late.schema, enabled="true", ttl="86400")
     start = Offset(now() - 3 * hour, late.sets[0].time, late.sets[0].time, str(late.schema.id), ttl=hour)
     with open_source(cdc.settings, late.schema.full_name) as source:
-        with pytest.raises(Gap, match="the log keeps rows for 3600 seconds") as raised:
+        with pytest.raises(LogGap, match="the log keeps rows for 3600 seconds") as raised:
             next_offset(source, start, now(), None)
         assert abs(raised.value.end - (now() - hour)) < 60 * SECOND
         # Its rows had not expired, or were written after the alteration.
@@ -93,7 +93,7 @@ def test_a_ttl_that_is_raised_or_lowered(cdc: CdcDatabase, late: Logged) -> None
         end = next_offset(source, replace(recent, until=source.options_since), now() + 60 * SECOND, None)
         assert end.ttl == 24 * hour
     cdc.set_options(late.schema, enabled="true", ttl="60")
-    with open_source(cdc.settings, late.schema.full_name) as source, pytest.raises(Gap, match="for 60 seconds"):
+    with open_source(cdc.settings, late.schema.full_name) as source, pytest.raises(LogGap, match="for 60 seconds"):
         next_offset(source, replace(recent, ttl=24 * hour), now(), None)
 
 
@@ -127,10 +127,12 @@ def test_updates_without_values_make_a_gap(cdc: CdcDatabase) -> None:
     cdc.set_options(odd.schema, enabled="true")
     with open_source(cdc.settings, odd.name) as source:
         altered = source.options_since
-    with pytest.raises(Gap, match=r"updates have no values, because the table's CDC option delta was keys") as raised:
+    with pytest.raises(
+        LogGap, match=r"updates have no values, because the table's CDC option delta was keys"
+    ) as raised:
         read(odd)
     assert (raised.value.start, raised.value.end) == (odd.start + 2 * SECOND, altered)
-    with pytest.raises(Gap):
+    with pytest.raises(LogGap):
         read(odd, odd.start + 3 * SECOND)
     changes, found = read(odd, altered)
     assert changes["kind"].to_pylist() == ["row", "row"]

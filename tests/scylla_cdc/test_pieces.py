@@ -27,8 +27,8 @@ from writetime.scylla_cdc.findings import IMAGE_DISAGREES
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import first_uuid, log_table
 from writetime.scylla_cdc.pages import Pages, Reading
-from writetime.scylla_cdc.pieces import Piece, read_pieces
-from writetime.scylla_cdc.postimages import Checked, ImageCheck
+from writetime.scylla_cdc.pieces import StreamPiece, read_pieces
+from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 
 pytestmark = pytest.mark.long
 
@@ -98,8 +98,8 @@ def paged(rows: pa.RecordBatch, *cuts: int) -> list[pa.RecordBatch]:
     return [rows.slice(a, b - a) for a, b in pairwise([0, *cuts, rows.num_rows])]
 
 
-def piece(number: int = 0) -> Piece:
-    return Piece(number.to_bytes(16, "big"), START, START + 1_000_000)
+def piece(number: int = 0) -> StreamPiece:
+    return StreamPiece(number.to_bytes(16, "big"), START, START + 1_000_000)
 
 
 def test_a_preimage_and_its_insert_are_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_preimage_and_its_insert_are_in_one_batch(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pieces, "BATCH_ROWS", 1)
     history = History(TABLE, log_table(TABLE))
     found: Counter[str] = Counter()
-    checked = Checked(Deltas(TABLE, history, found=found), Images(TABLE, history), ImageCheck(), found, 0)
+    checked = CheckedDeltas(Deltas(TABLE, history, found=found), Images(TABLE, history), ImageCheck(), found, 0)
     pages = paged(group(1, L.PREIMAGE, L.INSERT, L.POSTIMAGE), 1)
     changes = list(read_pieces(cast("Pages", Streams(pages)), checked, [piece()], 1))
     assert (sum(c.num_rows for c in changes), found[IMAGE_DISAGREES]) == (1, 0)

@@ -26,7 +26,7 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import first_uuid, log_table
-from writetime.scylla_cdc.postimages import Checked, ImageCheck
+from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,9 @@ def checked(groups: Sequence[tuple[UUID, list[LogRow]]], preimages_since: int | 
     history = History(SCHEMA, LOG, empty_updates=True)
     found: Counter[str] = Counter()
     check = ImageCheck()
-    converter = Checked(Deltas(SCHEMA, history, found=found), Images(SCHEMA, history), check, found, preimages_since)
+    converter = CheckedDeltas(
+        Deltas(SCHEMA, history, found=found), Images(SCHEMA, history), check, found, preimages_since
+    )
     converter.convert(page_of(groups), datetime.now(UTC))
     assert not found[IMAGE_NOT_COMPARED], check.texts
     return found[IMAGE_DISAGREES], [text.partition(" column ")[2].split()[0] for text in check.texts]

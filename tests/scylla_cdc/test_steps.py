@@ -20,11 +20,11 @@ from tests.scylla_cdc.writer import Group
 from tests.support.programs import PACE, agent
 from tests.support.topics import alter_topic
 from tests.support.waiting import wait_for
-from writetime.capture import cdc_log
-from writetime.capture.agent_metrics import read_status
+from writetime.capture import scylla_agent
+from writetime.capture.metrics import read_status
 from writetime.clients.kafka import end_offsets, ensure_topics
 from writetime.core.config import Settings
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.source import CdcSource
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks
@@ -66,13 +66,13 @@ def test_a_fault_that_lasts_repeats_nothing(
     topic = changes_topic(odd.name)
     ensure_topics(settings, {topic: {"max.message.bytes": "150000"}}, 2)
     retries: list[float] = []
-    advance = cdc_log.LogAgent.advance
+    advance = scylla_agent.LogAgent.advance
 
     def count(*arguments: Any) -> None:
         retries.append(time.monotonic())
         advance(*arguments)
 
-    monkeypatch.setattr(cdc_log.LogAgent, "advance", count)
+    monkeypatch.setattr(scylla_agent.LogAgent, "advance", count)
     with agent(settings):
         wait_for(lambda: reached(settings).get(odd.name, 0) > odd.start + 14 * SECOND)
         wait_for(lambda: reason in ((read_status(settings.capture.state_dir) or {})["logs"][odd.name]["fault"] or ""))
@@ -94,7 +94,7 @@ def test_a_table_that_is_behind_does_not_stop_the_others(
     cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log is read a few windows at a time, and the other table is read in between."""
-    monkeypatch.setattr(cdc_log, "PORTION", 10)
+    monkeypatch.setattr(scylla_agent, "PORTION", 10)
     other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
     start = now() - BEHIND_SECONDS * SECOND
     for table, begin in ((late, start), (other, now() - SECOND)):
@@ -107,21 +107,21 @@ def test_a_table_that_is_behind_does_not_stop_the_others(
     settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
     # In their order: each read of the first log's rows, as zero, and each watermark of the other table.
     told: list[int] = []
-    read, mark = CdcSource.read, cdc_log.ChangePublisher.mark
+    read, mark = CdcSource.read, scylla_agent.ChangePublisher.mark
 
-    def slowly(source: CdcSource, pieces: Sequence[Piece], **options: Any) -> Iterator[pa.RecordBatch]:
+    def slowly(source: CdcSource, pieces: Sequence[StreamPiece], **options: Any) -> Iterator[pa.RecordBatch]:
         if source.name == late.schema.full_name:
             told.extend(0 for piece in pieces[:1] if piece.start < times[-1])
             time.sleep(max((piece.end - piece.start for piece in pieces), default=0) / SECOND / 3)
         yield from read(source, pieces, **options)
 
-    def marked(this: cdc_log.ChangePublisher, source: str, marks: SourceMarks) -> None:
+    def marked(this: scylla_agent.ChangePublisher, source: str, marks: SourceMarks) -> None:
         if source == source_of(other):
             told.append(marks.tables[other.schema.full_name].until)
         mark(this, source, marks)
 
     monkeypatch.setattr(CdcSource, "read", slowly)
-    monkeypatch.setattr(cdc_log.ChangePublisher, "mark", marked)
+    monkeypatch.setattr(scylla_agent.ChangePublisher, "mark", marked)
     with agent(settings):
         wait_until(settings, late, times[-1] + SECOND)
         wait_until(settings, other, now())

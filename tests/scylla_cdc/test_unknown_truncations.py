@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from cassandra import OperationTimedOut
 
-from writetime.capture import cdc_log
+from writetime.capture import scylla_agent
 from writetime.core.config import ScyllaCdc
 from writetime.scylla_cdc.offsets import Offset
 
@@ -16,7 +16,7 @@ _TIMEOUT = 10.0
 _SECONDS = 600
 
 
-class Marking(cdc_log.LogAgent):
+class Marking(scylla_agent.LogAgent):
     """An agent of 20 tables with its own clock, whose tables advance all the time."""
 
     def __init__(self) -> None:
@@ -25,15 +25,15 @@ class Marking(cdc_log.LogAgent):
         self.answers = False
         self.marks: dict[str, int] = {}
         names = [f"ks.t{i}" for i in range(20)]
-        offset = Offset(cdc_log.now(), 0, 0, str(UUID(int=1)))
+        offset = Offset(scylla_agent.now(), 0, 0, str(UUID(int=1)))
         vars(self).update(
             _settings=SimpleNamespace(scylla_cdc=ScyllaCdc()),
-            _pace=cdc_log.LogPace(),
+            _pace=scylla_agent.LogPace(),
             _session=None,
             _metrics=SimpleNamespace(error=lambda _: None),
             _publisher=SimpleNamespace(mark=self._note, flush=lambda _: True),
             _progress=SimpleNamespace(offsets=dict.fromkeys(names, offset)),
-            _tables=[cdc_log._Table(name, 1.0) for name in names],
+            _tables=[scylla_agent._Table(name, 1.0) for name in names],
             _truncations={},
             _truncations_at=0,
             _next_truncations=0.0,
@@ -68,12 +68,12 @@ class Marking(cdc_log.LogAgent):
 
 def test_tables_do_not_wait_for_an_unknown_truncation_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Marking()
-    monkeypatch.setattr(cdc_log, "time", SimpleNamespace(monotonic=lambda: agent.now))
-    monkeypatch.setattr(cdc_log, "read_cluster_truncations", agent.read)
+    monkeypatch.setattr(scylla_agent, "time", SimpleNamespace(monotonic=lambda: agent.now))
+    monkeypatch.setattr(scylla_agent, "read_cluster_truncations", agent.read)
     agent.run(_SECONDS)
-    assert 10 <= agent.asked <= _SECONDS / (_TIMEOUT + cdc_log.LogPace().mark) + 2
+    assert 10 <= agent.asked <= _SECONDS / (_TIMEOUT + scylla_agent.LogPace().mark) + 2
     # No watermark passes an unknown part.
     assert set(agent.marks.values()) == {0}
     agent.answers = True
-    agent.run(2 * cdc_log.LogPace().mark)
+    agent.run(2 * scylla_agent.LogPace().mark)
     assert min(agent.marks.values()) > 0

@@ -14,7 +14,7 @@ from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stre
 from tests.scylla_cdc.logs import origins
 from writetime.core.instants import UUID_EPOCH
 from writetime.scylla_cdc.late import LateRows, LateStep
-from writetime.scylla_cdc.log import Gap, LogError
+from writetime.scylla_cdc.log import LogError, LogGap
 from writetime.scylla_cdc.offsets import (
     Offset,
     first_offset,
@@ -195,21 +195,21 @@ def test_a_stream_that_was_stopped_for_longer_than_the_log_keeps_rows(
         offset = Offset(start, late.sets[0].time, start, str(late.schema.id))
         before = now() - 30 * SECOND
         with pytest.raises(
-            Gap, match=r"the log keeps rows for 30 seconds. To close the gap, take a snapshot"
+            LogGap, match=r"the log keeps rows for 30 seconds. To close the gap, take a snapshot"
         ) as raised:
             next_offset(source, offset, source.settled(), None)
         assert raised.value.start == start
         assert before <= raised.value.end <= now()
-        with pytest.raises(Gap):
+        with pytest.raises(LogGap):
             first_offset(source, start, None)
-        with pytest.raises(Gap):
+        with pytest.raises(LogGap):
             next_offset(source, offset, source.settled(), before - SECOND)
         assert next_offset(source, offset, source.settled(), now()).until > start
         # Without `from`, the stream begins with the present rows that do not expire before they are read.
         assert first_offset(source, None, None).until >= before + 3 * SECOND
     with open_source(cdc.with_options(log_ttl_seconds=0), late.schema.full_name) as source:
         assert next_offset(source, offset, source.settled(), None).until > start
-        with pytest.raises(Gap, match="the streams of that time are no longer known"):
+        with pytest.raises(LogGap, match="the streams of that time are no longer known"):
             first_offset(source, late.sets[0].time - 1, None)
 
 

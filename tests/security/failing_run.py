@@ -8,12 +8,12 @@ from contextlib import suppress
 import psutil
 from dagster import DagsterInstance, materialize
 
-from writetime.core.config import Table
+from writetime.core.config import TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime_dagster.assets import backfill, failures, ingest
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
-ORDERS = FollowedTable("shop.orders", Table(snapshots=["unknown://user:hush-of-a-backup@host/x"]))
+ORDERS = FollowedTable("shop.orders", TableEntry(snapshots=["unknown://user:hush-of-a-backup@host/x"]))
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
             print("a process:", process.cmdline())
     resources = {"spark": spark, "kafka": KafkaResource(), "lake": LakeResource()}
     with DagsterInstance.get() as instance:
-        assets = [ingest.user_events, backfill.snapshots(ORDERS), backfill.backfilled(ORDERS)]
+        assets = [ingest.user_events, backfill.snapshots(ORDERS), backfill.build_backfill_asset(ORDERS)]
         result = materialize(
             assets, instance=instance, resources=resources, partition_key="tokens-00-of-16", raise_on_error=False
         )

@@ -13,7 +13,7 @@ import pytest
 
 from tests.security.conftest import Secured
 from tests.security.steps import command, in_thread, landed
-from writetime.capture.agent import run as run_agent
+from writetime.capture.commitlog_agent import run as run_agent
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError

@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from tests.security.conftest import SECRETS, USER, Secured
 from tests.security.servers import issue
 from tests.security.steps import command, in_thread, landed, until
-from writetime.capture.agent import run as run_agent
+from writetime.capture.commitlog_agent import run as run_agent
 from writetime.cli.main import main
 from writetime.clients.database import connect, count_rows
 from writetime.clients.kafka import NoTopic, client_config, end_offsets, topic_names

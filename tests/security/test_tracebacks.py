@@ -9,7 +9,7 @@ from dagster import RetryRequested
 from pydantic import ValidationError
 
 from writetime.core.config import Settings
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import retry_if_transient
 
 _PLACE = "s3://user:hush-of-a-bucket@bucket/x?secret_key=hush-of-a-key&region=x"
 _PROGRAM = f"""
@@ -49,7 +49,7 @@ def test_python_shows_a_bug_of_a_command_without_passwords(place: str) -> None:
 
 
 def test_dagster_shows_a_bug_of_an_asset_without_passwords() -> None:
-    @by_kind()
+    @retry_if_transient()
     def asset() -> None:
         try:
             raise FileNotFoundError(2, "No such file", _PLACE)

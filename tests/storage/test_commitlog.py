@@ -34,7 +34,7 @@ from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource, CommitLogStreamReader
 from writetime.storage import segment as segment_module
 from writetime.storage.commitlog import CommitLogReader, SegmentReport, count_mutations
-from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
+from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, TornTail
 from writetime.storage.segment import END, Segment, find_segments
 
 pytestmark = pytest.mark.long
@@ -301,7 +301,7 @@ def test_an_unknown_table_is_refused_or_counted(written: Written) -> None:
 def test_a_segment_that_vanished(written: Written, tmp_path: Path) -> None:
     segment = segment_of(written, tmp_path)
     Path(segment.path).unlink()
-    with pytest.raises(Missing, match="does not exist"):
+    with pytest.raises(MissingFile, match="does not exist"):
         read(CommitLogReader(written.generated), segment)
 
 
@@ -399,15 +399,15 @@ def test_a_segment_that_vanished_from_a_stream(written: Written, tmp_path: Path)
     parts = reader.partitions(zero, end)
     assert len(parts) == 3
     paths[1].unlink()
-    with pytest.raises(Missing, match=r"CommitLog-\*-12.log.*put it back"):
+    with pytest.raises(MissingFile, match=r"CommitLog-\*-12.log.*put it back"):
         reader.partitions(zero, end)
-    with pytest.raises(Missing, match=r"-12.log does not exist.*put it back"):
+    with pytest.raises(MissingFile, match=r"-12.log does not exist.*put it back"):
         list(reader.read(parts[1]))
     # The stream continues in 13, so the others are no longer needed.
     paths[0].unlink()
     assert reader.latestOffset(end, limit) == end
     paths[2].unlink()
-    with pytest.raises(Missing, match=r"CommitLog-\*-13.log"):
+    with pytest.raises(MissingFile, match=r"CommitLog-\*-13.log"):
         reader.latestOffset(end, limit)
     done = {**end, "position": None}
     append(tmp_path, segment, 14, "{}")

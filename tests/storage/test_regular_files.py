@@ -11,7 +11,7 @@ from tests.support.odd_files import ODD_FILES
 from tests.support.recordings import SCYLLA
 from writetime.backups.snapshot_folder import read_snapshot
 from writetime.core.errors import WritetimeError
-from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.file_errors import MissingFile, StorageError
 from writetime.storage.folders import Folder
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import find_sstables, open_file, read_file
@@ -41,7 +41,7 @@ def test_a_device_is_refused(tmp_path: Path) -> None:
             read_regular(path)
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "missing")
-    with pytest.raises(Missing):
+    with pytest.raises(MissingFile):
         read_file(fs.LocalFileSystem(), str(tmp_path / "missing"))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from writetime.schema.cql import parse_table
-from writetime.storage.kernel import room
+from writetime.storage.kernel import allocate
 from writetime.storage.plan import Buffers, Plan
 
 
@@ -24,7 +24,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(length)
         return make(fileno, length)
 
-    monkeypatch.setattr(room.mmap, "mmap", mapping)
+    monkeypatch.setattr(allocate.mmap, "mmap", mapping)
     return sizes
 
 
@@ -32,13 +32,13 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_arrays_share_mappings(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
     sizes = mapped(monkeypatch)
     wanted = [(count, dtype) for count in (0, 1, 7, 64, 1000, 0) for dtype in (np.uint8, np.int32, np.int64)]
-    arrays = room.rooms(wanted, largest)
+    arrays = allocate.rooms(wanted, largest)
     assert [(len(array), array.dtype) for array in arrays] == wanted
     assert all(array.ctypes.data % 64 == 0 for array in arrays)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans(arrays)))
     assert not any(array.any() for array in arrays)
     assert (len(sizes) == 1) is (largest > 100)
-    assert room.rooms([]) == []
+    assert allocate.rooms([]) == []
 
 
 def test_many_columns_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:

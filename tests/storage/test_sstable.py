@@ -18,7 +18,7 @@ from tests.support.expected import assert_same, without_origin
 from tests.support.generate import SEED
 from tests.support.rewriting import as_older, compression, copy, set_compression
 from writetime.schema.table import SchemaError
-from writetime.storage.file_errors import Missing, Unsupported
+from writetime.storage.file_errors import MissingFile, Unsupported
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
@@ -119,7 +119,7 @@ def test_components(written: Written, tmp_path: Path) -> None:
             content = path.read_bytes()
             path.unlink()
             if component in (*_NEEDED, "TOC.txt"):
-                with pytest.raises(Missing, match=f"{path.name} is missing, "):
+                with pytest.raises(MissingFile, match=f"{path.name} is missing, "):
                     list(find_sstables(here.folder))
             else:
                 assert list(find_sstables(here.folder)) == [here]
@@ -138,7 +138,7 @@ def test_components_of_an_sstable_that_only_the_manifest_lists(written: Written,
             content = path.read_bytes()
             path.unlink()
             if path.name.rpartition("-")[2] in {*_NEEDED} - {"Digest.crc32"}:
-                with pytest.raises(Missing, match=f"{path.name} is missing|CompressionInfo.db is missing"):
+                with pytest.raises(MissingFile, match=f"{path.name} is missing|CompressionInfo.db is missing"):
                     list(find_sstables(here.folder))
             else:
                 assert list(find_sstables(here.folder)) == [here]
@@ -167,7 +167,7 @@ def test_an_sstable_that_a_node_is_writing_is_left_out(written: Written, tmp_pat
         marker = toc.with_name(name)
         content = toc.read_bytes()
         toc.unlink()
-        with pytest.raises(Missing, match=rf"{toc.name} is missing, .* run this again later"):
+        with pytest.raises(MissingFile, match=rf"{toc.name} is missing, .* run this again later"):
             list(find_sstables(here.folder))
         marker.write_bytes(b"")
         assert list(find_sstables(here.folder)) == []
@@ -176,7 +176,7 @@ def test_an_sstable_that_a_node_is_writing_is_left_out(written: Written, tmp_pat
 
 
 def test_a_place_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="does not exist"):
+    with pytest.raises(MissingFile, match="does not exist"):
         list(find_sstables(str(tmp_path / "nowhere")))
 
 

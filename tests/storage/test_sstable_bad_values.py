@@ -17,7 +17,7 @@ from writetime.storage import batch
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.primitives import token
 from writetime.storage.locations import Location
-from writetime.storage.sstable import Report, SSTable
+from writetime.storage.sstable import ScanReport, SSTable
 
 # Python makes no text of so many digits.
 BAD = b"\x01" + bytes(2000)
@@ -73,7 +73,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
 def test_only_partitions_of_bad_values_are_left_out(table: Table, bad: tuple[int, ...], window: int) -> None:
     """All others once, and the changes of the former before the bad value."""
     location, schema = table(*bad)
-    report = Report()
+    report = ScanReport()
     sstable = SSTable(location, schema)
     found = keys_and_rows(sstable.scan(on_corrupt="skip-partition", report=report, window=window))
     assert found == [(key, c) for i, key in enumerate(KEYS) for c in (0, 1) if (i, c) not in [(b, 1) for b in bad]]
@@ -96,7 +96,7 @@ def test_the_changes_before_a_bad_value_stay(table: Table, place: int) -> None:
     with pytest.raises(CorruptFile, match=rf"Data\.db, offset \d+: {where}.* is not a valid varint"):
         read_into(found, SSTable(location, schema))
     assert found == wanted
-    report = Report()
+    report = ScanReport()
     assert keys_and_rows(SSTable(location, schema).scan(on_corrupt="skip-file", report=report)) == wanted
     assert len(report.skipped) == 1
 
@@ -105,7 +105,7 @@ def test_pieces_leave_out_the_same_values_as_the_whole(table: Table) -> None:
     location, schema = table(1, 20, 39)
     sstable = SSTable(location, schema)
     whole = keys_and_rows(sstable.scan(on_corrupt="skip-partition"))
-    report = Report()
+    report = ScanReport()
     splits = sstable.splits(2000)
     assert len(splits) > 3
     found = [keys_and_rows(sstable.scan(split=s, on_corrupt="skip-partition", report=report)) for s in splits]
@@ -119,7 +119,7 @@ def test_bad_keys(tmp_path: Path, window: int) -> None:
     location = write_partitions(
         tmp_path / "t", [("v", INT)], {k: [(c, {"v": simple(bytes(4))}) for c in (0, 1)] for k in keys}, key=VARINT
     )
-    report = Report()
+    report = ScanReport()
     scan = SSTable(location, schema_of([("v", INT)], VARINT)).scan(
         on_corrupt="skip-partition", report=report, window=window
     )
@@ -141,7 +141,7 @@ def test_a_fault_without_a_place_ends_the_file(table: Table, monkeypatch: pytest
         return sound(self, *arguments)
 
     monkeypatch.setattr(batch.BatchMaker, "_array", failing)
-    report = Report()
+    report = ScanReport()
     found = keys_and_rows(SSTable(location, schema).scan(on_corrupt="skip-partition", report=report, window=1))
     assert found == [(key, c) for key in KEYS for c in (0, 1)][: len(found)]
     assert 0 < len(found) < 80
@@ -177,7 +177,7 @@ def test_a_static_row_that_is_longer_than_its_size(tmp_path: Path) -> None:
     # The size comes after the partition's head of 18 bytes and the row's flags.
     at = int(SSTable(location).index.positions[1]) + 20
     write_plain(location, data[:at] + bytes([data[at] - 10]) + data[at + 1 :])
-    report = Report()
+    report = ScanReport()
     schema = replace(schema_of([("v", TEXT)]), static=(Column("s", parse_marshal(TEXT)),))
     scan = SSTable(location, schema).scan(on_corrupt="skip-partition", report=report)
     assert len(keys_and_rows(scan)) == 2 * (len(KEYS) - 1)

@@ -9,9 +9,9 @@ import pytest
 from tests.support.expected import as_rows
 from tests.support.recordings import RecordedTable, dictionary_table
 from tests.support.rewriting import copy, make_plain
-from writetime.storage.file_errors import CorruptFile, Missing
+from writetime.storage.file_errors import CorruptFile, MissingFile
 from writetime.storage.locations import Location
-from writetime.storage.sstable import Report, SSTable
+from writetime.storage.sstable import ScanReport, SSTable
 
 
 def rows_of(location: Location) -> list[str]:
@@ -71,7 +71,7 @@ def assert_nothing(location: Location) -> None:
             batches.extend(SSTable(location).scan(tokens=tokens))
         assert batches == []
         for policy in ("skip-partition", "skip-file"):
-            report = Report()
+            report = ScanReport()
             assert list(sstable.scan(tokens=tokens, on_corrupt=policy, report=report)) == []
             assert len(report.skipped) == 1
             assert "Digest.crc32" in report.skipped[0]
@@ -93,7 +93,7 @@ def test_a_file_that_changes_after_it_was_compared(large: Location, tmp_path: Pa
 def test_no_checksum_at_all(tmp_path: Path) -> None:
     _, here = small(tmp_path / "small")
     Path(here.path("Digest.crc32")).unlink()
-    with pytest.raises(Missing, match=r"Data\.db has neither CompressionInfo\.db nor CRC\.db nor Digest\.crc32"):
+    with pytest.raises(MissingFile, match=r"Data\.db has neither CompressionInfo\.db nor CRC\.db nor Digest\.crc32"):
         rows_of(here)
 
 

@@ -20,7 +20,7 @@ from writetime.schema.table import SchemaError
 from writetime.storage.file_errors import CorruptFile, StorageError
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, find_sstables
-from writetime.storage.sstable import WINDOW, OnCorrupt, Report, SSTable
+from writetime.storage.sstable import WINDOW, OnCorrupt, ScanReport, SSTable
 
 FLIPS_A_FILE = 40 if is_long_run() else 4
 BROKEN_STREAMS = 150 if is_long_run() else 20
@@ -93,7 +93,7 @@ def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_p
     sstable = SSTable(here, schema)
     with pytest.raises(CorruptFile, match=f"chunk {broken[0]} does not match its CRC32"):
         list(sstable.scan())
-    report = Report()
+    report = ScanReport()
     found = as_rows(sstable.scan(on_corrupt="skip-partition", report=report))
     # The rows of a partition before the corrupt chunk may be returned, but no wrong ones.
     assert set(sound) <= set(found) <= set(everything)
@@ -101,7 +101,7 @@ def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_p
     assert len(report.skipped) == len(broken)
     assert all(f"chunk {c} does not" in text for c, text in zip(broken, report.skipped, strict=False))
     assert 0 < report.skipped_bytes <= (len(broken) + 1) * data.chunk_length
-    report = Report()
+    report = ScanReport()
     found = as_rows(sstable.scan(on_corrupt="skip-file", report=report))
     before = [row for row in everything if row in set(found)]
     assert found == before
@@ -117,7 +117,7 @@ def test_pieces_leave_out_the_same_parts_as_the_whole(written: Written, tmp_path
     sound, everything = rows_outside(here, [2])
     break_chunk(here, 2)
     sstable = SSTable(here, schema)
-    report = Report()
+    report = ScanReport()
     found = [row for s in splits for row in as_rows(sstable.scan(split=s, on_corrupt=policy, report=report))]
     assert set(found) <= set(everything)
     assert len(found) == len(set(found))
@@ -149,7 +149,7 @@ def test_a_digest_of_another_file(written: Written, tmp_path: Path) -> None:
             digest.write_text(text)
             with pytest.raises(CorruptFile, match=r"Digest\.crc32"):
                 list(SSTable(here, schema).scan(window=1))
-            report = Report()
+            report = ScanReport()
             assert as_rows(SSTable(here, schema).scan(on_corrupt="skip-file", report=report)) == whole
             assert "Digest.crc32" in report.skipped[0]
         digest.unlink()

@@ -20,14 +20,14 @@ from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.messages import messages
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture.agent import Pace, run
+from writetime.capture.commitlog_agent import Pace, run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import NoTopic, end_offsets, messages_between
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.merge import live_rows, merge
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
@@ -167,7 +167,7 @@ class Captured:
         for table in tables:
             schema = self.schema(table)
             rows = live_rows(merge([self.changes(table)], schema), schema, as_of=int(time.time()))
-            found, wanted = view_rows([fit(rows, schema)]), cql_rows(self.node.session(), schema)
+            found, wanted = view_rows([to_micros(rows, schema)]), cql_rows(self.node.session(), schema)
             for row in wanted:
                 assert row in found, f"{table}: {str(row)[:300]} is missing"
             assert found == wanted, f"{table}: {len(found)} rows, not {len(wanted)}, or in another order"

@@ -17,12 +17,12 @@ from tests.support.row_form import row_form
 from writetime.delta.parquet import PARTITION
 from writetime.files.key_ranges import TokenRange, joined
 from writetime.files.merging import Source, merge_files
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import state, views
 from writetime.lake.contents import levels_of
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup import reading
-from writetime.lookup.reading import Reader
+from writetime.lookup.reading import RowReader
 from writetime.merge import live_rows
 from writetime.merge.value_order import has_forms
 from writetime.schema.table import TableSchema
@@ -36,7 +36,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
         schema: what the table is in the database.
         table: the table in the lake; its changes are folded.
     """
-    wanted = with_one_form(fit(answers.decoded(answers.rows(session, schema), schema), schema), schema)
+    wanted = with_one_form(to_micros(answers.decoded(answers.rows(session, schema), schema), schema), schema)
     assert table.schema().columns == schema.columns, f"{schema.full_name} has other columns in the lake"
     # The lake may have other names than the database.
     names = [c.name for c in schema.columns]
@@ -96,7 +96,7 @@ def compacted(table: LakeTable) -> list[pa.Table]:
 def looked_up(table: LakeTable, second: int) -> pa.Table:
     """Look up all partitions of a table at once, one after the other, and by ranges of tokens, with expiry judged at
     this second."""
-    reader, partitions = Reader(table), partitions_of(table)
+    reader, partitions = RowReader(table), partitions_of(table)
     with patch.object(reading, "time_now", lambda: second * 1_000_000):
         at_once = reader.at(joined(partitions)).values
         parts = [reader.at(each).values for each in partitions]

@@ -2,12 +2,12 @@
 
 import logging
 
-from writetime.landing.following import Tables, ends_of
+from writetime.landing.following import LandedTables, ends_of
 
 log = logging.getLogger(__name__)
 
 
-def look(tables: Tables) -> None:
+def look(tables: LandedTables) -> None:
     """Land each table that is due, once. A fault that concerns all tables is logged, and stops this round."""
     try:
         sources, ends = tables.ask()

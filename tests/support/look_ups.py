@@ -1,11 +1,11 @@
 """The partitions of a table, for look-ups."""
 
 from writetime.core.arrow import one_chunk
-from writetime.files.key_ranges import Places, partitions
+from writetime.files.key_ranges import KeyRanges, partitions
 from writetime.lake.table import LakeTable
 
 
-def partitions_of(table: LakeTable) -> list[Places]:
+def partitions_of(table: LakeTable) -> list[KeyRanges]:
     """The place of each partition that a table has changes of, in order."""
     found = table.changes.read(["token", "key"]).group_by(["token", "key"]).aggregate([]).sort_by("token")
     tokens, keys = one_chunk(found["token"]), one_chunk(found["key"])

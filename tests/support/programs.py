@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from writetime.capture import cdc_log
-from writetime.capture.cdc_log import LogPace
+from writetime.capture import scylla_agent
+from writetime.capture.scylla_agent import LogPace
 from writetime.core.config import Settings
 
 # How long a program may take to end.
@@ -78,7 +78,7 @@ class Program(threading.Thread):
 def agent(settings: Settings, snapshot_at: int | None = None) -> Iterator[None]:
     """An agent in a thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=cdc_log.run, args=(settings, stop, snapshot_at, PACE))
+    thread = threading.Thread(target=scylla_agent.run, args=(settings, stop, snapshot_at, PACE))
     thread.start()
     try:
         yield

@@ -20,7 +20,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.verify import clusters, suspects
-from writetime.verify.clusters import Progress, Report, verify_clusters
+from writetime.verify.clusters import ClusterProgress, ClusterReport, verify_clusters
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ def sessions(both: Settings, other: Settings) -> Iterator[tuple[Session, Session
         here.execute("DROP KEYSPACE shop", timeout=60)
 
 
-def compared(settings: Settings, wait_seconds: float = 0) -> Report:
+def compared(settings: Settings, wait_seconds: float = 0) -> ClusterReport:
     return verify_clusters(settings, "new", _TABLE, wait_seconds)
 
 
@@ -153,7 +153,7 @@ def test_tables_that_cannot_be_compared(both: Settings, sessions: tuple[Session,
 
 def test_progress_reaches_the_end(both: Settings, sessions: tuple[Session, Session]) -> None:
     del sessions
-    found: list[Progress] = []
+    found: list[ClusterProgress] = []
     verify_clusters(both, "new", _TABLE, 0, found.append)
-    assert found[-1] == Progress(1.0, _ROWS, _ROWS)
+    assert found[-1] == ClusterProgress(1.0, _ROWS, _ROWS)
     assert [p.share for p in found] == sorted(p.share for p in found)

@@ -9,11 +9,11 @@ from tests.support.made import batch, write
 from writetime.changes.position import STATIC_POSITION
 from writetime.lake.views import time_now
 from writetime.merge import merge
-from writetime.row_events.compare import Rows
+from writetime.row_events.compare import OrderedRows
 from writetime.row_events.events import placed_rows
 from writetime.schema.cql import parse_table
 from writetime.verify.compared_rows import differing
-from writetime.verify.lag import NO_TIME, Lag, lag_of, times_at
+from writetime.verify.lag import NO_TIME, WriteLag, lag_of, times_at
 
 _TABLE = parse_table(
     "CREATE TABLE shop.items (id int, n int, s text STATIC, v text, w int, l frozen<list<int>>, PRIMARY KEY (id, n))"
@@ -25,7 +25,7 @@ _OLD, _NEW, _FUTURE = _BEGAN - 1_000_000, _BEGAN + 1_000_000, _BEGAN + 10**15
 _ALONE = {"position": STATIC_POSITION, "n": None, "marker": None}
 
 
-def side(*rows: dict[str, Any]) -> Rows:
+def side(*rows: dict[str, Any]) -> OrderedRows:
     return placed_rows(merge([batch(rows, _TABLE)], _TABLE), _TABLE, time_now())
 
 
@@ -35,7 +35,7 @@ def row(**values: Any) -> dict[str, Any]:
     return made if static is None else made | {"s": {"value": static, "write_time": 1, "tombstone": False}}
 
 
-def lag(lake: Rows, database: Rows, **times: int) -> Lag:
+def lag(lake: OrderedRows, database: OrderedRows, **times: int) -> WriteLag:
     """Compare two sides of one row, of which the database reports some write times."""
     columns = [c.name for c in _TABLE.static + _TABLE.regular]
     reported = np.array([[times.get(name, NO_TIME) for name in columns]] * len(database.tokens))

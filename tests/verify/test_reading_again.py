@@ -17,7 +17,7 @@ from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable
 from writetime.lake.views import bucket_views, time_now
 from writetime.merge import merge
-from writetime.row_events.compare import Rows
+from writetime.row_events.compare import OrderedRows
 from writetime.row_events.events import placed_rows
 from writetime.verify import comparison
 from writetime.verify.comparison import _lake_state
@@ -62,7 +62,7 @@ class Database:
         self._table = table
         self.reads = 0
 
-    def timed_rows(self, _tokens: list[int]) -> tuple[Rows, np.ndarray]:
+    def timed_rows(self, _tokens: list[int]) -> tuple[OrderedRows, np.ndarray]:
         self.reads += 1
         rows = placed_rows(merge([batch([write(1, 1, time_now(), w=self.reads)])], SCHEMA), SCHEMA, time_now())
         if self.reads == 1:

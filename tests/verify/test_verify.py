@@ -18,13 +18,13 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.delta.deletion_vectors import read_vector, write_vectors
-from writetime.delta.live_files import Change
+from writetime.delta.live_files import ViewCommit
 from writetime.lake import views
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.schema.system import read_schema
 from writetime.verify import comparison, suspects
-from writetime.verify.comparison import Report, verify
+from writetime.verify.comparison import VerifyReport, verify
 from writetime.view.refreshing import refresh
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
@@ -97,7 +97,7 @@ def test_ranges_follow_the_rows_of_the_database_if_the_lake_has_none(
     assert counts[-2] < 20
 
 
-def assert_all_equal(report: Report) -> None:
+def assert_all_equal(report: VerifyReport) -> None:
     """200 rows are equal, and the ranges are all tokens, each once."""
     assert report.proven
     assert sum(r.database_rows for r in report.ranges) == sum(r.lake_rows for r in report.ranges) == 200
@@ -234,7 +234,7 @@ def test_the_compacted_view(settings: Settings, session: Session, kept_by: Liter
     marked = read_vector(lake.view.storage, file.vector)
     row = min(set(range(file.file.rows)) - set(marked))
     vector = write_vectors(lake.view.storage, {file.file.path: marked | pyroaring.BitMap([row])})[file.file.path]
-    lake.view_files.commit(now, Change(mark=[(file, vector)]), {}, {})
+    lake.view_files.commit(now, ViewCommit(mark=[(file, vector)]), {}, {})
     report = verify(settings, lake, 0)
     assert report.view is not None
     assert not report.proven

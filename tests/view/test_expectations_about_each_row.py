@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from writetime.clients.quality import Finding, gxe, validate_portions
+from writetime.clients.great_expectations import Finding, gxe, validate_portions
 from writetime.view.expected_rows import of_each_row
 
 pytestmark = pytest.mark.long

@@ -24,8 +24,8 @@ from tests.support.made import add, cell, new_table, settings_at, write
 from tests.support.view_readers import READERS, Reader
 from writetime.core.config import Settings
 from writetime.delta import bucketed_table, deletion_vectors
-from writetime.delta.deletion_vectors import Vector, read_vector, write_vectors
-from writetime.delta.live_files import Change, LiveFiles
+from writetime.delta.deletion_vectors import DeletionVector, read_vector, write_vectors
+from writetime.delta.live_files import LiveFiles, ViewCommit
 from writetime.delta.parquet import PARTITION
 from writetime.lake import views
 from writetime.lake.spark_tasks import in_spark
@@ -177,7 +177,7 @@ def test_a_vector_in_the_log(table: LakeTable, settings: Settings) -> None:
     data = Path(storage.address, str(written.path)).read_bytes()[written.offset + 4 :][: written.size]
     # Four bytes are five letters.
     text = base64.b85encode(data + bytes(-len(data) % 4)).translate(deletion_vectors._TO_Z85).decode()
-    table.view_files.commit(before, Change(mark=[(file, Vector("i", text, 0, len(data), 3))]), {}, {})
+    table.view_files.commit(before, ViewCommit(mark=[(file, DeletionVector("i", text, 0, len(data), 3))]), {}, {})
     for name, read in READERS.items():
         assert read(storage.address).num_rows == before.rows + file.marked - 3, name
     found = LiveFiles(table.view).load().files[file.file.path].vector

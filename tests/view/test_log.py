@@ -17,9 +17,9 @@ from tests.support.view_readers import by_query
 from writetime.delta import commits
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import write_vectors
-from writetime.delta.live_files import Change
+from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import write_file
-from writetime.lake import packing, state, view_upkeep
+from writetime.lake import packing, state, view_retention
 from writetime.lake.packing import FAN
 from writetime.lake.table import LakeTable
 from writetime.view import refreshing
@@ -38,7 +38,7 @@ _HOURS = 0.1 / 3600
 
 @pytest.fixture(autouse=True)
 def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (refreshing, view_upkeep):
+    for module in (refreshing, view_retention):
         monkeypatch.setattr(module, "STREAM_HOURS", _HOURS)
 
 
@@ -65,10 +65,10 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
     """All that it removes is deleted, once, an hour and a quarter later, or at the next refresh."""
-    now, deleted, delete = time.time(), Counter[str](), view_upkeep._delete
-    monkeypatch.setattr(view_upkeep, "time", SimpleNamespace(time=lambda: now))
+    now, deleted, delete = time.time(), Counter[str](), view_retention._delete
+    monkeypatch.setattr(view_retention, "time", SimpleNamespace(time=lambda: now))
     monkeypatch.setattr(commits, "millis", lambda _: int(now * 1000))
-    for module in (refreshing, view_upkeep):
+    for module in (refreshing, view_retention):
         monkeypatch.setattr(module, "STREAM_HOURS", 1)
 
     def count(table: LakeTable, paths: set[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.Mon
         deleted.update(paths)
         delete(table, paths)
 
-    monkeypatch.setattr(view_upkeep, "_delete", count)
+    monkeypatch.setattr(view_retention, "_delete", count)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     folder = Path(table.view.storage.address)
     unused: dict[str, float] = {}
@@ -136,17 +136,17 @@ def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     storage, files = table.view.storage, table.view_files
     rows = pa.table({"id": range(100)})
     large = write_file(storage, rows, ALL, None)
-    files.commit(files.load(), Change(add=[large]), {}, {})
+    files.commit(files.load(), ViewCommit(add=[large]), {}, {})
     count, trimmed = _COMMITS_LONG if is_long else _COMMITS, 0
     for number in range(1, count + 1):
         before = files.load()
         marked = before.files[large.path]
         small = [each for each in before.files.values() if each is not marked]
         vectors = write_vectors(storage, {large.path: pyroaring.BitMap([number % 100])})
-        change = Change(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
+        change = ViewCommit(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
         files.commit(before, change, {"view/sequence": number}, {})
         if number % 64 == 0:
-            trimmed = view_upkeep.trim_view(table, trimmed)
+            trimmed = view_retention.trim_view(table, trimmed)
             table.view.trim_log(table.view.load().version, _HOURS, _HOURS)
     assert len(files.load().files) == 2
     assert_small(Path(storage.address), count)

@@ -11,7 +11,8 @@ from tests.support.view_readers import by_query
 from writetime.delta import buckets
 from writetime.lake import packing, views
 from writetime.lake.table import LakeTable
-from writetime.view import refreshing, view_packing
+from writetime.view import packing as view_packing
+from writetime.view import refreshing
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,9 @@ from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
 from tests.support.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
 from writetime.delta import buckets, commits
-from writetime.lake import retention, state, view_upkeep, views
+from writetime.lake import retention, state, view_retention, views
 from writetime.row_events.stream import extend
-from writetime.row_events.stream_upkeep import keep_up
+from writetime.row_events.upkeep import keep_up
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
@@ -69,7 +69,7 @@ class Followed:
         """Let the log and the upkeep of the view have their own time."""
         now = self._begun + _PACE * self.batches
         with (
-            patch.object(view_upkeep, "time", SimpleNamespace(time=lambda: now)),
+            patch.object(view_retention, "time", SimpleNamespace(time=lambda: now)),
             patch.object(commits, "millis", lambda _: int(now * 1000)),
             patch.object(refreshing, "TRIM_EVERY", 2),
         ):

@@ -30,13 +30,13 @@ from writetime.delta import buckets
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.parquet import PARTITION
 from writetime.files.cache import Cache
-from writetime.lake import retention, state, view_upkeep, views
+from writetime.lake import retention, state, view_retention, views
 from writetime.lake.table import LakeTable
 from writetime.lake.views import AS_OF
 from writetime.row_events import changed_rows
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
-from writetime.view import refreshing, view_packing
+from writetime.view import packing, refreshing
 from writetime.view.placed_rows import Refresh
 from writetime.view.refreshing import refresh
 
@@ -92,7 +92,7 @@ def _follow(folder: Path, schema: TableSchema, batches: list[list[generated.Chan
         # Files of one bucket and files of all buckets, few and many, are in one view.
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
-            patch.object(view_packing, "FAN", chooser.choice([2, 8])),
+            patch.object(packing, "FAN", chooser.choice([2, 8])),
             patch.object(changed_rows, "FIRST_ROWS", chooser.choice([1, 2, 16])),
             patch.object(changed_rows, "GROWTH", 2),
             patch.object(views, "time_now", lambda now=now: now),
@@ -290,7 +290,7 @@ def test_a_vacuum_keeps_live_vectors(table: LakeTable, settings: Settings, monke
     before = files_in(folder)
     assert retention.vacuum(table, 1) == []
     # As if an hour had passed.
-    monkeypatch.setattr(view_upkeep, "time", SimpleNamespace(time=lambda: time.time() + 4000))
+    monkeypatch.setattr(view_retention, "time", SimpleNamespace(time=lambda: time.time() + 4000))
     gone = retention.vacuum(table, 1)
     after = files_in(folder)
     assert {str(path) for path in before - after} == {name for name in gone if "/view/" in name}

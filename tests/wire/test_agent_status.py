@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from writetime.capture.agent_metrics import summary
+from writetime.capture.metrics import summary
 from writetime.cli.status import _landing_parts, _parts
 from writetime.core import config
 from writetime.landing.reports import _of_landing, _of_sources

@@ -13,19 +13,19 @@ from uuid import UUID
 
 from writetime.core.config import Settings
 from writetime.workqueue.enqueue import AsyncEnqueuer
-from writetime.workqueue.items import Entry, Place, Status
+from writetime.workqueue.items import Entry, ItemPartition, Status
 from writetime.workqueue.queue_tables import (
     END_OF_TIME,
     PAGE_ROWS,
     BucketRow,
-    Change,
-    DeadLetter,
+    DeadItem,
+    ItemUpdate,
+    QueueTables,
     ShardRow,
     StateRow,
     Statics,
-    Tables,
 )
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.statements import UnknownItemWrite
 
 _T = TypeVar("_T")
 
@@ -61,20 +61,20 @@ class MemoryDatabase:
         self.rng = rng
         self.loss = 0.0
         self.start = start_millis
-        self.items: dict[Place, dict[UUID, Entry]] = {}
-        self.rows: dict[Place, dict[UUID, Change]] = {}
-        self.statics: dict[Place, Statics] = {}
+        self.items: dict[ItemPartition, dict[UUID, Entry]] = {}
+        self.rows: dict[ItemPartition, dict[UUID, ItemUpdate]] = {}
+        self.statics: dict[ItemPartition, Statics] = {}
         self.registry: dict[tuple[str, int, int], int | None] = {}
         self.shards: dict[int, ShardRow] = {}
         self.workers: dict[str, float] = {}
-        self.letters: dict[UUID, DeadLetter] = {}
+        self.letters: dict[UUID, DeadItem] = {}
         # Each completion that was applied: item, worker's result.
         self.completions: list[tuple[UUID, str | None]] = []
-        self.dropped: set[Place] = set()
+        self.dropped: set[ItemPartition] = set()
         self.faults: list[tuple[str, str, int, str]] = []
 
 
-class MemoryTables(Tables):
+class MemoryTables(QueueTables):
     """One worker's way to the database in memory. `paused_until` stops it, in the loop's time."""
 
     def __init__(self, database: MemoryDatabase) -> None:
@@ -95,7 +95,7 @@ class MemoryTables(Tables):
                 loop.call_later(rng.uniform(0.01, 3), act)
             await asyncio.sleep(rng.uniform(0.05, 0.5))
             await self._travel()
-            raise Unknown("no answer")
+            raise UnknownItemWrite("no answer")
         answer = act()
         await self._travel()
         return answer
@@ -131,23 +131,23 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    async def insert_bucket(self, place: Place) -> None:
+    async def insert_bucket(self, place: ItemPartition) -> None:
         await self._ask(lambda: self._db.registry.setdefault((place.queue, place.bucket, place.shard), None))
 
-    async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
+    async def items(self, place: ItemPartition, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
         def act() -> list[Entry]:
             found = self._between(place, after, before)[:most]
             return [_fresh(place, e) for _, e in found]
 
         return await self._ask(act)
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
+    async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         return await self._ask(lambda: [i for i, _ in self._between(place, after, before)][:most])
 
-    async def item(self, place: Place, item_id: UUID) -> Entry:
+    async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
 
-    def _between(self, place: Place, after: UUID, before: UUID) -> list[tuple[UUID, Entry]]:
+    def _between(self, place: ItemPartition, after: UUID, before: UUID) -> list[tuple[UUID, Entry]]:
         rows = self._db.items.get(place, {})
         return sorted((i, e) for i, e in rows.items() if after < i < before) if rows else []
 
@@ -158,7 +158,7 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
+    async def mark_bucket(self, place: ItemPartition, closed: int | None, *, before: int | None) -> None:
         def act() -> None:
             name = place.queue, place.bucket, place.shard
             if self._db.registry.get(name) == before:
@@ -166,7 +166,7 @@ class MemoryTables(Tables):
 
         await self._ask(act)
 
-    async def drop(self, place: Place, before: int, epoch: int) -> None:
+    async def drop(self, place: ItemPartition, before: int, epoch: int) -> None:
         def act() -> None:
             rows = self._db.rows.get(place, {})
             missing = [i for i in self._db.items.get(place, {}) if i not in rows or not rows[i].status.final]
@@ -179,10 +179,10 @@ class MemoryTables(Tables):
 
         await self._ask(act)
 
-    async def statics(self, place: Place) -> Statics:
+    async def statics(self, place: ItemPartition) -> Statics:
         return await self._ask(lambda: self._db.statics.get(place, Statics(None, None, None, None)))
 
-    async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
+    async def stamp(self, place: ItemPartition, epoch: int, *, before: int | None) -> bool:
         def act() -> bool:
             old = self._db.statics.get(place, Statics(None, None, None, None))
             if old.epoch != before:
@@ -192,7 +192,9 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
+    async def write(
+        self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
+    ) -> bool:
         def act() -> bool:
             if not self._fence(place, epoch, op, floor=floor):
                 return False
@@ -200,7 +202,7 @@ class MemoryTables(Tables):
             for change in changes:
                 old = rows.get(change.item_id)
                 kept = change.attempts if change.attempts is not None else old.attempts if old else None
-                rows[change.item_id] = Change(
+                rows[change.item_id] = ItemUpdate(
                     change.item_id, change.status, change.at, kept, change.due, result=change.result
                 )
                 if change.status is Status.COMPLETED:
@@ -209,7 +211,7 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    async def close(self, place: Place, epoch: int, op: int, closed: int | None) -> bool:
+    async def close(self, place: ItemPartition, epoch: int, op: int, closed: int | None) -> bool:
         def act() -> bool:
             if not self._fence(place, epoch, op):
                 return False
@@ -218,21 +220,21 @@ class MemoryTables(Tables):
 
         return await self._ask(act)
 
-    def _fence(self, place: Place, epoch: int, op: int, floor: UUID | None = None) -> bool:
+    def _fence(self, place: ItemPartition, epoch: int, op: int, floor: UUID | None = None) -> bool:
         old = self._db.statics.get(place)
         if old is None or (old.epoch, old.op) != (epoch, op - 1):
             return False
         self._db.statics[place] = old._replace(op=op, floor=floor or old.floor)
         return True
 
-    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
         def act() -> list[StateRow]:
             rows = sorted(self._db.rows.get(place, {}).items())
             return [StateRow(i, c.status, c.attempts or 0, c.due) for i, c in rows if i > after]
 
         return await self._ask(act)
 
-    async def statuses(self, place: Place, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
+    async def statuses(self, place: ItemPartition, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
         def act() -> dict[UUID, Status]:
             rows = self._db.rows.get(place, {})
             return {i: rows[i].status for i in item_ids if i in rows}
@@ -287,11 +289,11 @@ class MemoryTables(Tables):
     async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
         await self._ask(lambda: self._db.faults.append((queue, place, times, reason)))
 
-    async def insert_dead(self, letter: DeadLetter) -> None:
+    async def insert_dead(self, letter: DeadItem) -> None:
         await self._ask(lambda: self._db.letters.setdefault(letter.item_id, letter))
 
 
-def memory_enqueuer(tables: Tables, settings: Settings) -> AsyncEnqueuer:
+def memory_enqueuer(tables: QueueTables, settings: Settings) -> AsyncEnqueuer:
     """Return an enqueuer whose clock is that of the loop."""
     enqueuer = AsyncEnqueuer(tables, settings)
     enqueuer._clock._monotonic = asyncio.get_running_loop().time
@@ -307,6 +309,6 @@ def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:
         loop.close()
 
 
-def _fresh(place: Place, e: Entry) -> Entry:
+def _fresh(place: ItemPartition, e: Entry) -> Entry:
     due, limit = e.due if e.delayed else 0, e.time_limit_seconds
     return Entry(place, e.item_id, e.key, e.payload, e.delayed, due, after=e.after, time_limit_seconds=limit)

@@ -19,7 +19,7 @@ from tests.workqueue.memory import MemoryDatabase, MemoryTables, VirtualLoop, me
 from writetime.core.config import Queue, Settings, WorkQueue
 from writetime.workqueue.enqueue import EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
-from writetime.workqueue.running import Running
+from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 _START = 1_700_000_000_000
@@ -123,7 +123,7 @@ class Simulation:
             return {"by": f"{name}/{item.attempt}"}
 
         async def serve() -> None:
-            running = Running(
+            running = WorkerLoop(
                 tables, self.settings.workqueue, {QUEUE: handle}, name, coroutine_loop=asyncio.get_running_loop()
             )
             await running.serve(stop, until_idle=False)

@@ -11,19 +11,19 @@ from tests.workqueue.conftest import with_queue
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker
 from writetime.workqueue.audit import Account, Brought, InLake, auditing
-from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.items import ItemPartition
+from writetime.workqueue.queue_tables import QueueTables
 
 pytestmark = pytest.mark.long
 
 _READS = ("letters", "buckets", "item_ids", "states")
 
 
-def after(name: str, act: Callable[[Tables], Coroutine[Any, Any, None]], patch: pytest.MonkeyPatch) -> None:
+def after(name: str, act: Callable[[QueueTables], Coroutine[Any, Any, None]], patch: pytest.MonkeyPatch) -> None:
     """Do something once, after the first answer to a statement of the account."""
-    original, done = getattr(Tables, name), False
+    original, done = getattr(QueueTables, name), False
 
-    async def read(tables: Tables, *arguments: Any) -> Any:
+    async def read(tables: QueueTables, *arguments: Any) -> Any:
         nonlocal done
         answer = await original(tables, *arguments)
         if not done:
@@ -31,10 +31,10 @@ def after(name: str, act: Callable[[Tables], Coroutine[Any, Any, None]], patch: 
             await act(tables)
         return answer
 
-    patch.setattr(Tables, name, read)
+    patch.setattr(QueueTables, name, read)
 
 
-def closed_bucket(settings: Settings, jobs: str) -> Place:
+def closed_bucket(settings: Settings, jobs: str) -> ItemPartition:
     """Return the closed bucket of a queue with three completed items."""
     own = with_queue(settings, jobs, bucket_seconds=10**9)
     with Enqueuer(own) as enqueuer:
@@ -42,12 +42,12 @@ def closed_bucket(settings: Settings, jobs: str) -> Place:
     assert Worker(own, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 3}
     with auditing(settings) as audit:
         [row] = audit.buckets(jobs)
-        place = Place(jobs, row.shard, row.bucket)
+        place = ItemPartition(jobs, row.shard, row.bucket)
         asyncio.run(audit._tables.mark_bucket(place, audit.now(), before=None))
     return place
 
 
-async def drop(tables: Tables, place: Place, *, whole: bool) -> None:
+async def drop(tables: QueueTables, place: ItemPartition, *, whole: bool) -> None:
     """Drop a bucket, or begin to: items and states go first."""
     until = round(time.time() * 1000) + 60_000
     for statement in tables._drop if whole else tables._drop[:2]:
@@ -61,7 +61,7 @@ def test_an_item_that_dies_meanwhile_has_its_letter(
     def give_up(item: Item) -> None:
         raise GiveUp("no")
 
-    async def die(_: Tables) -> None:
+    async def die(_: QueueTables) -> None:
         assert await asyncio.to_thread(Worker(queue_settings, {jobs: give_up}).run, until_idle=True) == {"dead": 1}
 
     with Enqueuer(queue_settings) as enqueuer:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from writetime.workqueue.backlog import Backlog
-from writetime.workqueue.items import Entry, IdMaker, Place
+from writetime.workqueue.items import Entry, IdMaker, ItemPartition
 from writetime.workqueue.limits import Rate, part
 
-PLACE = Place("q", 0, 0)
+PLACE = ItemPartition("q", 0, 0)
 
 
 @dataclass(frozen=True)

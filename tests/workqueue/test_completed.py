@@ -14,15 +14,15 @@ from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, NewItem, Worker, completed
 from writetime.workqueue.audit import auditing
 from writetime.workqueue.inspect import worker_faults
-from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import CompletedItem, Tables
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.items import ItemPartition
+from writetime.workqueue.queue_tables import CompletedItem, QueueTables
+from writetime.workqueue.statements import UnknownItemWrite
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def places(queue_settings: Settings, jobs: str) -> list[Place]:
+def places(queue_settings: Settings, jobs: str) -> list[ItemPartition]:
     """The buckets of a queue with 180 completed items and a delayed one, and dead ones between them."""
     settings = with_queue(queue_settings, jobs, {"shards": 2, "max_attempts": 1})
 
@@ -34,10 +34,10 @@ def places(queue_settings: Settings, jobs: str) -> list[Place]:
         enqueuer.enqueue(jobs, 201, delay_seconds=366 * 86_400)
     Worker(settings, {jobs: handle}).run(until_idle=True)
     with auditing(settings) as audit:
-        return [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+        return [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
 
 
-def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[Place]) -> None:
+def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[ItemPartition]) -> None:
     batches = [batch for place in places for batch in completed.read_place(queue_settings, place, batch_rows=70)]
     assert max(batch.num_rows for batch in batches) == 70
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -51,25 +51,25 @@ def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[Plac
 
 
 def test_a_bucket_that_cannot_be_read_does_not_stop_the_others(
-    queue_settings: Settings, places: list[Place], monkeypatch: pytest.MonkeyPatch
+    queue_settings: Settings, places: list[ItemPartition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Tables.completed
+    original = QueueTables.completed
     error: list[Exception] = [ValueError("injected")]
 
-    async def break_one(self: Tables, place: Place) -> AsyncIterator[CompletedItem]:
+    async def break_one(self: QueueTables, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         async for item in original(self, place):
             yield item
             if place == places[0]:
                 raise error[0]
 
-    monkeypatch.setattr(Tables, "completed", break_one)
+    monkeypatch.setattr(QueueTables, "completed", break_one)
     rows = [[row for b in completed.read_place(queue_settings, p) for row in b.to_pylist()] for p in places]
     assert [row["fault"] for row in rows[0]][-1:] == ["ValueError: injected"]
     assert {row["fault"] for of_place in rows[1:] for row in of_place} == {None}
     [fault] = [row for row in worker_faults(queue_settings) if row.queue == places[0].queue and row.worker == "lake"]
     assert (fault.place, fault.reason) == (f"shard 0, bucket {places[0].bucket}", "ValueError: injected")
-    error[0] = Unknown("no answer")
-    with pytest.raises(Unknown):
+    error[0] = UnknownItemWrite("no answer")
+    with pytest.raises(UnknownItemWrite):
         list(completed.read_place(queue_settings, places[0]))
 
 
@@ -83,17 +83,17 @@ def test_a_bucket_that_is_dropped_meanwhile_does_not_replace_its_items_in_the_la
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(250)])
     Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
     with auditing(settings) as audit:
-        [place] = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
-    original = Tables.completed
+        [place] = [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+    original = QueueTables.completed
 
-    async def drop(self: Tables, place: Place) -> AsyncIterator[CompletedItem]:
+    async def drop(self: QueueTables, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         deletions = iter(self._drop[: 3 - kept])
         async for item in original(self, place):
             for deletion in deletions:
                 await self._run(deletion, (round(time.time() * 1e6) + 10**8, *place))
             yield item
 
-    monkeypatch.setattr(Tables, "completed", drop)
+    monkeypatch.setattr(QueueTables, "completed", drop)
     rows = [row for batch in completed.read_place(settings, place) for row in batch.to_pylist()]
     assert len(rows) < 250
     assert "was dropped while it was read" in rows[-1]["fault"]
@@ -102,7 +102,7 @@ def test_a_bucket_that_is_dropped_meanwhile_does_not_replace_its_items_in_the_la
 def test_items_of_a_partly_read_bucket_do_not_count(spark: SparkSession) -> None:
     item = {"item_id": "i", "key": None, "payload": "1", "result": None, "attempts": 1, "worker": "w"}
     at = datetime(2024, 1, 1, tzinfo=UTC)
-    places = [Place("q", 0, 1), Place("q", 0, 2), Place("q", 1, 1)]
+    places = [ItemPartition("q", 0, 1), ItemPartition("q", 0, 2), ItemPartition("q", 1, 1)]
     found = [{**place._asdict(), **item, "completed_at": at, "fault": None} for place in places]
     found.append({**places[1]._asdict(), **dict.fromkeys(item), "completed_at": None, "fault": "refused"})
     rows = spark.createDataFrame(found, from_arrow_schema(completed._READ))

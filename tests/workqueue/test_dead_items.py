@@ -17,7 +17,7 @@ from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect
 from writetime.workqueue.audit import auditing
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.items import first_id, time_of
-from writetime.workqueue.queue_tables import DeadLetter, Tables
+from writetime.workqueue.queue_tables import DeadItem, QueueTables
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def kill_redrive_before(step: str, settings: Settings, jobs: str, monkeypatch: p
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tables, step, die)
+        patch.setattr(QueueTables, step, die)
         with pytest.raises(Killed):
             redrive(settings, jobs)
 
@@ -147,9 +147,9 @@ def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: s
         ids = [enqueuer.enqueue(jobs, n) for n in range(2)]
 
     async def write_letters(session: Session) -> None:
-        tables = Tables(session, settings)
+        tables = QueueTables(session, settings)
         for item_id in [*ids, first_id(1000)]:
-            await tables.insert_dead(DeadLetter(jobs, 0, item_id, None, "1", 1, "no", time_of(item_id)))
+            await tables.insert_dead(DeadItem(jobs, 0, item_id, None, "1", 1, "no", time_of(item_id)))
 
     with connect(settings) as session:
         asyncio.run(write_letters(session))

@@ -10,10 +10,10 @@ from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
 from writetime.core.config import Settings
 from writetime.workqueue.enqueue import NewItem
-from writetime.workqueue.inspect import Look
-from writetime.workqueue.items import Item, Place
+from writetime.workqueue.inspect import QueueInspector
+from writetime.workqueue.items import Item, ItemPartition
 from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, StateRow, Statics
-from writetime.workqueue.running import Running
+from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 BUCKET_SECONDS = 10
@@ -44,15 +44,15 @@ class Counting(MemoryTables):
         self.most_at_once = 0
         self._at_once = 0
 
-    async def statics(self, place: Place) -> Statics:
+    async def statics(self, place: ItemPartition) -> Statics:
         self.reads["statics"] += 1
         return await super().statics(place)
 
-    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
         self.reads["states"] += 1
         return await super().states(place, after)
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
+    async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         self.reads["item_ids"] += 1
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
@@ -90,12 +90,12 @@ def test_a_look_reads_the_buckets_that_have_begun_some_at_once() -> None:
     asyncio.run(fill(database))
     begun = len({place for place, items in database.items.items() if any(not e.delayed for e in items.values())})
     tables = Counting(database)
-    assert 0 < Look(tables, settings()).oldest_seconds(QUEUE) < 60
+    assert 0 < QueueInspector(tables, settings()).oldest_seconds(QUEUE) < 60
     assert tables.reads == {"statics": begun, "item_ids": begun, "ids": 20}
     assert tables.listed == [begun]
     # All of them: one statement for each bucket that has not begun.
     tables = Counting(database)
-    state = Look(tables, settings()).state(QUEUE)
+    state = QueueInspector(tables, settings()).state(QUEUE)
     assert (state.depth, state.delayed, state.open_buckets) == (20 + LATER, LATER, begun + LATER)
     assert tables.reads == {"statics": begun, "states": begun, "item_ids": begun + LATER, "ids": 20 + LATER}
     assert 1 < tables.most_at_once <= 8
@@ -115,7 +115,7 @@ def test_a_worker_lists_no_buckets_that_begin_much_later_and_is_never_late() -> 
         await fill(database)
         ended = asyncio.Event()
         serving = asyncio.create_task(
-            Running(
+            WorkerLoop(
                 tables, settings().workqueue, {QUEUE: handle}, "w", coroutine_loop=asyncio.get_running_loop()
             ).serve(ended, until_idle=False)
         )

@@ -13,7 +13,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.items import Entry, Item, time_of
-from writetime.workqueue.running import Running
+from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 OTHER = "other"
@@ -143,7 +143,7 @@ def test_a_delayed_call_whose_answer_is_lost_is_repeated_with_its_ids(*, arrives
         again = [NewItem(item.payload, "k", item_id=i) for item, i in zip(delayed, ids, strict=True)]
         assert await memory_enqueuer(MemoryTables(database), settings()).enqueue(QUEUE, again) == ids
         ended = asyncio.Event()
-        running = Running(
+        running = WorkerLoop(
             MemoryTables(database),
             settings().workqueue,
             {QUEUE: handle},

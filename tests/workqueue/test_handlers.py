@@ -21,8 +21,8 @@ from writetime.core.waiting import wait_until
 from writetime.workqueue.attempts import Attempts
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.handling import Outcome
-from writetime.workqueue.items import Entry, GiveUp, Item, Place, Status
-from writetime.workqueue.running import Running
+from writetime.workqueue.items import Entry, GiveUp, Item, ItemPartition, Status
+from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 ITEMS = 10
@@ -51,7 +51,7 @@ async def drain(
     if databases is not None:
         databases.append(database)
     await memory_enqueuer(MemoryTables(database), settings).enqueue(QUEUE, [NewItem(n) for n in range(ITEMS)])
-    running = Running(MemoryTables(database), settings.workqueue, {QUEUE: handler}, "w")
+    running = WorkerLoop(MemoryTables(database), settings.workqueue, {QUEUE: handler}, "w")
     async with asyncio.timeout(30):
         return database, await running.serve(asyncio.Event(), until_idle=True)
 
@@ -172,7 +172,7 @@ def test_a_lane_that_ends_is_logged_and_its_shards_are_released(
     async def cancelled(*_: Any) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(Running, "_process", cancelled)
+    monkeypatch.setattr(WorkerLoop, "_process", cancelled)
     databases: list[MemoryDatabase] = []
     with pytest.raises(RuntimeError, match="a task of the worker was cancelled"):
         asyncio.run(drain(lambda item: None, databases))
@@ -227,7 +227,7 @@ def test_handlers_run_one_after_the_other_while_the_worker_is_busy(kind: str) ->
 
     async def run() -> list[Outcome | None]:
         attempts = Attempts(2, lambda reason: None)
-        entries = [Entry(Place(QUEUE, 0, 0), UUID(int=n), None, str(n)) for n in range(50)]
+        entries = [Entry(ItemPartition(QUEUE, 0, 0), UUID(int=n), None, str(n)) for n in range(50)]
         handler = handle if kind == "function" else handle_later
         runs = [attempts.run(handler, entry, 600.0, lambda: True, lambda: True) for entry in entries]
         tasks = [asyncio.create_task(run) for run in runs]

@@ -23,13 +23,13 @@ from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
 from writetime.workqueue.faults import Pauses
 from writetime.workqueue.inspect import inspect, worker_faults
-from writetime.workqueue.items import Place, bucket_of, first_id, shard_of
-from writetime.workqueue.queue_tables import Tables
-from writetime.workqueue.reader import Reader
+from writetime.workqueue.items import ItemPartition, bucket_of, first_id, shard_of
+from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.reader import ItemReader
 from writetime.workqueue.runner import ShardRunner
-from writetime.workqueue.running import Running
-from writetime.workqueue.shards import Shares
+from writetime.workqueue.shard_leases import ShardLeases
 from writetime.workqueue.worker import Worker
+from writetime.workqueue.worker_loop import WorkerLoop
 
 pytestmark = pytest.mark.long
 
@@ -80,13 +80,13 @@ BOUNDARIES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "claim": (ShardRunner, "claim", _runner),
     "release": (ShardRunner, "release", _runner),
     "open_new": (Buckets, "open_new", lambda jobs, b: (b._context.queue, b._shard) == (jobs, 0)),
-    "poll": (Reader, "poll", lambda jobs, r: _place(jobs, r.partition.place)),
-    "note": (Reader, "_note", lambda jobs, r, _: _place(jobs, r.partition.place)),
-    "gain": (Running, "_gain", lambda jobs, _, c, hold: (c.queue, hold.row.shard) == (jobs, 0)),
-    "write": (Tables, "write", lambda jobs, _, place, *rest: _place(jobs, place)),
-    "buckets": (Tables, "buckets", lambda jobs, _, queue, *rest: queue == jobs),
-    "leases": (Shares, "_look", lambda jobs, s: s._queue == jobs),
-    "opening": (Tables, "queue", lambda jobs, _, queue, *rest: queue == jobs),
+    "poll": (ItemReader, "poll", lambda jobs, r: _place(jobs, r.partition.place)),
+    "note": (ItemReader, "_note", lambda jobs, r, _: _place(jobs, r.partition.place)),
+    "gain": (WorkerLoop, "_gain", lambda jobs, _, c, hold: (c.queue, hold.row.shard) == (jobs, 0)),
+    "write": (QueueTables, "write", lambda jobs, _, place, *rest: _place(jobs, place)),
+    "buckets": (QueueTables, "buckets", lambda jobs, _, queue, *rest: queue == jobs),
+    "leases": (ShardLeases, "_look", lambda jobs, s: s._queue == jobs),
+    "opening": (QueueTables, "queue", lambda jobs, _, queue, *rest: queue == jobs),
 }
 
 
@@ -139,7 +139,7 @@ def test_a_fault_of_one_shard_or_queue_does_not_stop_the_others(
 def test_an_item_that_fails_outside_its_handler_is_dead_after_three_tries(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_method(monkeypatch, Running, "_process", lambda _, runner, entry: entry.payload == "13", [1])
+    break_method(monkeypatch, WorkerLoop, "_process", lambda _, runner, entry: entry.payload == "13", [1])
     with Enqueuer(queue_settings) as enqueuer:
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(20)])
     assert Worker(queue_settings, {jobs: lambda item: None}).run(until_idle=True) == {
@@ -157,7 +157,7 @@ def test_a_worker_until_idle_never_counts_a_shard_that_it_gave_up_as_done(
     settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
     with Enqueuer(settings) as enqueuer:
         ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
-    break_method(monkeypatch, Reader, "poll", lambda r: _place(jobs, r.partition.place), [1])
+    break_method(monkeypatch, ItemReader, "poll", lambda r: _place(jobs, r.partition.place), [1])
     with pytest.raises(WritetimeError, match=f"queue {jobs}, shard 0: Injected: poll"):
         Worker(settings, {jobs: lambda item: None}, pauses=Pauses(retry_seconds=0.1)).run(until_idle=True)
     assert states(settings, jobs).keys() == {i for i in ids if shard_of(None, i, SHARDS) == 1}
@@ -227,7 +227,7 @@ def test_rows_that_no_code_of_ours_wrote_stop_nothing(
     assert len(dead_letters(settings, jobs)) == 2
     assert redrive(settings, jobs) == 2
     with auditing(settings) as audit:
-        places = [Place(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+        places = [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
     read = completed.read(spark, settings, places)
     assert completed.faults(read) == {}
     rows = {row.item_id: row for row in completed.sound(read).collect()}

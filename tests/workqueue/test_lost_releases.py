@@ -8,8 +8,8 @@ import pytest
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, NewItem, Worker
 from writetime.workqueue.audit import auditing
-from writetime.workqueue.queue_tables import Tables
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.statements import UnknownItemWrite
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
@@ -20,17 +20,17 @@ def test_they_are_repeated(
     lost: list[tuple[str, Any]] = []
 
     def lose_first(name: str) -> None:
-        original = getattr(Tables, name)
+        original = getattr(QueueTables, name)
 
-        async def release(tables: Tables, queue: str, what: Any) -> None:
+        async def release(tables: QueueTables, queue: str, what: Any) -> None:
             if (name, what) in lost:
                 return await original(tables, queue, what)
             lost.append((name, what))
             if is_applied:
                 await original(tables, queue, what)
-            raise Unknown("OperationTimedOut")
+            raise UnknownItemWrite("OperationTimedOut")
 
-        monkeypatch.setattr(Tables, name, release)
+        monkeypatch.setattr(QueueTables, name, release)
 
     lose_first("release")
     lose_first("leave")

@@ -8,9 +8,9 @@ import pytest
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables
 from writetime.core.config import Settings
-from writetime.workqueue.inspect import Look
-from writetime.workqueue.items import Entry, IdMaker, Place, Status, first_id
-from writetime.workqueue.queue_tables import END_OF_TIME, Change, Statics
+from writetime.workqueue.inspect import QueueInspector
+from writetime.workqueue.items import Entry, IdMaker, ItemPartition, Status, first_id
+from writetime.workqueue.queue_tables import END_OF_TIME, ItemUpdate, Statics
 
 _SECOND = 1_000
 _START = 1_700_000_000_000
@@ -26,7 +26,7 @@ class Tables(MemoryTables):
     async def now(self) -> int:
         return _START + 1_000_000 * _SECOND
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
+    async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         found = await super().item_ids(place, after, before, most)
         self.ids += len(found)
         return found
@@ -34,21 +34,21 @@ class Tables(MemoryTables):
 
 def fill(database: MemoryDatabase, shard: int, items: int, *finished: range) -> None:
     """Add a bucket, with the floor below its tenth item."""
-    place, maker = Place("q", shard, _START), IdMaker()
+    place, maker = ItemPartition("q", shard, _START), IdMaker()
     ids = [maker.make((_START + n * _APART * _SECOND) * 1_000) for n in range(items)]
     database.registry["q", _START, shard] = None
     database.items[place] = {i: Entry(place, i, None, "1") for i in ids}
     database.statics[place] = Statics(1, 1, first_id(_START + 10 * _APART * _SECOND - 1), None)
     done = [ids[n] for numbers in finished for n in numbers]
-    database.rows[place] = {i: Change(i, random.choice([Status.COMPLETED, Status.DEAD]), 0) for i in done}
-    others = {i: Change(i, Status.RETRY, 0) for i in ids[::3]}
+    database.rows[place] = {i: ItemUpdate(i, random.choice([Status.COMPLETED, Status.DEAD]), 0) for i in done}
+    others = {i: ItemUpdate(i, Status.RETRY, 0) for i in ids[::3]}
     database.rows[place] = others | database.rows[place]
 
 
 def oldest(database: MemoryDatabase) -> tuple[int, int]:
     """The age of the oldest item in hundreds of seconds, and the number of ids that were read."""
     tables = Tables(database)
-    age = Look(tables, with_queue(Settings(), "q")).oldest_seconds("q")
+    age = QueueInspector(tables, with_queue(Settings(), "q")).oldest_seconds("q")
     return round(age / _APART), tables.ids
 
 

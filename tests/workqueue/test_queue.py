@@ -16,9 +16,9 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
-from writetime.workqueue.items import Place, bucket_of, first_id, time_of
+from writetime.workqueue.items import ItemPartition, bucket_of, first_id, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import QueueTables
 
 pytestmark = pytest.mark.long
 
@@ -182,7 +182,7 @@ def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Setting
 
     def insert_late(name: str, like: UUID) -> None:
         """Insert an item before one that was finished, as by an enqueuer that was stopped for a while."""
-        place = Place(jobs, 0, bucket_of(like, 1))
+        place = ItemPartition(jobs, 0, bucket_of(like, 1))
         values = (*place, first_id(like.int >> 80), f'"{name}"')
         names = "queue, shard, bucket, item_id, payload"
         session.execute(f"INSERT INTO {keyspace}.queue_items ({names}) VALUES (%s, %s, %s, %s, %s)", values)
@@ -313,7 +313,7 @@ def test_no_stored_bucket_time_or_payload_breaks_a_worker(queue_settings: Settin
 
 
 def test_items_that_were_not_sent_have_no_ids_to_repeat(queue_settings: Settings, jobs: str) -> None:
-    class Silent(Tables):
+    class Silent(QueueTables):
         def __init__(self) -> None:
             pass
 
@@ -342,7 +342,7 @@ def test_a_queue_keeps_its_shards(queue_settings: Settings, jobs: str) -> None:
 def test_weak_reads_are_refused(queue_settings: Settings, jobs: str) -> None:
     weak = queue_settings.cassandra.model_copy(update={"consistency": "LOCAL_ONE"})
     with database.connect(queue_settings) as session, pytest.raises(WritetimeError, match="LOCAL_QUORUM or more"):
-        Tables(session, queue_settings.model_copy(update={"cassandra": weak}))
+        QueueTables(session, queue_settings.model_copy(update={"cassandra": weak}))
 
 
 def test_items_of_several_pages_are_read_at_once(queue_settings: Settings, jobs: str) -> None:
@@ -351,13 +351,13 @@ def test_items_of_several_pages_are_read_at_once(queue_settings: Settings, jobs:
     with Enqueuer(settings) as enqueuer:
         ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
 
-    async def read(tables: Tables) -> list[UUID]:
+    async def read(tables: QueueTables) -> list[UUID]:
         buckets = await tables.buckets(jobs)
-        items = [await tables.items(Place(jobs, row.shard, row.bucket), NO_ID, LAST_ID) for row in buckets]
+        items = [await tables.items(ItemPartition(jobs, row.shard, row.bucket), NO_ID, LAST_ID) for row in buckets]
         return [item.item_id for of_bucket in items for item in of_bucket]
 
     with database.connect(settings) as session:
         session.default_fetch_size = 7
-        tables = Tables(session, settings)
+        tables = QueueTables(session, settings)
         assert asyncio.run(read(tables)) == ids
         assert jobs in asyncio.run(tables.queues())

@@ -15,10 +15,10 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.faults import Pauses
-from writetime.workqueue.items import Item, Place
-from writetime.workqueue.queue_tables import Change
-from writetime.workqueue.running import Running
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.items import Item, ItemPartition
+from writetime.workqueue.queue_tables import ItemUpdate
+from writetime.workqueue.statements import UnknownItemWrite
+from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 ITEMS = 30
@@ -58,7 +58,7 @@ async def drain(database: MemoryDatabase, tables: MemoryTables, lease_seconds: f
     """Enqueue items, then work until idle."""
     await fill(database)
     own, pauses = settings(lease_seconds).workqueue, Pauses(retry_seconds=0.1)
-    running = Running(tables, own, {QUEUE: handle}, "w", pauses=pauses, coroutine_loop=asyncio.get_running_loop())
+    running = WorkerLoop(tables, own, {QUEUE: handle}, "w", pauses=pauses, coroutine_loop=asyncio.get_running_loop())
     async with asyncio.timeout(300):
         return await running.serve(asyncio.Event(), until_idle=True)
 
@@ -66,7 +66,7 @@ async def drain(database: MemoryDatabase, tables: MemoryTables, lease_seconds: f
 @pytest.mark.parametrize("statement", ["items", "buckets", "statics", "queue", "now"])
 def test_a_database_that_does_not_answer_for_a_while_hides_no_items(statement: str) -> None:
     database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
-    tables = Failing(database, statement, Unknown("no answer"), until=3.0)
+    tables = Failing(database, statement, UnknownItemWrite("no answer"), until=3.0)
     assert run_virtually(drain(database, tables)) == {"completed": ITEMS}
     assert tables.failed > 1
 
@@ -79,13 +79,13 @@ def test_a_queue_without_an_answer_does_not_delay_the_others() -> None:
 
         async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
             if name == "silent" and self.silent:
-                raise Unknown("no answer")
+                raise UnknownItemWrite("no answer")
             return await super().queue(name, shards, bucket_seconds)
 
     async def work() -> int:
         await fill(database)
         ended = asyncio.Event()
-        running = Running(
+        running = WorkerLoop(
             Half(database),
             settings().workqueue,
             {"silent": handle, QUEUE: handle},
@@ -119,7 +119,9 @@ def test_a_shard_that_was_just_set_aside_is_not_done(seed: int) -> None:
     class Once(MemoryTables):
         broken = True
 
-        async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
+        async def write(
+            self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
+        ) -> bool:
             if place.shard == 0 and self.broken:
                 self.broken = False
                 await asyncio.sleep(5)

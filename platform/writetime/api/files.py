@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
@@ -73,7 +73,7 @@ def read_commitlog(
 def _one_table(cql: str) -> TableSchema:
     found = parse_schemas(cql)
     if len(found) != 1:
-        raise WritetimeError(f"the schema has {counted(len(found), 'table')}; one was expected")
+        raise WritetimeError(f"the schema has {pluralize(len(found), 'table')}; one was expected")
     return found[0]
 
 

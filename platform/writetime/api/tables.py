@@ -15,7 +15,7 @@ from writetime.lake import views
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import places_of_keys
 from writetime.lookup.matching import keys_table, matching
-from writetime.lookup.reading import Reader
+from writetime.lookup.reading import RowReader
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
@@ -26,7 +26,7 @@ class Table:
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
-        self._reader = Reader(table)
+        self._reader = RowReader(table)
 
     @property
     def name(self) -> str:

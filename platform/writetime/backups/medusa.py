@@ -23,10 +23,10 @@ from typing import Any
 from pyarrow import fs
 
 from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table, schema_of
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.storage.file_errors import Missing
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.folders import Folder
 from writetime.storage.locations import is_needed, parse_name
 
@@ -210,8 +210,8 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
         if named is None or not is_needed(named[1]):
             continue
         if there.get(path) != found["size"]:
-            raise Missing(
-                f"{place.shown_path(path)} does not exist or has not the {counted(found['size'], 'byte')} that the "
+            raise MissingFile(
+                f"{place.shown_path(path)} does not exist or has not the {pluralize(found['size'], 'byte')} that the "
                 f"manifest {place.shown_path(posixpath.join(place.path, backup.manifest))} lists: copy it again, or "
                 "take another backup"
             )

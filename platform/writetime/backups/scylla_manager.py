@@ -28,7 +28,7 @@ from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table
 from writetime.backups.snapshot_folder import time_mark
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.storage.file_errors import Missing
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.folders import Folder
 from writetime.storage.locations import is_needed, parse_name
 
@@ -172,7 +172,7 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
     there = folder.files() if entry.files else {}
     needed = {name for name in entry.files if (named := parse_name(folder.filesystem, name)) and is_needed(named[1])}
     if missing := sorted(needed - there.keys()):
-        raise Missing(
+        raise MissingFile(
             f"{folder.shown_path(posixpath.join(folder.path, missing[0]))} does not exist, and the manifest "
             f"{root.shown_path(posixpath.join(root.path, manifest.path))} lists it: restore it, or take another backup"
         )

@@ -17,7 +17,7 @@ from writetime.backups.backup import BackupFile, NodeBackup
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
-from writetime.storage.file_errors import Missing
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.folders import Folder
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, exists, find_sstables
@@ -51,7 +51,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
     path = posixpath.join(folder.path, "manifest.json")
     try:
         return _manifest(json.loads(folder.read("manifest.json")))
-    except Missing:
+    except MissingFile:
         return None
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as e:
         raise Transient(
@@ -135,7 +135,7 @@ def sstables_in(folder: Folder) -> list[Location]:
     """
     try:
         return list(find_sstables(folder.address))
-    except Missing as e:
+    except MissingFile as e:
         if folder.filesystem.get_file_info(folder.path).type == FileType.NotFound:
             raise
         raise Transient(str(e)) from None

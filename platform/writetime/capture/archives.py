@@ -29,17 +29,17 @@ from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
-from writetime.capture.node_schemas import FixedSchemas, Node, SchemaWatch, Tables
+from writetime.capture.node_schemas import FixedSchemas, Node, NodeTables, SchemaWatch
 from writetime.capture.progress import SegmentProgress
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage, kind_of
 from writetime.files.merging import Runner
-from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.file_errors import MissingFile, StorageError
 from writetime.storage.locations import without_secrets
 from writetime.storage.segment import END, Segment, list_segments
-from writetime.wire.publishing import Refused
+from writetime.wire.publishing import RefusedMessage
 from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _RETRIES = 3
 
 
 @dataclass(frozen=True)
-class Look:
+class SegmentListing:
     """A listed segment: its address, the offset up to which it may be read, whether its `_cdc.idx` marks it as
     complete, and the file's size and modification time (ns).
     """
@@ -66,20 +66,20 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ArchiveListing:
     """The content of folders: the segments that may have unpublished data, and the addresses of all segments. Log files
     that are not known segments, and segments whose `_cdc.idx` cannot be read, are listed with the reason. `unlisted`
     are the folders that cannot be listed.
     """
 
-    looks: list[Look]
+    looks: list[SegmentListing]
     there: set[str]
     faults: dict[str, str]
     unlisted: dict[str, Exception] = field(default_factory=dict)
 
 
 @dataclass
-class Report:
+class ArchiveReport:
     """The result of a run: the addresses of the segments that it read to their ends, the number of mutations, and the
     changes by table.
 
@@ -102,31 +102,31 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Portion:
+class ArchivePortion:
     """The work of a task: segments, each with its progress and the offset up to which it may be read."""
 
     settings: Settings
-    tables: Tables
-    work: Sequence[tuple[Look, SegmentProgress]]
+    tables: NodeTables
+    work: Sequence[tuple[SegmentListing, SegmentProgress]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PortionOutcome:
     """The segments that a task published, the reasons why other segments are not read now, by address, and the error
     that ended the task early, if there was one.
     """
 
-    reached: Sequence[tuple[Look, SegmentProgress]]
+    reached: Sequence[tuple[SegmentListing, SegmentProgress]]
     changes: Counter[str]
     failed: Mapping[str, str]
     error: WritetimeError | None = None
 
 
-def publish_portion(portion: Portion) -> Outcome:
+def publish_portion(portion: ArchivePortion) -> PortionOutcome:
     """Publish some segments, one after the other. The returned progress of each is acknowledged. A fault of one segment
     does not stop the others.
     """
-    reached: list[tuple[Look, SegmentProgress]] = []
+    reached: list[tuple[SegmentListing, SegmentProgress]] = []
     changes: Counter[str] = Counter()
     failed: dict[str, str] = {}
     attempts: Counter[tuple[str, str | None]] = Counter()
@@ -146,16 +146,16 @@ def publish_portion(portion: Portion) -> Outcome:
                 work.popleft()
                 continue
             except Exception as e:
-                if isinstance(e, WritetimeError) and not (isinstance(e, Refused) and e.topic in own):
+                if isinstance(e, WritetimeError) and not (isinstance(e, RefusedMessage) and e.topic in own):
                     raise
                 # After some refusals of a table's topic, its changes are left out.
                 publisher = publisher.after(e)
-                attempt = look.key, e.topic if isinstance(e, Refused) else None
+                attempt = look.key, e.topic if isinstance(e, RefusedMessage) else None
                 attempts[attempt] += 1
                 if attempts[attempt] <= _RETRIES:
                     log.warning("%s: %s; trying again", _shown(look.key), reason_of(e))
                     continue
-                log.error("%s", _shown(look.key), exc_info=not isinstance(e, Refused))
+                log.error("%s", _shown(look.key), exc_info=not isinstance(e, RefusedMessage))
                 progress, counts, fault = replace(before.without(reason_of(e), None), broken=True), Counter[str](), None
             if fault is not None:
                 failed[look.key] = fault
@@ -166,12 +166,12 @@ def publish_portion(portion: Portion) -> Outcome:
     except Exception as e:
         if not isinstance(e, (WritetimeError, OSError)):
             log.exception("a task that publishes segments")
-        return Outcome(reached, changes, failed, kind_of(e)(reason_of(e)))
-    return Outcome(reached, changes, failed)
+        return PortionOutcome(reached, changes, failed, kind_of(e)(reason_of(e)))
+    return PortionOutcome(reached, changes, failed)
 
 
 def _publish_segment(
-    decoder: Decoder, publisher: ChangePublisher, look: Look, before: SegmentProgress
+    decoder: Decoder, publisher: ChangePublisher, look: SegmentListing, before: SegmentProgress
 ) -> tuple[SegmentProgress, Counter[str], str | None]:
     """Publish the new changes of a segment. Return its progress, the number of changes per table, and the reason if the
     rest cannot be read now.
@@ -181,7 +181,7 @@ def _publish_segment(
         for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
             progress = after
             counts.update({schema.full_name: sent.changes.num_rows for schema, _, sent in handed})
-    except Missing as e:
+    except MissingFile as e:
         progress = replace(progress, reason=str(e), lacking=None)
     except (OSError, MemoryError) as e:
         # The changes before the fault count. Otherwise each round would publish them again.
@@ -218,7 +218,7 @@ class Archive:
         self._checkpoint = checkpoint
         self._run = run
         self._tasks = tasks
-        self._announced: Tables | None = None
+        self._announced: NodeTables | None = None
         # Each run reads segments with faults again once, because the reason may be gone.
         self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
         self._index_faults: dict[str, str] = {}
@@ -228,7 +228,7 @@ class Archive:
         self.listed = 0
         # The reasons why segments could not be read at the last attempt.
         self._failed: dict[str, str] = {}
-        self.report = Report()
+        self.report = ArchiveReport()
 
     def drain(self, stop: threading.Event | None = None) -> None:
         """Publish the present data, or a part of it if `stop` is set; `report` has the result.
@@ -261,7 +261,7 @@ class Archive:
             self._checkpoint.save()
         self._report_faults()
 
-    def _look(self) -> Sight:
+    def _look(self) -> ArchiveListing:
         """Return the content of the folders. Record each segment that vanished, and drop the records of old segments
         that are done.
         """
@@ -274,17 +274,17 @@ class Archive:
         self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
         return sight
 
-    def _begin(self, look: Look) -> SegmentProgress | None:
+    def _begin(self, look: SegmentListing) -> SegmentProgress | None:
         """Return the position from which a segment is read; None if it has nothing new."""
         if look.key in self._again:
             self._again.discard(look.key)
             return SegmentProgress(look.segment.name)
         return _begin(look, self._checkpoint.segments.get(look.key))
 
-    def _publish(self, work: Sequence[tuple[Look, SegmentProgress]]) -> None:
+    def _publish(self, work: Sequence[tuple[SegmentListing, SegmentProgress]]) -> None:
         """Publish some segments in tasks, and save their progress."""
         tables = self._schemas.tables
-        portions = [Portion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
+        portions = [ArchivePortion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
         begun = {look.key: progress.mutations for look, progress in work}
         errors = []
         for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
@@ -348,7 +348,7 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict
 
 def publish_segments(
     settings: Settings, paths: Sequence[str], checkpoint: Path, *, run: Runner = map, tasks: int = 1
-) -> Report:
+) -> ArchiveReport:
     """Publish the present data of folders of segments that a checkpoint does not have yet; see `Archive`.
 
     Raises:
@@ -372,7 +372,7 @@ def follow_segments(
     *,
     run: Runner = map,
     tasks: int = 1,
-) -> Report:
+) -> ArchiveReport:
     """Publish the segments in folders, and new ones, until `stop` is set. Each failure is logged, counted in the
     report, and retried. Each round lists the folders, so rounds over many segments are rarer.
 
@@ -380,7 +380,7 @@ def follow_segments(
         WritetimeError: another run has the checkpoint.
     """
     pause = settings.capture.segments_seconds
-    total = Report()
+    total = ArchiveReport()
     waited = _Waited(total.errors)
     with closing(Checkpoint(checkpoint)) as kept:
         while not stop.is_set():
@@ -447,9 +447,9 @@ def _shown(key: str) -> str:
     return f"{without_secrets(folder)}{separator}{name}"
 
 
-def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
+def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> ArchiveListing:
     """List folders, except for segments that are done."""
-    sight = Sight([], set(), {})
+    sight = ArchiveListing([], set(), {})
     for path in paths:
         try:
             found, refused = list_segments(path)
@@ -478,11 +478,11 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
                 continue
             complete = index is not None and index.completed
             until = END if index is None or complete else index.offset
-            sight.looks.append(Look(key, segment, until, complete, (info.size or 0, info.mtime_ns or 0)))
+            sight.looks.append(SegmentListing(key, segment, until, complete, (info.size or 0, info.mtime_ns or 0)))
     return sight
 
 
-def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
+def _begin(look: SegmentListing, known: Archived | None) -> SegmentProgress | None:
     """Return the position from which a segment is read, by its record; None if it has nothing new."""
     from_start = SegmentProgress(look.segment.name)
     if known is None:

@@ -20,13 +20,13 @@ from writetime.clients.schema_registry import SchemaRefused
 from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.delta.buckets import buckets_of, partition_of_bucket
 from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
 from writetime.wire.change_messages import ChangeEncoder, change_avro
-from writetime.wire.publishing import Refused, Sender, ensure_schemas_topic
+from writetime.wire.publishing import RefusedMessage, Sender, ensure_schemas_topic
 from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class ChangePublisher:
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
             if not pc.all(fitting).as_py():
                 refused = (
-                    f"{schema.full_name}: a change has {counted(largest, 'byte')}, and the topic {topic.name} allows "
+                    f"{schema.full_name}: a change has {pluralize(largest, 'byte')}, and the topic {topic.name} allows "
                     f"{topic.max_bytes} per message (max.message.bytes)"
                 )
                 changes, messages = changes.filter(fitting), messages.filter(fitting)
@@ -278,7 +278,7 @@ class ChangePublisher:
 
     def after(self, fault: Exception) -> "ChangePublisher":
         """Return a publisher to continue with after a fault. It knows the topics that Kafka refused."""
-        if isinstance(fault, Refused):
+        if isinstance(fault, RefusedMessage):
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1
             found.reason, found.ask_again = str(fault), time.monotonic() + _ASK_AGAIN_SECONDS
@@ -311,7 +311,7 @@ class ChangePublisher:
                 raise Transient(f"Kafka has not acknowledged the schema of {schema.full_name}, and the program ends")
             with _of_topic(name):
                 if lossy := lossy_faults(self._settings, {name: Keeps.UNREAD}, log):
-                    raise Refused("; ".join(map(str, lossy)), name)
+                    raise RefusedMessage("; ".join(map(str, lossy)), name)
                 partitions = len(partitions_of(self._settings, name))
                 found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
             self._topics[announced] = found
@@ -332,7 +332,9 @@ def _of_table(schema: TableSchema) -> Iterator[None]:
         raise
     except Exception as e:
         log.exception("changes of %s cannot be published", schema.full_name)
-        raise Refused(f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)) from e
+        raise RefusedMessage(
+            f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)
+        ) from e
 
 
 @contextmanager
@@ -340,11 +342,11 @@ def _of_topic(name: str) -> Iterator[None]:
     """Turn a refusal by Kafka or the registry into a refusal of that topic."""
     try:
         yield
-    except (Transient, Refused, SchemaRefused):
+    except (Transient, RefusedMessage, SchemaRefused):
         # The refused message may belong to another topic, if it was handed over earlier.
         raise
     except WritetimeError as e:
-        raise Refused(str(e), name) from None
+        raise RefusedMessage(str(e), name) from None
 
 
 def _encoded(

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from writetime.capture.durable import append_lines, lock_and_read, read_lines, write_lines
 from writetime.capture.progress import SegmentProgress
+from writetime.capture.state_files import append_lines, lock_and_read, read_lines, write_lines
 
 _FILE = "segments.jsonl"
 # The file is not written again for fewer lines than this.

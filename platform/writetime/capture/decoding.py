@@ -14,8 +14,8 @@ from writetime.capture.progress import SegmentProgress
 from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window, valid_index
-from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
-from writetime.storage.segment import END, Place, Segment
+from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, TornTail
+from writetime.storage.segment import END, Segment, SyncMarker
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Decoder:
                 for progress, window in self._windows(segment, until, progress, tolerant=attempt > 1):  # noqa: B020, PLR1704
                     yield progress, window
                 break
-            except (Missing, Transient, OSError, MemoryError):
+            except (MissingFile, Transient, OSError, MemoryError):
                 # The disk or the node failed. The segment itself has no fault.
                 raise
             except Exception as e:
@@ -123,7 +123,7 @@ class Decoder:
         self, segment: Segment, until: int, progress: SegmentProgress, *, tolerant: bool
     ) -> Iterator[tuple[SegmentProgress, Window]]:
         assert self._reader is not None
-        report = SegmentReport(progress.position, Place(*progress.place) if progress.place else None)
+        report = SegmentReport(progress.position, SyncMarker(*progress.place) if progress.place else None)
         read_before = progress.mutations
         for found in self._reader.windows(
             segment, start=progress.position, until=until, report=report, node=self._node_id

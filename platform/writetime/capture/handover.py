@@ -10,10 +10,10 @@ import pyarrow as pa
 from writetime.capture.change_publisher import ChangePublisher, Sent
 from writetime.capture.decoding import Decoder
 from writetime.capture.progress import SegmentProgress
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import count_mutations
-from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.file_errors import MissingFile, StorageError
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
     """
     try:
         found = count_mutations(segment, END)
-    except Missing:
+    except MissingFile:
         log.warning("%s was deleted after it was read to its end; its mutations are not counted again", segment.name)
         found = progress.mutations
     except StorageError as e:
         return str(e)
     if found != progress.mutations:
-        return f"it has {counted(found, 'mutation')}, of which {progress.mutations} were read"
+        return f"it has {pluralize(found, 'mutation')}, of which {progress.mutations} were read"
     # If there is a reason, it names the missing changes already.
     if progress.reason is None and progress.decoded != progress.published:
-        return f"of {counted(progress.decoded, 'change')} that were decoded, {progress.published} were published"
+        return f"of {pluralize(progress.decoded, 'change')} that were decoded, {progress.published} were published"
     return None

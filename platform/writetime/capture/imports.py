@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from writetime.capture.node_schemas import Table
+from writetime.capture.node_schemas import NodeTable
 
 # Between two looks.
 _SECONDS = 0.1
@@ -46,8 +46,8 @@ class Imports:
         self._next = 0.0
 
     def look(
-        self, data_folders: Sequence[str], tables: Sequence[Table], *, always: bool
-    ) -> Iterator[tuple[Table, str]]:
+        self, data_folders: Sequence[str], tables: Sequence[NodeTable], *, always: bool
+    ) -> Iterator[tuple[NodeTable, str]]:
         """Yield tables with the path of an SSTable that was moved into its folder since the last look. Do nothing if
         the last look was just now, unless `always`.
         """

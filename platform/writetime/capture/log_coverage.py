@@ -15,13 +15,13 @@ from pathlib import Path
 from uuid import UUID
 
 from writetime.capture.decoding import Switch
-from writetime.capture.durable import damaged, read_json, write_json
 from writetime.capture.imports import Imports
 from writetime.capture.node_facts import NodeFacts
-from writetime.capture.node_schemas import Node, Table, Tables
+from writetime.capture.node_schemas import Node, NodeTable, NodeTables
 from writetime.capture.progress import NODE_FILE, OPEN
 from writetime.capture.restarts import START_MILLIS, LoggedUntil, lost_writes
-from writetime.capture.segments import Gap
+from writetime.capture.segments import CaptureGap
+from writetime.capture.state_files import damaged, read_json, write_json
 from writetime.capture.unlogged import Unlogged, cdc_off_name
 from writetime.changes.starts import Truncation
 from writetime.core.config import Capture
@@ -73,7 +73,7 @@ class LogCoverage:
         WritetimeError: `node.json` is damaged or missing.
     """
 
-    def __init__(self, capture: Capture, tables: Tables, published_until: int) -> None:
+    def __init__(self, capture: Capture, tables: NodeTables, published_until: int) -> None:
         self._path = capture.state_dir / NODE_FILE
         self._unlogged = Unlogged(capture)
         stored = read_json(self._path)
@@ -115,11 +115,11 @@ class LogCoverage:
         """Return whether there are segments of another start of the node than at the last check."""
         return self._is_good and bool(ids) and max(ids) - self._newest >= START_MILLIS
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[CaptureGap]:
         """Return the gaps that last only until the agent can read what it needs."""
-        return [Gap(reason, OPEN, self._good_at, frozenset([str(i)])) for i, reason in self._unknown.items()]
+        return [CaptureGap(reason, OPEN, self._good_at, frozenset([str(i)])) for i, reason in self._unknown.items()]
 
-    def check(self, facts: NodeFacts, listing: Listing, tables: Tables) -> bool:
+    def check(self, facts: NodeFacts, listing: Listing, tables: NodeTables) -> bool:
         """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
         does.
         """
@@ -254,7 +254,7 @@ class LogCoverage:
 
     # --- files that are no writes -------------------------------------------------------------------------------------
 
-    def note_imports(self, tables: Tables, *, always: bool) -> None:
+    def note_imports(self, tables: NodeTables, *, always: bool) -> None:
         """Record the tables to which SSTables were added. Call this often, and with `always` before a watermark passes
         the present time.
         """
@@ -278,7 +278,9 @@ class LogCoverage:
             self._unlogged.note(_LOADED, fault, self._good_at, time.time_ns() // 1000, None)
             self._loaded_at = facts.loaded_at
 
-    def note_truncations(self, found: Mapping[UUID, Truncation], unreadable: Collection[UUID], tables: Tables) -> None:
+    def note_truncations(
+        self, found: Mapping[UUID, Truncation], unreadable: Collection[UUID], tables: NodeTables
+    ) -> None:
         """Record the tables whose last TRUNCATE the node has undone. It deletes its record of the truncation when it
         restores segments up to an earlier time, and then has the rows from before it again (`CommitLogReplayer`).
         """
@@ -300,7 +302,7 @@ class LogCoverage:
 
     # --- schema changes -----------------------------------------------------------------------------------------------
 
-    def note_durability(self, tables: Tables) -> None:
+    def note_durability(self, tables: NodeTables) -> None:
         """Record which keyspaces with captured tables have `durable_writes = false`."""
         found = {t.keyspace for t in _captured(tables)} & tables.not_durable
         for keyspace in found:
@@ -315,7 +317,7 @@ class LogCoverage:
             self._unlogged.end(_NOT_DURABLE + keyspace)
         self._not_durable = found
 
-    def note_cdc(self, table: Table) -> None:
+    def note_cdc(self, table: NodeTable) -> None:
         """Record that the `cdc` of a table was switched."""
         if table.captured:
             self._unlogged.end(cdc_off_name(table.id))
@@ -329,7 +331,7 @@ class LogCoverage:
             [table.id],
         )
 
-    def note_switches(self, switches: Sequence[Switch], tables: Tables, node: Node) -> None:
+    def note_switches(self, switches: Sequence[Switch], tables: NodeTables, node: Node) -> None:
         """Record the switches off that the commit log has and that no read of the schemas showed, because they were
         switched on again before.
 
@@ -348,7 +350,7 @@ class LogCoverage:
             if concerned:
                 self._note_switch(switch, concerned, back_at)
 
-    def _note_switch(self, switch: Switch, concerned: Sequence[Table], back_at: int) -> None:
+    def _note_switch(self, switch: Switch, concerned: Sequence[NodeTable], back_at: int) -> None:
         if switch.table is None:
             name, what = _NOT_DURABLE + switch.keyspace, f"keyspace {switch.keyspace} had durable_writes = false"
         else:
@@ -357,7 +359,7 @@ class LogCoverage:
         self._unlogged.note(name, fault, switch.at, back_at, [t.id for t in concerned])
 
 
-def _captured(tables: Tables) -> list[Table]:
+def _captured(tables: NodeTables) -> list[NodeTable]:
     return [t for t in tables.by_id.values() if t.captured]
 
 

@@ -22,7 +22,7 @@ from cassandra.connection import Connection
 from cassandra.pool import Host
 
 from writetime.capture.change_publisher import check_publishable
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.state_files import read_json, write_json
 from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.schema.stored import from_json, to_json
@@ -141,7 +141,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Table:
+class NodeTable:
     """A present or past table of the node, and the times (microseconds) at which it was first seen, and first seen with
     `cdc = true` (0 if it never was). `schema` is None if it cannot be read because of a `fault`.
     """
@@ -157,12 +157,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Tables:
+class NodeTables:
     """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views, and
     `not_durable` its keyspaces with `durable_writes = false`.
     """
 
-    by_id: Mapping[UUID, Table]
+    by_id: Mapping[UUID, NodeTable]
     live: frozenset[UUID] = frozenset()
     views: frozenset[UUID] = frozenset()
     not_durable: frozenset[str] = frozenset()
@@ -227,7 +227,7 @@ class Schemas(Protocol):
     """The source of a decoder's schemas."""
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> NodeTables:
         """The tables as of the last `refresh`."""
         ...
 
@@ -240,7 +240,7 @@ class Schemas(Protocol):
 class FixedSchemas:
     """Schemas that were read elsewhere."""
 
-    tables: Tables
+    tables: NodeTables
 
     def refresh(self, *, always: bool = False) -> bool:
         """Return False: the schemas never change."""
@@ -258,7 +258,7 @@ class SchemaWatch:
         self._version: UUID | None = None
         self._history = SchemaHistory()
         self._stored: dict[UUID, list[dict[str, Any]]] = {}
-        self._tables: dict[UUID, Table] = {}
+        self._tables: dict[UUID, NodeTable] = {}
         # The rows that gave the present schemas. A schema change of one table reads the rows of all tables again.
         self._taken: dict[UUID, TableRows] = {}
         for path in sorted(self._folder.glob("*.json")):
@@ -267,9 +267,9 @@ class SchemaWatch:
             except Exception as e:
                 # The schema of an existing table is read from the node. Writes to other tables are set aside.
                 log.error("%s cannot be read, so its schemas are not known: %s", path, reason_of(e))
-        self.tables = Tables(dict(self._tables))
+        self.tables = NodeTables(dict(self._tables))
         # Tables whose `cdc` was switched, until the agent records this.
-        self.switched: list[Table] = []
+        self.switched: list[NodeTable] = []
 
     def refresh(self, *, always: bool = False) -> bool:
         """Read the schemas if the node's schema version has changed; return whether any is new.
@@ -287,7 +287,7 @@ class SchemaWatch:
             self._take(of_table)
         live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
         not_durable = frozenset(row["keyspace_name"] for row in keyspaces if row["durable_writes"] is False)
-        self.tables = Tables(dict(self._tables), live, views, not_durable)
+        self.tables = NodeTables(dict(self._tables), live, views, not_durable)
         self._version = version
         return (before.by_id, before.live) != (self.tables.by_id, live)
 
@@ -314,7 +314,7 @@ class SchemaWatch:
         seen_at, captured_at = (old.seen_at, old.captured_at) if old else (now, 0)
         names = row["keyspace_name"], row["table_name"]
         since = captured_at or (now if captured else 0)
-        table = Table(table_id, *names, captured, schema, fault, seen_at, since)
+        table = NodeTable(table_id, *names, captured, schema, fault, seen_at, since)
         if table != old:
             self._note(table, old)
         if schema is None:
@@ -323,7 +323,7 @@ class SchemaWatch:
         else:
             self._taken[table_id] = rows
 
-    def _note(self, table: Table, old: Table | None) -> None:
+    def _note(self, table: NodeTable, old: NodeTable | None) -> None:
         """Store a table that is new or has changed, and log the effect."""
         # The database's own tables are never dropped, so they need not be kept here.
         if table.schema is not None and not table.keyspace.startswith("system"):
@@ -342,7 +342,7 @@ class SchemaWatch:
                 *(table.keyspace, table.name),
             )
 
-    def _store(self, table: Table, schema: dict[str, Any]) -> None:
+    def _store(self, table: NodeTable, schema: dict[str, Any]) -> None:
         versions = self._stored.setdefault(table.id, [])
         if not versions or versions[-1]["table"] != schema:
             versions.append({"seen_at": datetime.now(UTC).isoformat(), "table": schema})
@@ -359,7 +359,7 @@ class SchemaWatch:
         seen_at = round(datetime.fromisoformat(stored["versions"][0]["seen_at"]).timestamp() * 1_000_000)
         names = schema.keyspace, schema.name
         captured_at = stored.get("captured_at", seen_at if stored["captured"] else 0)
-        self._tables[table_id] = Table(
+        self._tables[table_id] = NodeTable(
             table_id, *names, stored["captured"], schema, seen_at=seen_at, captured_at=captured_at
         )
 

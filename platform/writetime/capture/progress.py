@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from writetime.capture.durable import damaged, lock_and_read, read_json, write_json
+from writetime.capture.state_files import damaged, lock_and_read, read_json, write_json
 from writetime.core.errors import WritetimeError
 
 _FILE = "progress.json"
@@ -77,7 +77,7 @@ class Totals:
     changes_set_aside: int = 0
 
 
-class Progress:
+class AgentProgress:
     """The progress of one node's agent, and the time (microseconds) up to which all writes of the node are published.
     The tables in `covered`, by id, have a later time, because their snapshots have the missing changes. Only one agent
     at a time may use it.

@@ -17,8 +17,8 @@ from pathlib import Path
 from pyarrow import fs
 
 from writetime.capture.node_facts import NodeFacts
-from writetime.capture.node_schemas import Table
-from writetime.storage.file_errors import Missing
+from writetime.capture.node_schemas import NodeTable
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.locations import Location, parse_name
 from writetime.storage.segment import MARKER_BYTES, Segment
 from writetime.storage.statistics import newest_write, read_log_intervals
@@ -47,7 +47,7 @@ class LoggedUntil:
     written: int
 
 
-def lost_writes(facts: NodeFacts, table: Table, came: Mapping[int, Segment], until: LoggedUntil) -> str | None:
+def lost_writes(facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], until: LoggedUntil) -> str | None:
     """Return which writes to a table are in none of the segments that came to `cdc_raw`; None if there are no such
     writes.
 
@@ -65,7 +65,7 @@ def lost_writes(facts: NodeFacts, table: Table, came: Mapping[int, Segment], unt
             for location in _written_after(facts, table, until.time - _CLOCK_ERROR):
                 if (lost := _lost_writes(location, facts, table, came, until)) is not None:
                     return lost
-        except Missing:
+        except MissingFile:
             if attempt == _ATTEMPTS - 1:
                 raise
             continue
@@ -74,7 +74,7 @@ def lost_writes(facts: NodeFacts, table: Table, came: Mapping[int, Segment], unt
 
 
 def _lost_writes(
-    location: Location, facts: NodeFacts, table: Table, came: Mapping[int, Segment], until: LoggedUntil
+    location: Location, facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], until: LoggedUntil
 ) -> str | None:
     found = read_log_intervals(location)
     if found.host_id is not None and str(found.host_id) != facts.host_id:
@@ -105,17 +105,17 @@ def _end_of(segment: int, came: Mapping[int, Segment]) -> int | None:
     return None if end is None else end + MARKER_BYTES
 
 
-def _written_after(facts: NodeFacts, table: Table, after: int) -> Iterator[Location]:
+def _written_after(facts: NodeFacts, table: NodeTable, after: int) -> Iterator[Location]:
     """Yield the complete SSTables of a table that were written after a time (microseconds)."""
     folders = [Path(folder) / table.keyspace for folder in facts.data_folders]
     if not any(folder.parent.is_dir() for folder in folders):
-        raise Missing(f"no folder of data_file_directories ({', '.join(facts.data_folders)}) is on this machine")
+        raise MissingFile(f"no folder of data_file_directories ({', '.join(facts.data_folders)}) is on this machine")
     for folder in folders:
         for path in _statistics(folder / f"{table.name}-{table.id.hex}"):
             try:
                 is_newer = path.stat().st_mtime_ns // 1000 >= after
             except FileNotFoundError:
-                raise Missing(f"{path} does not exist") from None
+                raise MissingFile(f"{path} does not exist") from None
             named = parse_name(fs.LocalFileSystem(), str(path)) if is_newer else None
             if named is not None and named[0].exists("TOC.txt"):
                 yield named[0]

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pyarrow import fs
 
-from writetime.capture.durable import copy_file, lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
+from writetime.capture.state_files import copy_file, lock_segments, read_json, sync_folder, write_json
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError, naming, reason_of
 from writetime.core.outages import is_outage
@@ -31,7 +31,7 @@ _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 
 @dataclass(frozen=True)
-class Gap:
+class CaptureGap:
     """Missing changes, and the reason. All were written before `until`, and found to be missing at `since`
     (microseconds). `tables` are the ids of their tables; None if they may belong to any table.
     """
@@ -97,7 +97,7 @@ class SegmentFolder:
         finally:
             os.close(lock)
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[CaptureGap]:
         """Return the gaps: segments that were set aside, or that vanished.
 
         A gap ends when its segment was put back and published, or when an operator deletes the file with its reason. A
@@ -217,7 +217,7 @@ def readable(
     return found, faults
 
 
-def _gap_of(path: Path) -> Gap | None:
+def _gap_of(path: Path) -> CaptureGap | None:
     """Return the gap that a file describes; None if it was just deleted. A file that cannot be read holds all tables,
     because its gap may belong to any.
     """
@@ -227,12 +227,14 @@ def _gap_of(path: Path) -> Gap | None:
     except Exception as e:
         if is_outage(e):
             raise
-        return Gap(f"{path} cannot be read ({reason_of(e)}): restore it, or delete it to accept the gap", OPEN, 0, None)
+        return CaptureGap(
+            f"{path} cannot be read ({reason_of(e)}): restore it, or delete it to accept the gap", OPEN, 0, None
+        )
 
 
-def _gap(path: Path, reason: dict[str, Any]) -> Gap:
+def _gap(path: Path, reason: dict[str, Any]) -> CaptureGap:
     tables = reason.get("tables")
-    return Gap(
+    return CaptureGap(
         f"{path}: {reason['reason']}",
         reason.get("written_before", OPEN),
         round(datetime.fromisoformat(reason["set_aside_at"]).timestamp() * 1_000_000),

@@ -25,20 +25,20 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.capture.agent_metrics import AgentMetrics, counts_of
 from writetime.capture.change_publisher import ChangePublisher, Unpublishable
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.metrics import AgentMetrics, counts_of
 from writetime.capture.progress import SNAPSHOTS_FILE
-from writetime.capture.taking import Taker
+from writetime.capture.state_files import read_json, write_json
+from writetime.capture.taken_snapshots import Taker
 from writetime.clients.node_snapshots import new_tag
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.storage.batch import Origin
-from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.file_errors import MissingFile, StorageError
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.split import Split
 from writetime.storage.sstable import SSTable
@@ -257,7 +257,7 @@ class Snapshots:
             self._alone.update(ids.values())
             log.warning(
                 "snapshots of %s cannot be taken in one call, so each gets its own: %s",
-                counted(len(ids), "table"),
+                pluralize(len(ids), "table"),
                 fault,
             )
         else:
@@ -274,7 +274,7 @@ class Snapshots:
         try:
             locations = [location for folder in progress.folders for location in find_sstables(folder)]
             if progress.sstables not in (0, len(locations)):
-                raise Missing(f"of {counted(progress.sstables, 'SSTable')}, only {len(locations)} exist")
+                raise MissingFile(f"of {pluralize(progress.sstables, 'SSTable')}, only {len(locations)} exist")
             progress = replace(progress, sstables=len(locations))
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
@@ -287,7 +287,7 @@ class Snapshots:
                     self._keep({table_id: progress})
                 progress = replace(progress, read=progress.read + 1, pieces=0)
                 self._keep({table_id: progress})
-        except Missing as e:
+        except MissingFile as e:
             self._later([table_id], f"{progress.table}: the snapshot {progress.tag} is gone, a new one is taken: {e}")
             self._keep({table_id: SnapshotProgress(progress.table, progress.tag)})
             return
@@ -309,10 +309,12 @@ class Snapshots:
             self._fail(
                 table_id,
                 progress,
-                f"of {counted(progress.changes, 'change')} that were read, {progress.published} were published",
+                f"of {pluralize(progress.changes, 'change')} that were read, {progress.published} were published",
             )
             return
-        log.info("%s: its snapshot of %s is read and published", progress.table, counted(progress.published, "change"))
+        log.info(
+            "%s: its snapshot of %s is read and published", progress.table, pluralize(progress.published, "change")
+        )
         self._keep({table_id: replace(progress, status="published")})
 
     def _origin(self, location: Location, progress: SnapshotProgress) -> Origin:

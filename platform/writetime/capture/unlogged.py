@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from writetime.capture.durable import read_json, write_json
 from writetime.capture.progress import OPEN
 from writetime.capture.segments import aside_folder
+from writetime.capture.state_files import read_json, write_json
 from writetime.core.config import Capture
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
 from writetime.changes.model import udt_fields
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Vector
 from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
@@ -90,7 +90,9 @@ def _encoder(cql_type: CqlType) -> Encoder:
         try:
             return inner(data) if data else None
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({counted(len(data), 'byte')}) is not a valid {cql_type}: {e}") from None
+            raise BadValue(
+                f"{data[:32].hex()} ({pluralize(len(data), 'byte')}) is not a valid {cql_type}: {e}"
+            ) from None
 
     return encode
 

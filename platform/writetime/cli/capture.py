@@ -5,16 +5,16 @@ from pathlib import Path
 
 import click
 
-from writetime.capture import archives, cdc_log
-from writetime.capture.agent import run
+from writetime.capture import archives, scylla_agent
+from writetime.capture.commitlog_agent import run
 from writetime.core import config
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.extras import require
 from writetime.core.instants import parse_instant
 from writetime.core.logs import log_as_json
 from writetime.core.signals import stopped_by_signal
-from writetime.landing.following import Tables
+from writetime.landing.following import LandedTables
 from writetime.landing.forgetting import find_traces
 from writetime.landing.missing_tables import message_of
 from writetime.landing.skipping import MessagePlace, skip
@@ -34,13 +34,13 @@ def agent(*, snapshot_at: str | None) -> None:
     log_as_json()
     settings, stop = config.load(), stopped_by_signal()
     if settings.capture.source == "scylla-cdc":
-        published = cdc_log.run(settings, stop, None if snapshot_at is None else parse_instant(snapshot_at))
+        published = scylla_agent.run(settings, stop, None if snapshot_at is None else parse_instant(snapshot_at))
     elif snapshot_at is not None:
         raise WritetimeError('--snapshot-at is for capture.source = "scylla-cdc"')
     else:
         published = run(settings, stop)
     click.echo(
-        ", ".join(f"{counted(count, 'change')} of {table}" for table, count in sorted(published.items()))
+        ", ".join(f"{pluralize(count, 'change')} of {table}" for table, count in sorted(published.items()))
         or "no changes"
     )
 
@@ -71,19 +71,19 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)
         click.echo(
-            f"{place}: {counted(size, 'byte')} copied to {dead_changes_topic(place.table)}; landing continues after "
+            f"{place}: {pluralize(size, 'byte')} copied to {dead_changes_topic(place.table)}; landing continues after "
             f"it. The watermark of {place.table} stops until a new snapshot is in the lake"
         )
     failed = []
-    for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
+    for table, outcome in LandedTables(settings, tables, accept_gap=accept_gap).land_once():
         if isinstance(outcome, Exception):
             failed.append(table)
             reason = message_of(settings, outcome) if isinstance(outcome, MissingTable) else outcome
             click.echo(f"Error: {table}: {reason}", err=True)
         else:
-            click.echo(f"{counted(outcome, 'change')} of {table}")
+            click.echo(f"{pluralize(outcome, 'change')} of {table}")
     if failed:
-        click.echo(f"{counted(len(failed), 'table')} not landed: {', '.join(failed)}", err=True)
+        click.echo(f"{pluralize(len(failed), 'table')} not landed: {', '.join(failed)}", err=True)
         sys.exit(1)
 
 
@@ -112,12 +112,12 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
         else:
             log_as_json()
             report = archives.follow_segments(settings, paths, kept, stop, run=run, tasks=tasks)
-    changes = ", ".join(f"{counted(count, 'change')} of {table}" for table, count in sorted(report.changes.items()))
+    changes = ", ".join(f"{pluralize(count, 'change')} of {table}" for table, count in sorted(report.changes.items()))
     click.echo(
-        f"{counted(report.segments, 'segment')}, {counted(report.mutations, 'mutation')}: {changes or 'no changes'}"
+        f"{pluralize(report.segments, 'segment')}, {pluralize(report.mutations, 'mutation')}: {changes or 'no changes'}"
     )
     for kind, count in sorted(report.errors.items()):
-        click.echo(f"waited for {counted(count, f'{kind} error')}", err=True)
+        click.echo(f"waited for {pluralize(count, f'{kind} error')}", err=True)
     for key in report.growing:
         click.echo(f"not complete, published up to the offset in its _cdc.idx: {key}", err=True)
     for key, reason in sorted(report.faults.items()):

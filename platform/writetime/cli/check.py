@@ -40,7 +40,7 @@ _ZOOKEEPER_SECONDS = 5
 _LEAST_FREE_BYTES = 1 << 30
 
 
-class Fault(str):
+class CheckFault(str):
     """A line about something that is wrong, with the remedy. Any other line is about something that is fine."""
 
 
@@ -51,7 +51,7 @@ def check() -> None:
     The exit status is 1 if there is a fault. If there is none, one line per check.
     """
     found = list(_all())
-    faults = [(name, line) for name, line in found if isinstance(line, Fault)]
+    faults = [(name, line) for name, line in found if isinstance(line, CheckFault)]
     for name, line in faults or found:
         click.echo(f"{name:<10} {' '.join(line.split())}")
     sys.exit(1 if faults else 0)
@@ -62,35 +62,35 @@ def _all() -> Iterator[tuple[str, str]]:
     try:
         settings = config.load()
     except InvalidSettings as e:
-        yield from (("settings", Fault(fault)) for fault in e.faults)
+        yield from (("settings", CheckFault(fault)) for fault in e.faults)
     except WritetimeError as e:
-        yield "settings", Fault(e)
+        yield "settings", CheckFault(e)
     else:
         yield "settings", f"{config.config_path()} and WRITETIME_* variables are valid"
         for name, lines in _CHECKS.items():
             try:
                 yield from ((name, line) for line in lines(settings))
             except Exception as e:
-                yield name, Fault(reason_of(e))
+                yield name, CheckFault(reason_of(e))
     try:
         yield "java", f"{java()} is Java 17"
     except WritetimeError as e:
         # An agent's machine needs no Java of ours.
         needed = is_installed("pyspark")
-        yield "java", Fault(e) if needed else "is not needed, because Spark is not installed"
+        yield "java", CheckFault(e) if needed else "is not needed, because Spark is not installed"
 
 
 def _secrets(settings: Settings) -> Iterator[str]:
     """Yield the files with secrets that all users can read, and those of TLS that this program cannot read."""
     for path in exposed(config.config_path(), os.environ.get(config.SECRETS_VARIABLE)):
-        yield Fault(f"every user of this machine can read {path}, which has secrets: run `chmod o-r {path}`")
+        yield CheckFault(f"every user of this machine can read {path}, which has secrets: run `chmod o-r {path}`")
     files = {"schema_registry.tls_ca_file": settings.schema_registry.tls_ca_file}
     files |= {f"ingest.{name}": getattr(settings.ingest, name) for name in ("tls_certificate_file", "tls_key_file")}
     for setting, file in files.items():
         try:
             require_readable({setting: file})
         except WritetimeError as e:
-            yield Fault(e)
+            yield CheckFault(e)
     yield "files with secrets and certificates can be read by this program, and not by every user"
 
 
@@ -100,8 +100,8 @@ def _tables(settings: Settings) -> Iterator[str]:
         try:
             of_entry(table)
         except WritetimeError as e:
-            yield Fault(e)
-    yield from (Fault(f"{entry.name} is refused: {entry.reason}") for entry in refused)
+            yield CheckFault(e)
+    yield from (CheckFault(f"{entry.name} is refused: {entry.reason}") for entry in refused)
     yield f"{len(tables)} followed"
 
 
@@ -113,18 +113,18 @@ def _database(settings: Settings) -> Iterator[str]:
         yield f"answers at {', '.join(settings.cassandra.contact_points)}, port {settings.cassandra.port}"
         for table in followed:
             if (masked := masking_fault(session, *table.name.split(".", 1))) is not None:
-                yield Fault(masked)
+                yield CheckFault(masked)
         if settings.capture.source == "commitlog" and captured:
             row = session.execute("SELECT value FROM system_views.settings WHERE name = 'cdc_enabled'").one()
             if row is not None and row.value != "true":
-                yield Fault(
+                yield CheckFault(
                     "cdc_enabled is false: set it to true in cassandra.yaml on each node, and restart the nodes"
                 )
                 return
         for name in captured:
             if not is_captured(session, settings, name):
                 remedy = cdc_statement(settings, name)
-                yield Fault(f"{name} is captured, but the database does not log its changes: {remedy}")
+                yield CheckFault(f"{name} is captured, but the database does not log its changes: {remedy}")
 
 
 def _capture(settings: Settings) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _capture(settings: Settings) -> Iterator[str]:
     share = backlog_of(cdc_raw) / facts.total_bytes if facts.total_bytes else 0.0
     line = f"{cdc_raw} holds {share:.0%} of the node's cdc_total_space"
     if share >= settings.capture.backlog_warning:
-        line = Fault(
+        line = CheckFault(
             f"{line}, and when it is full the node refuses writes, or deletes segments: start `writetime agent` on "
             "this machine; if it runs, `writetime status` shows why it publishes nothing"
         )
@@ -164,11 +164,11 @@ def _kafka(settings: Settings) -> Iterator[str]:
             settings, {topic: of_ingest[topic] for topic in there & of_ingest.keys()}, least_bytes(settings)
         )
         for faults in (found | faults_of(settings, others)).values():
-            yield from map(Fault, [faults] if isinstance(faults, WritetimeError) else faults)
+            yield from map(CheckFault, [faults] if isinstance(faults, WritetimeError) else faults)
         yield f"answers at {brokers}"
         return
     reason = fault_of_connections(settings) or "no answer within a second"
-    yield Fault(
+    yield CheckFault(
         f"no broker answers at {brokers} ({reason}); start the embedded servers with `writetime up`, or set "
         "kafka.bootstrap_servers and kafka.client"
     )
@@ -195,7 +195,7 @@ def _ports(settings: Settings) -> Iterator[str]:
             continue
         for setting, port in server.ports.items():
             if port_answers(port):
-                yield Fault(
+                yield CheckFault(
                     f"{port} of {server.name} belongs to another program: stop it, or change {setting}; if it is your "
                     f"own {server.name}, leave {server.name} out of embedded.servers"
                 )
@@ -213,9 +213,11 @@ def _disk(settings: Settings) -> Iterator[str]:
     for setting, folder in folders.items():
         there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            yield Fault(f"{there} is not a writable folder: correct its permissions, or set {setting}")
+            yield CheckFault(f"{there} is not a writable folder: correct its permissions, or set {setting}")
         elif (free := shutil.disk_usage(there).free) < _LEAST_FREE_BYTES:
-            yield Fault(f"{there} has {free / (1 << 20):,.0f} MiB free: free some, or set {setting} to another disk")
+            yield CheckFault(
+                f"{there} has {free / (1 << 20):,.0f} MiB free: free some, or set {setting} to another disk"
+            )
     yield f"all folders are writable; the lake is at {lake.address}"
 
 

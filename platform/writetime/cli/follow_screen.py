@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.extras import WhenUsed
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.steps import Step
@@ -29,7 +29,7 @@ def shown(tables: Callable[[], Iterable[TablePipeline]]) -> Iterator[None]:
 def as_table(tables: Iterable[TablePipeline]) -> "drawn.Table":
     """Return the lines to show: tables that fail come first, then those that are furthest behind."""
     ordered = sorted(tables, key=lambda table: (not _faults(table), -table.waiting, table.name))
-    found = drawn.Table(caption=f"{counted(len(ordered), 'table')}" if len(ordered) > _SHOWN else None)
+    found = drawn.Table(caption=f"{pluralize(len(ordered), 'table')}" if len(ordered) > _SHOWN else None)
     for name in ("table", "landed", "waiting", "row events", "published", "view", "fault"):
         found.add_column(name, justify="left" if name in ("table", "fault") else "right")
     for table in ordered[:_SHOWN]:

@@ -7,7 +7,7 @@ from writetime.core import config
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.core.signals import stopped_by_signal
-from writetime.ingest import deadletters, sink
+from writetime.ingest import dead_letter_topic, sink
 
 
 @click.command()
@@ -39,7 +39,7 @@ def list_dead_letters() -> None:
     """Print every dead letter: its origin, the reason, and the start of its value."""
     settings = config.load()
     topic = settings.ingest.dead_letter_topic
-    for letter in deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
+    for letter in dead_letter_topic.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
         value = (letter.value or b"")[:80].decode(errors="replace")
         click.echo("\t".join(map(printable, (letter.origin, letter.reason, value))))
 
@@ -48,7 +48,7 @@ def list_dead_letters() -> None:
 def redrive() -> None:
     """Send the dead letters that were not redriven yet back to the topic of events."""
     settings = config.load()
-    done = deadletters.redrive(settings)
+    done = dead_letter_topic.redrive(settings)
     click.echo(f"{done.count} redriven")
     if done.refused:
         click.echo(

@@ -7,7 +7,7 @@ import click
 
 from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.files.row_form import warning
 from writetime.lake import state
@@ -57,13 +57,15 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
     lake_table = create_table(settings, found.schema)
     for node in found.missing_nodes:
         click.echo(f"{node} has no backup, so rows that only this node has are missing: back it up", err=True)
-    click.echo(f"{len(untaken(lake_table, found))} of {counted(len(found.files), 'SSTable')} new", err=True)
+    click.echo(f"{len(untaken(lake_table, found))} of {pluralize(len(found.files), 'SSTable')} new", err=True)
     total = 0
     for bucket, changes in run_backfill(lake_table, found):
         total += changes
-        click.echo(f"bucket {bucket + 1} of {lake_table.buckets}: {counted(changes, 'change')}", err=True)
+        click.echo(f"bucket {bucket + 1} of {lake_table.buckets}: {pluralize(changes, 'change')}", err=True)
     folded = state.fold(lake_table)
-    click.echo(f"{table}: {counted(total, 'change')} added, {counted(folded, 'file')} of changes folded into the state")
+    click.echo(
+        f"{table}: {pluralize(total, 'change')} added, {pluralize(folded, 'file')} of changes folded into the state"
+    )
 
 
 @click.command()
@@ -74,12 +76,12 @@ def maintain(*, table: str) -> None:
     settings = config.load()
     unfit: Counter[str] = Counter()
     done = maintain_table(settings, open_table(settings, table), unfit=unfit)
-    click.echo(f"changes    {counted(done['files_folded'], 'file')} folded into the state")
-    click.echo(f"state      levels folded in {counted(done['buckets_compacted'], 'bucket')}")
-    click.echo(f"tombstones dropped in {counted(done['buckets_without_old_tombstones'], 'bucket')}")
-    click.echo(f"view       {counted(done['rows'], 'row')}")
-    click.echo(f"history    {counted(done['history_files_merged'], 'file')} merged")
+    click.echo(f"changes    {pluralize(done['files_folded'], 'file')} folded into the state")
+    click.echo(f"state      levels folded in {pluralize(done['buckets_compacted'], 'bucket')}")
+    click.echo(f"tombstones dropped in {pluralize(done['buckets_without_old_tombstones'], 'bucket')}")
+    click.echo(f"view       {pluralize(done['rows'], 'row')}")
+    click.echo(f"history    {pluralize(done['history_files_merged'], 'file')} merged")
     click.echo(f"events     {done['row_events_merged']} merged into the rows that they resulted in")
-    click.echo(f"vacuum     {counted(done['files_deleted'], 'file')} deleted")
+    click.echo(f"vacuum     {pluralize(done['files_deleted'], 'file')} deleted")
     if unfit:
         click.echo(warning(table, unfit), err=True)

@@ -15,7 +15,7 @@ import click
 
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
@@ -65,7 +65,7 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
                 f"handler {path} has called sys.exit({e.code!r}): its batch is not done, and the next start repeats "
                 "it; let the handler return, or raise an error"
             ) from None
-        click.echo(f"{counted(count, 'batch')}")
+        click.echo(f"{pluralize(count, 'batch')}")
 
 
 @replay_group.command()
@@ -112,7 +112,7 @@ def check_command(queue: str) -> None:
     """
     found = check(_settings(queue), queue)
     gone = f"; those up to {found.gone} are gone" if found.gone else ""
-    counts = counted(found.batches, "batch"), counted(found.items, "item"), counted(len(found.faults), "fault")
+    counts = pluralize(found.batches, "batch"), pluralize(found.items, "item"), pluralize(len(found.faults), "fault")
     click.echo(", ".join(counts) + gone)
     if found.faults:
         raise WritetimeError("\n".join(found.faults))
@@ -124,7 +124,7 @@ def trim_command(queue: str) -> None:
     """Delete batches that all processors have processed and that are older than the queue's `replay.keep_days`."""
     found = trim(_settings(queue), queue)
     waits = f"; those up to {found.due} are old enough, but processor {found.waits_for} has not processed all of them"
-    gone = f"deleted {counted(found.deleted, 'batch')}; those up to {found.gone} are gone"
+    gone = f"deleted {pluralize(found.deleted, 'batch')}; those up to {found.gone} are gone"
     click.echo(gone + (waits if found.waits_for else ""))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from writetime.cli.text_tables import print_table, shown
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
 from writetime.delta.bucketed_table import Conflict
@@ -23,7 +23,7 @@ from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend, require_stream
 from writetime.row_events.stream_files import events_since
-from writetime.row_events.stream_upkeep import keep_up
+from writetime.row_events.upkeep import keep_up
 from writetime.view.expected_rows import check_of
 from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
@@ -73,10 +73,10 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
     """
     settings = config.load()
     lake_table = open_table(settings, table)
-    click.echo(f"row events {counted(extend(lake_table), 'event')} added")
+    click.echo(f"row events {pluralize(extend(lake_table), 'event')} added")
     if not lake_only:
         count = publish_events(settings, lake_table, new_topic)
-        click.echo(f"topic      {counted(count, 'event')} published to {row_events_topic(table)}")
+        click.echo(f"topic      {pluralize(count, 'event')} published to {row_events_topic(table)}")
     # A conflict is not an error: the next batches try again.
     with suppress(Conflict):
         keep_up(settings, lake_table)
@@ -99,7 +99,7 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     settings = config.load()
     if "changes" in parts:
         lost = repair_log(table_storage(settings, table).folder("changes"))
-        click.echo(f"{'changes':<10} {counted(lost, 'commit')} removed from the log")
+        click.echo(f"{'changes':<10} {pluralize(lost, 'commit')} removed from the log")
     wanted = {*parts} - {"changes"} if parts else {"state", "view"}
     if not wanted:
         return
@@ -112,7 +112,7 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
         if part not in wanted:
             continue
         try:
-            click.echo(f"{part:<10} {counted(make(settings, lake_table), noun)}{rest}")
+            click.echo(f"{part:<10} {pluralize(make(settings, lake_table), noun)}{rest}")
         except (WritetimeError, ModuleNotFoundError) as e:
             # The others come from the state.
             if part == "state":

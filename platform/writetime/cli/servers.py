@@ -13,7 +13,7 @@ from writetime.clients import database
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.delta.storage import lake_storage
-from writetime.ingest.deadletters import status_lines as ingest_lines
+from writetime.ingest.dead_letter_topic import status_lines as ingest_lines
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.workqueue.inspect import status_lines as queue_lines
 

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from writetime.capture.agent_metrics import read_status
+from writetime.capture.metrics import read_status
 from writetime.cli.screen import Entries, fit
 from writetime.clients.kafka import answers, topic_names
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.instants import instant_text
 from writetime.scylla_cdc.findings import finding_lines
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, WatermarkTopic, statuses
@@ -78,13 +78,13 @@ def _parts(found: Mapping[str, Any], *, everything: bool) -> Iterator[str | Entr
 def _snapshot_line(table: str, snapshot: Mapping[str, Any]) -> str:
     return (
         f"  snapshot {table}: {snapshot['status']}, {snapshot['sstables_read']} of "
-        f"{counted(snapshot['sstables'], 'SSTable')}, {counted(snapshot['changes'], 'change', ',')}"
+        f"{pluralize(snapshot['sstables'], 'SSTable')}, {pluralize(snapshot['changes'], 'change', ',')}"
     )
 
 
 def _change_line(table: str, kinds: Mapping[str, int]) -> str:
     return f"  {table}: " + ", ".join(
-        counted(count, _NOUNS.get(kind, kind), ",") for kind, count in sorted(kinds.items())
+        pluralize(count, _NOUNS.get(kind, kind), ",") for kind, count in sorted(kinds.items())
     )
 
 
@@ -95,7 +95,7 @@ def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) ->
     failing.sort(key=lambda item: item[1].status != "set aside")
     counts = {status: sum(r.status == status for r in reports.values()) for status in ("set aside", "waiting")}
     yield (
-        f"landing    {counted(len(reports), 'table')}: {counts['set aside']} set aside, {counts['waiting']} waiting; "
+        f"landing    {pluralize(len(reports), 'table')}: {counts['set aside']} set aside, {counts['waiting']} waiting; "
         f"last report {_ago(max(report.at for report in reports.values()))}"
     )
     yield Entries([_report_lines(table, report, everything=everything) for table, report in failing])
@@ -110,18 +110,18 @@ def _fails(report: LandingReport) -> bool:
 
 def _report_lines(table: str, report: LandingReport, *, everything: bool) -> list[str]:
     if report.fault is None:
-        lines = [f"  {table}: {counted(report.changes, 'change', ',')}, {_ago(report.at)}"]
+        lines = [f"  {table}: {pluralize(report.changes, 'change', ',')}, {_ago(report.at)}"]
     else:
         since = instant_text(round(report.since * 1e6))
         # Whole, because the remedy is at its end.
-        lines = [f"  {table}: {report.status} since {since}, {counted(report.attempts, 'attempt')}: {report.fault}"]
+        lines = [f"  {table}: {report.status} since {since}, {pluralize(report.attempts, 'attempt')}: {report.fault}"]
     for name, step in report.steps.items():
         behind = f", behind since {instant_text(round(step.behind_since * 1e6))}" if step.behind_since else ""
         if step.fault is not None:
             lines.append(f"    {name} fails{behind}: {step.fault}")
         elif everything:
             last = f", the last {step.batch:,} in {step.delay * 1000:,.0f} ms" if step.batch else ""
-            lines.append(f"    {name}: {counted(step.rows, 'row', ',')}{last}{behind}")
+            lines.append(f"    {name}: {pluralize(step.rows, 'row', ',')}{last}{behind}")
     return lines
 
 
@@ -130,17 +130,17 @@ def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
     limit = lag["backlog_limit_bytes"]
     share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
     yield (
-        f"  lag      {counted(lag['lag_bytes'], 'byte', ',')}, {counted(lag['lag_segments'], 'segment')}, "
+        f"  lag      {pluralize(lag['lag_bytes'], 'byte', ',')}, {pluralize(lag['lag_segments'], 'segment')}, "
         f"{lag['lag_seconds']:.1f} s, the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
     )
-    yield f"  backlog  {counted(lag['backlog_bytes'], 'byte', ',')}{share}"
+    yield f"  backlog  {pluralize(lag['backlog_bytes'], 'byte', ',')}{share}"
     segments = (
         f"  segments {totals['segments']:,} done, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
     )
     if totals["mutations_set_aside"] or totals["changes_set_aside"]:
-        mutations = counted(totals["mutations_set_aside"], "mutation", ",")
-        segments += f"; {mutations}, {counted(totals['changes_set_aside'], 'change', ',')} set aside"
+        mutations = pluralize(totals["mutations_set_aside"], "mutation", ",")
+        segments += f"; {mutations}, {pluralize(totals['changes_set_aside'], 'change', ',')} set aside"
     yield segments
     if until := found["published_until"]:
         yield f"  all writes are published up to {instant_text(until)}, {_ago(until / 1e6)}"

@@ -14,7 +14,7 @@ import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
 from writetime.changes.model import KINDS, change_schema, field_name
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, naming
 from writetime.core.printing import json_line
 from writetime.schema.cql import parse_schemas
@@ -24,7 +24,7 @@ from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import find_sstables
 from writetime.storage.segment import find_segments, trusted
-from writetime.storage.sstable import OnCorrupt, Report, SSTable
+from writetime.storage.sstable import OnCorrupt, ScanReport, SSTable
 
 # pyarrow creates these functions when it is loaded, so a type checker does not know them.
 pc: Any = _compute
@@ -61,7 +61,7 @@ def sstable(
     locations = list(find_sstables(path))
     schema = _one(parse_schemas(schema_file.read_text())) if schema_file else infer_schema(locations)
     wanted = chosen_fields(fields, [schema])
-    report = Report()
+    report = ScanReport()
 
     def batches() -> Batches:
         for location in locations:
@@ -116,14 +116,15 @@ def commitlog(
         hiding = report.hiding[table]
         lost = f"; {hiding} of them write to requested tables after that, and these changes are lost" if hiding else ""
         click.echo(
-            f"{counted(count, 'mutation')} not read from the write to table {table} on: its schema is not known{lost}",
+            f"{pluralize(count, 'mutation')} not read from the write to table {table} on: its schema is not known"
+            f"{lost}",
             err=True,
         )
 
 
 def _one(schemas: list[TableSchema]) -> TableSchema:
     if len(schemas) != 1:
-        raise WritetimeError(f"the schema holds {counted(len(schemas), 'table')}; one was expected")
+        raise WritetimeError(f"the schema holds {pluralize(len(schemas), 'table')}; one was expected")
     return schemas[0]
 
 

@@ -9,10 +9,10 @@ import orjson
 
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.instants import instant_text
 from writetime.lake.table import open_table
-from writetime.verify.clusters import Progress, verify_clusters
+from writetime.verify.clusters import ClusterProgress, verify_clusters
 from writetime.verify.comparison import verify as compare
 
 _CAUSE = (
@@ -51,8 +51,8 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     report = compare(settings, open_table(settings, table), wait)
     _print(report.differences)
     lake, database = (sum(getattr(r, side) for r in report.ranges) for side in ("lake_rows", "database_rows"))
-    ranges = counted(len(report.ranges), "token range")
-    read = f"{table}: {ranges}, {counted(database, 'row')} in the database and {lake} in the lake"
+    ranges = pluralize(len(report.ranges), "token range")
+    read = f"{table}: {ranges}, {pluralize(database, 'row')} in the database and {lake} in the lake"
     click.echo(summary(read, abs(database - lake), report.differing, report.lagging, report.unsettled), err=True)
     if report.differing:
         click.echo(f"{table}: {_CAUSE}", err=True)
@@ -60,7 +60,7 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
         _print(report.view.differences)
         fault = f": {report.view.fault}" if report.view.fault else ""
         at = instant_text(report.view.as_of)
-        click.echo(f"{table}: the compacted view has {counted(report.view.rows, 'row')}, as of {at}{fault}", err=True)
+        click.echo(f"{table}: the compacted view has {pluralize(report.view.rows, 'row')}, as of {at}{fault}", err=True)
     for reason in report.held:
         click.echo(f"{table}: writes may be missing in the lake, so its watermark does not advance: {reason}", err=True)
     for reason in report.stopped:
@@ -72,16 +72,18 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
     """Compare the database with another cluster, and print the progress; return whether the two are equal."""
     shown = time.monotonic()
 
-    def show(progress: Progress) -> None:
+    def show(progress: ClusterProgress) -> None:
         nonlocal shown
         if time.monotonic() - shown >= PROGRESS_SECONDS:
             shown = time.monotonic()
-            rows = f"{counted(progress.database_rows, 'row')} in the database and {progress.against_rows} in {against}"
+            rows = (
+                f"{pluralize(progress.database_rows, 'row')} in the database and {progress.against_rows} in {against}"
+            )
             click.echo(f"{table}: {progress.share:.0%} of the tokens, {rows}", err=True)
 
     report = verify_clusters(settings, against, table, wait, show)
     _print(report.differences)
-    ranges, rows = counted(report.ranges, "token range"), counted(report.database_rows, "row")
+    ranges, rows = pluralize(report.ranges, "token range"), pluralize(report.database_rows, "row")
     read = f"{table}: {ranges}, {rows} in the database and {report.against_rows} in {against}"
     apart = abs(report.database_rows - report.against_rows)
     click.echo(summary(read, apart, report.differing, report.lagging, report.unsettled), err=True)
@@ -105,5 +107,5 @@ def summary(read: str, apart: int, differing: int, lagging: int, unsettled: int)
     """
     # Otherwise the numbers seem to contradict each other.
     first = " at the first read; at the last" if apart > differing + lagging and not unsettled else ""
-    more = f"; not read again: {counted(unsettled, 'more partition')}" if unsettled else ""
+    more = f"; not read again: {pluralize(unsettled, 'more partition')}" if unsettled else ""
     return f"{read}{first}: {differing} differ, {lagging} more lag behind{more}"

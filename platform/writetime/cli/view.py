@@ -16,13 +16,13 @@ from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.core.printing import json_lines, json_value
 from writetime.core.waiting import wait_until
-from writetime.files.key_ranges import Places, TokenRange
+from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.files.row_form import warning
 from writetime.lake import views
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
 from writetime.lookup.conditions import TOKEN, conditions_of, database, with_token_column
 from writetime.lookup.keys import ALL_TOKENS, label, places_of_condition
-from writetime.lookup.reading import Reader, Rows
+from writetime.lookup.reading import FoundRows, RowReader
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import TableSchema
 
@@ -94,13 +94,13 @@ def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter
             raise WritetimeError(f"--where {where!r}: token() works for the present rows only: omit --as-of")
         yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
         return
-    reader = Reader(table)
+    reader = RowReader(table)
     schema = reader.schema
     key = _key(schema)
     found = places_of_condition(conditions_of(where, key), schema)
     if found is None and _uses_token(where, schema):
         found = ALL_TOKENS
-    if isinstance(found, Places):
+    if isinstance(found, KeyRanges):
         yield _filtered(reader.at(found, unfit), where, key)
     elif isinstance(found, TokenRange):
         yield from (_filtered(rows, where, key) for rows in reader.between(found, unfit))
@@ -116,7 +116,7 @@ def _uses_token(where: str, schema: TableSchema) -> bool:
     return with_token_column(where, _key(schema), TOKEN) is not None
 
 
-def _filtered(rows: Rows, where: str, partition_key: list[str]) -> pa.Table:
+def _filtered(rows: FoundRows, where: str, partition_key: list[str]) -> pa.Table:
     taken = TakenNames(rows.values.column_names)
     token = next(name for name in candidates("writetime_token") if name not in taken)
     replaced = with_token_column(where, partition_key, token)

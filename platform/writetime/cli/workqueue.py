@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from writetime.core import config
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.json_texts import from_json
@@ -19,8 +19,8 @@ from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import looking
 from writetime.workqueue.items import instant
+from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.worker import Worker
-from writetime.workqueue.worker_metrics import WorkerMetrics
 
 
 @click.command()
@@ -31,7 +31,7 @@ def work(*, names: tuple[str, ...], paths: tuple[str, ...], until_idle: bool) ->
     """Run a handler for the items of a queue until SIGTERM or Ctrl-C. It ends gracefully."""
     if len(names) != len(paths):
         raise WritetimeError(
-            f"{counted(len(names), 'queue')} and {counted(len(paths), 'handler')}; name one handler for each queue"
+            f"{pluralize(len(names), 'queue')} and {pluralize(len(paths), 'handler')}; name one handler for each queue"
         )
     settings = config.load()
     handlers = {name: load_handler(path) for name, path in zip(names, paths, strict=True)}
@@ -66,7 +66,7 @@ def inspect_command(queue: str | None, letters: bool) -> None:
                 redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
                 click.echo(
                     f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t"
-                    f"{counted(letter.attempts, 'attempt')}\t"
+                    f"{pluralize(letter.attempts, 'attempt')}\t"
                     f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
                 )
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource
 from writetime.clients.kafka import DAY_MS, TIMEOUT_SECONDS, answer_of, ask_cluster, fault_of, majority
 from writetime.clients.kafka_errors import ASK_AGAIN, NO_ANSWER
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 
 # The least retention of messages that a program still has to read: an outage at night must not cost messages.
@@ -156,7 +156,7 @@ def _deletions(topic: _Described, keeps: Keeps) -> Iterator[tuple[str, str, str,
 def _copies(topic: _Described) -> Iterator[tuple[str, str, str, bool]]:
     wanted, least = int(topic.values["min.insync.replicas"]), majority(topic.replicas)
     if wanted > topic.replicas:
-        effect = f"Kafka accepts no message, as the topic has {counted(topic.replicas, 'replica')}"
+        effect = f"Kafka accepts no message, as the topic has {pluralize(topic.replicas, 'replica')}"
         yield "min.insync.replicas", f"at most {least}", effect, True
     elif wanted < least:
         effect = f"a message is acknowledged that only {wanted} of {topic.replicas} replicas have"

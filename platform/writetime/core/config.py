@@ -205,7 +205,7 @@ class Lake(_Section):
     )
 
 
-class Table(_Section):
+class TableEntry(_Section):
     """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.lake.followed_tables`."""
 
     description: str | None = Field(default=None, description="The meaning of its rows.")

@@ -1,7 +1,7 @@
 """Counts with their nouns, in messages, logs and output."""
 
 
-def counted(count: int, noun: str, form: str = "") -> str:
+def pluralize(count: int, noun: str, form: str = "") -> str:
     """Return a count with its noun: `1 row`, `2 rows`.
 
     Args:

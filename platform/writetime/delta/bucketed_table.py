@@ -32,7 +32,7 @@ from writetime.delta.log_repair import fault_in_log, require_sound_log
 from writetime.delta.parquet import PARTITION, Unreadable, WrittenFile, remedy_of
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import clock_fault
-from writetime.delta.versions import BUCKETS, CommitId, DataFile, Opened, TableVersion
+from writetime.delta.versions import BUCKETS, CommitId, DataFile, DeltaSnapshot, TableVersion
 
 if TYPE_CHECKING:
     import deltalake
@@ -163,7 +163,7 @@ class BucketedTable:
             return self._newest(is_kept=self._is_kept())
         if version in self._recent and self._is_kept():
             return self._recent[version]
-        found = TableVersion(Opened(self._open_at(version)), self._open_at)
+        found = TableVersion(DeltaSnapshot(self._open_at(version)), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
         found.digest = self._digest(version)
         return found
@@ -222,7 +222,7 @@ class BucketedTable:
     def _open(self) -> TableVersion:
         require_sound_log(self.storage)
         try:
-            found = TableVersion(Opened(self._open_at(None)), self._open_at)
+            found = TableVersion(DeltaSnapshot(self._open_at(None)), self._open_at)
         except Transient:
             raise
         except WritetimeError as e:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
@@ -39,7 +39,7 @@ _KEPT = 256
 
 
 @dataclass(frozen=True)
-class Vector:
+class DeletionVector:
     """The place of a deletion vector. `kind` is `u` for a file of the table, `i` if `place` is the vector itself."""
 
     kind: str
@@ -49,7 +49,7 @@ class Vector:
     count: int
 
     @classmethod
-    def of_action(cls, action: Mapping[str, Any] | None) -> "Vector | None":
+    def of_action(cls, action: Mapping[str, Any] | None) -> "DeletionVector | None":
         """Return the vector that an action of the log names, if any."""
         if action is None:
             return None
@@ -78,12 +78,12 @@ class _Kept:
     """The vectors that a process used last, because each batch adds to those of the previous batch."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[str, Vector], pyroaring.BitMap] = OrderedDict()
+        self._found: OrderedDict[tuple[str, DeletionVector], pyroaring.BitMap] = OrderedDict()
 
-    def find(self, storage: Storage, vector: Vector) -> "pyroaring.BitMap | None":
+    def find(self, storage: Storage, vector: DeletionVector) -> "pyroaring.BitMap | None":
         return self._found.get((storage.address, vector))
 
-    def keep(self, storage: Storage, vector: Vector, rows: "pyroaring.BitMap") -> None:
+    def keep(self, storage: Storage, vector: DeletionVector, rows: "pyroaring.BitMap") -> None:
         self._found[storage.address, vector] = rows
         if len(self._found) > _KEPT:
             self._found.popitem(last=False)
@@ -92,7 +92,7 @@ class _Kept:
 _kept = _Kept()
 
 
-def read_vector(storage: Storage, vector: Vector | None) -> "pyroaring.BitMap":
+def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.BitMap":
     """Return the rows that no longer count; none if there is no vector. Do not change the result.
 
     Raises:
@@ -110,14 +110,14 @@ def read_vector(storage: Storage, vector: Vector | None) -> "pyroaring.BitMap":
         ) from e
     if len(rows) != vector.count:
         raise WritetimeError(
-            f"{storage.address}: the deletion vector {vector.place} has {counted(len(rows), 'row')}, and not "
+            f"{storage.address}: the deletion vector {vector.place} has {pluralize(len(rows), 'row')}, and not "
             f"{vector.count}"
         )
     _kept.keep(storage, vector, rows)
     return rows
 
 
-def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> dict[str, Vector]:
+def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> dict[str, DeletionVector]:
     """Write the vectors of several files as one file; return each by the path of its file."""
     if not rows:
         return {}
@@ -127,7 +127,7 @@ def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> d
     for path, marked in rows.items():
         data = _HEAD.pack(_MAGIC, 1, 0) + marked.serialize()
         parts += [_LENGTH.pack(len(data)), data, _LENGTH.pack(zlib.crc32(data))]
-        written[path] = Vector("u", place, offset, len(data), len(marked))
+        written[path] = DeletionVector("u", place, offset, len(data), len(marked))
         offset += len(data) + 2 * _LENGTH.size
     with storage.writing(_name(unique)) as sink:
         sink.write(b"".join(parts))
@@ -141,7 +141,7 @@ def _name(unique: uuid.UUID) -> str:
     return f"deletion_vector_{unique}.bin"
 
 
-def _data(storage: Storage, vector: Vector) -> bytes:
+def _data(storage: Storage, vector: DeletionVector) -> bytes:
     if vector.kind == "i":
         return base64.b85decode(vector.place.encode().translate(_FROM_Z85))[: vector.size]
     if (path := vector.path) is None:

@@ -15,7 +15,7 @@ from writetime.delta import commits
 from writetime.delta.bucketed_table import ATTEMPTS, FORGET_REMOVED, VECTORS, BucketedTable, Conflict
 from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.commits import Action
-from writetime.delta.deletion_vectors import Vector
+from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.parquet import WrittenFile
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile, TableVersion, file_of
@@ -32,7 +32,7 @@ class LiveFile:
     """A file, and its rows that no longer count; `file.rows` is the number of all rows."""
 
     file: DataFile
-    vector: Vector | None
+    vector: DeletionVector | None
 
     @property
     def marked(self) -> int:
@@ -61,12 +61,12 @@ class LiveVersion:
 
 
 @dataclass(frozen=True)
-class Change:
+class ViewCommit:
     """The effect of a commit: files that leave, files that come, and the new vectors of others."""
 
     remove: Sequence[LiveFile] = ()
     add: Sequence[WrittenFile] = ()
-    mark: Sequence[tuple[LiveFile, Vector]] = ()
+    mark: Sequence[tuple[LiveFile, DeletionVector]] = ()
 
 
 class LiveFiles:
@@ -96,7 +96,7 @@ class LiveFiles:
     def commit(
         self,
         before: LiveVersion,
-        change: Change,
+        change: ViewCommit,
         numbers: Mapping[str, int],
         info: Mapping[str, object],
         *,
@@ -144,7 +144,7 @@ class LiveFiles:
             self._at += 1
         return True
 
-    def removed(self) -> list[tuple[str, Vector | None, int]]:
+    def removed(self) -> list[tuple[str, DeletionVector | None, int]]:
         """Return the files that the log still lists as removed, each with its vector and the time (milliseconds). They
         include files that got another vector.
         """
@@ -154,7 +154,9 @@ class LiveFiles:
             if commit := commits.read_commit(self._storage, version):
                 found = commits.actions_of(self._storage, version, commit)
                 actions += [each["remove"] for each in found if "remove" in each]
-        return [(a["path"], Vector.of_action(a.get("deletionVector")), a["deletionTimestamp"] or 0) for a in actions]
+        return [
+            (a["path"], DeletionVector.of_action(a.get("deletionVector")), a["deletionTimestamp"] or 0) for a in actions
+        ]
 
     def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:
         """Return the last checkpoint up to a version, and the files in it; -1 if there is none."""
@@ -179,7 +181,7 @@ def _apply(files: dict[str, LiveFile], actions: list[Action]) -> None:
             added.append(action["add"])
     for add in added:
         file = file_of(add)
-        files[file.path] = LiveFile(file, Vector.of_action(add.get("deletionVector")))
+        files[file.path] = LiveFile(file, DeletionVector.of_action(add.get("deletionVector")))
 
 
 def _head(storage: Storage, now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[Action]:
@@ -214,7 +216,7 @@ def _protocol(reader: Sequence[str], writer: Sequence[str], *, vectors: bool) ->
     return {**readers, "minWriterVersion": 7, "writerFeatures": sorted(writes)}
 
 
-def _actions(storage: Storage, change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:
+def _actions(storage: Storage, change: ViewCommit, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:
     found = commits.numbers(storage, numbers)
     for each in (*change.remove, *(each for each, _ in change.mark)):
         file = each.file
@@ -231,14 +233,14 @@ def _actions(storage: Storage, change: Change, numbers: Mapping[str, int], *, da
     return found
 
 
-def _after(files: Mapping[str, LiveFile], change: Change) -> dict[str, Vector | None]:
+def _after(files: Mapping[str, LiveFile], change: ViewCommit) -> dict[str, DeletionVector | None]:
     """Return the vectors of the live files after a change, by their paths."""
     removed = {each.file.path for each in change.remove}
     found = {path: each.vector for path, each in files.items() if path not in removed}
     return found | {file.path: None for file in change.add} | {each.file.path: vector for each, vector in change.mark}
 
 
-def _digest(vectors: Mapping[str, Vector | None]) -> int:
+def _digest(vectors: Mapping[str, DeletionVector | None]) -> int:
     """Return a number that identifies live files with their vectors. Delta stores numbers of 63 bits."""
     named = sorted(
         (path, vector.place if vector else "", vector.offset if vector else 0) for path, vector in vectors.items()
@@ -246,9 +248,9 @@ def _digest(vectors: Mapping[str, Vector | None]) -> int:
     return int.from_bytes(hashlib.sha256(repr(named).encode()).digest()[:8]) >> 1
 
 
-def _statistics(rows: int, vector: Vector | None) -> Mapping[str, object]:
+def _statistics(rows: int, vector: DeletionVector | None) -> Mapping[str, object]:
     return {"numRecords": rows, "tightBounds": vector is None}
 
 
-def _named(vector: Vector | None) -> Action:
+def _named(vector: DeletionVector | None) -> Action:
     return {"deletionVector": vector.action} if vector else {}

@@ -49,7 +49,7 @@ class Unreadable(WritetimeError):
     """A file of the lake that is damaged."""
 
 
-class Missing(Unreadable, FileNotFoundError):
+class MissingLakeFile(Unreadable, FileNotFoundError):
     """A file of the lake that does not exist. Another program may have replaced it."""
 
 
@@ -77,10 +77,10 @@ class Layout:
     row_group_bytes: int = 16 << 20
 
 
-KEPT = Layout(1 << 16, "zstd")
+COLD_LAYOUT = Layout(1 << 16, "zstd")
 """For data that is kept long and seldom read."""
 
-READ_SOON = Layout(1 << 16, "lz4")
+HOT_LAYOUT = Layout(1 << 16, "lz4")
 """For changes and states, which are read completely, a few times, before they are merged with more. The files are
 larger; both writing and reading take less CPU.
 """
@@ -104,7 +104,7 @@ def write_file(
     tokens: pa.ChunkedArray | None,
     prefix: str = "",
     *,
-    layout: Layout = KEPT,
+    layout: Layout = COLD_LAYOUT,
 ) -> WrittenFile:
     """Write rows of one bucket as one file. `tokens` are the tokens of the rows, if the file has them as a column.
 
@@ -139,7 +139,7 @@ def write_file(
 
 
 def write_rows(
-    storage: Storage, table: pa.Table, bucket: int, buckets: int, prefix: str = "", *, layout: Layout = KEPT
+    storage: Storage, table: pa.Table, bucket: int, buckets: int, prefix: str = "", *, layout: Layout = COLD_LAYOUT
 ) -> list[WrittenFile]:
     """Write rows with tokens. Rows of one bucket become one file. Rows of all buckets (`ALL`) become one file if they
     are few, or else one per bucket.
@@ -275,7 +275,7 @@ def reading(storage: Storage, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise Missing(fault_of(storage, path, "does not exist")) from None
+        raise MissingLakeFile(fault_of(storage, path, "does not exist")) from None
     except (pa.ArrowInvalid, OSError) as e:
         # The error of a damaged page has no number. Those of disks and networks have one, or name it.
         if isinstance(e, OSError) and (e.errno is not None or is_outage(e)):

@@ -55,7 +55,7 @@ class DataFile:
 
 
 @dataclass
-class Opened:
+class DeltaSnapshot:
     """A version that delta-rs has opened. Later versions share its schema and properties, until these change."""
 
     table: "deltalake.DeltaTable"
@@ -105,7 +105,7 @@ class TableVersion:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: DeltaSnapshot,
         open_at: "Callable[[int], deltalake.DeltaTable]",
         since: "tuple[int, Mapping[str, DataFile], Mapping[str, int]] | None" = None,
     ) -> None:

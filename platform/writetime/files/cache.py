@@ -24,9 +24,9 @@ from writetime.core.private_folders import restrict_home
 from writetime.delta.parquet import open_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
-from writetime.files.decoded import Damaged, Decoded, decode, read, write
+from writetime.files.decoded import DamagedDecodedFile, Decoded, decode, read, write
 from writetime.files.expiries import expiry_bounds
-from writetime.files.key_ranges import Places
+from writetime.files.key_ranges import KeyRanges
 
 # The most bytes of a decoded file per byte of Parquet. It bounds the space to free.
 _GROWTH = 3
@@ -82,7 +82,7 @@ class OpenFiles:
 open_files = OpenFiles()
 
 
-class Bounds:
+class ExpiryBounds:
     """The seconds between which the data of files expires (`expiry_bounds`), as this process has read them from the
     files' footers. It forgets the longest unused files if there are more than `most_files`.
     """
@@ -111,7 +111,7 @@ class Bounds:
             self._bounds.clear()
 
 
-bounds = Bounds()
+bounds = ExpiryBounds()
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Cache:
         """Return the rows of a file of the lake with tokens from a first one to a last one, in order."""
         return self._read(storage, file, lambda decoded: decoded.between(first, last))
 
-    def rows(self, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
+    def rows(self, storage: Storage, file: DataFile, places: KeyRanges) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake that a merge at these places needs, in order. Without a place, the file
         is not opened.
         """
@@ -143,17 +143,17 @@ class Cache:
             return []
         return self._read(storage, file, lambda decoded: decoded.rows(places))
 
-    def numbers(self, storage: Storage, file: DataFile, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+    def numbers(self, storage: Storage, file: DataFile, places: KeyRanges) -> list[tuple[np.ndarray, pa.RecordBatch]]:
         """Return the result of `rows`, with the index in the file of each row."""
         return self._read(storage, file, lambda decoded: decoded.numbers(places))
 
-    def count(self, storage: Storage, file: DataFile, places: Places) -> int:
+    def count(self, storage: Storage, file: DataFile, places: KeyRanges) -> int:
         """Return the number of the rows that `rows` returns."""
         if not len(places.tokens):
             return 0
         return self._read(storage, file, lambda decoded: decoded.count(places))
 
-    def narrowed(self, storage: Storage, file: DataFile, places: Places, count: int) -> Places:
+    def narrowed(self, storage: Storage, file: DataFile, places: KeyRanges, count: int) -> KeyRanges:
         """Return whole partitions, narrowed like those of `Decoded.narrowed`."""
         return self._read(storage, file, lambda decoded: decoded.narrowed(places, count))
 
@@ -194,7 +194,7 @@ class Cache:
         decoded = self._open(path, storage, file)
         try:
             return read_from(decoded)
-        except Damaged:
+        except DamagedDecodedFile:
             open_files.close(path)
             Path(path).unlink(missing_ok=True)
             return read_from(self._open(path, storage, file))
@@ -216,7 +216,7 @@ class Cache:
             if keep:
                 try:
                     return self._made(path, source, file)
-                except (OSError, Damaged) as e:
+                except (OSError, DamagedDecodedFile) as e:
                     _log.warning("%s cannot keep %s: %r", self.folder, file.path, e)
             return decode(source)
 
@@ -267,7 +267,7 @@ def _path_of(folder: Path, address: str, path: str) -> str:
 def _kept(path: Path, size: int) -> Decoded | None:
     try:
         found = read(path, size)
-    except (OSError, Damaged):
+    except (OSError, DamagedDecodedFile):
         return None
     # This time is the order of deletion. It cannot be set in a read-only folder.
     with suppress(OSError):

@@ -34,7 +34,7 @@ from writetime.core.arrow import take_rows
 from writetime.core.errors import naming
 from writetime.delta.parquet import PLACE, sizes_of_groups
 from writetime.files.expiries import Expiries, expiries_of, joined
-from writetime.files.key_ranges import Places, Searched
+from writetime.files.key_ranges import KeyRanges, SortedBatch
 
 VERSION = 2
 MAGIC = b"WTDECODE"
@@ -44,7 +44,7 @@ _TAIL = struct.Struct("<II8s")
 BATCH_BYTES = 256 << 20
 
 
-class Damaged(Exception):
+class DamagedDecodedFile(Exception):
     """A decoded file that is incomplete, changed, or of another version."""
 
 
@@ -68,7 +68,7 @@ class Decoded:
         self._expiries = expiries
         self._ends = [_ends(batch) for batch in batches]
         self._counts = [batch.num_rows for batch in batches]
-        self._searched: dict[int, Searched] = {}
+        self._searched: dict[int, SortedBatch] = {}
 
     @property
     def memory(self) -> int:
@@ -91,7 +91,7 @@ class Decoded:
                     found.append(batch.slice(start, end - start))
         return found
 
-    def rows(self, places: Places) -> list[pa.RecordBatch]:
+    def rows(self, places: KeyRanges) -> list[pa.RecordBatch]:
         """Return the rows that a merge at these places needs, in order: see `Searched.rows`.
 
         Raises:
@@ -99,7 +99,7 @@ class Decoded:
         """
         return [take_rows(self._batch(number), rows) for number, rows in self._at(places)]
 
-    def numbers(self, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+    def numbers(self, places: KeyRanges) -> list[tuple[np.ndarray, pa.RecordBatch]]:
         """Return the result of `rows`, with the index in the file of each row.
 
         Raises:
@@ -111,7 +111,7 @@ class Decoded:
             found.append((rows + starts[number], take_rows(self._batch(number), rows)))
         return found
 
-    def count(self, places: Places) -> int:
+    def count(self, places: KeyRanges) -> int:
         """Return the number of the rows that `rows` returns.
 
         Raises:
@@ -119,7 +119,7 @@ class Decoded:
         """
         return sum(len(rows) for _, rows in self._at(places))
 
-    def narrowed(self, places: Places, count: int) -> Places:
+    def narrowed(self, places: KeyRanges, count: int) -> KeyRanges:
         """Return whole partitions, each narrowed to about `count` rows at most, see `Searched.narrowed`.
 
         Raises:
@@ -153,15 +153,15 @@ class Decoded:
         """
         return self._checked_expiries().next_after(after)
 
-    def _at(self, places: Places) -> Iterator[tuple[int, np.ndarray]]:
+    def _at(self, places: KeyRanges) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the rows that a merge at these places needs, for each batch with such rows."""
         for number, ends in enumerate(self._ends):
             wanted = places.within(ends)
             if len(wanted.tokens) and len(rows := self._searched_batch(number).rows(wanted)):
                 yield number, rows
 
-    def _searched_batch(self, number: int) -> Searched:
-        return self._searched.get(number) or self._searched.setdefault(number, Searched(self._batch(number)))
+    def _searched_batch(self, number: int) -> SortedBatch:
+        return self._searched.get(number) or self._searched.setdefault(number, SortedBatch(self._batch(number)))
 
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
@@ -185,20 +185,20 @@ class _Mapped(Decoded):
         self._reader: Any = pa.ipc.open_file(data)
         self._used: dict[int, pa.RecordBatch] = {}
         if self._reader.num_record_batches != len(batches):
-            raise Damaged
+            raise DamagedDecodedFile
 
     def _batch(self, number: int) -> pa.RecordBatch:
         if number not in self._used:
             place = self._places[number]
             if zlib.crc32(self._data.slice(place.start, place.size)) != place.crc:
-                raise Damaged
+                raise DamagedDecodedFile
             self._used[number] = self._reader.get_batch(number)
         return self._used[number]
 
     def _checked_expiries(self) -> Expiries:
         if self._index is not None:
             if zlib.crc32(self._index[0]) != self._index[1]:
-                raise Damaged
+                raise DamagedDecodedFile
             self._index = None
         return super()._checked_expiries()
 
@@ -254,21 +254,21 @@ def read(path: Path, size: int) -> Decoded:
         behind = data.size - _TAIL.size - length
         text = data.slice(max(behind, 0), length)
         if magic != MAGIC or behind < 0 or zlib.crc32(text) != crc:
-            raise Damaged
+            raise DamagedDecodedFile
         footer = json.loads(text.to_pybytes())
         end, expiries = footer["end"], footer["expiries"]
         start = end + -end % 8
         if footer["version"] != VERSION or footer["size"] != size or behind != start + 16 * expiries:
-            raise Damaged
+            raise DamagedDecodedFile
         batches = [_Batch(**batch) for batch in footer["batches"]]
         arrow = data.slice(0, end)
         if _crc_of_rest(arrow, batches) != footer["crc_of_rest"]:
-            raise Damaged
+            raise DamagedDecodedFile
         index = np.frombuffer(data.slice(start, 16 * expiries), np.int64)
         expected = data.slice(end, behind - end), footer["crc_of_expiries"]
         return _Mapped(arrow, batches, Expiries(index[:expiries], index[expiries:]), expected)
     except (struct.error, ValueError, LookupError, TypeError, pa.ArrowException) as e:
-        raise Damaged from e
+        raise DamagedDecodedFile from e
 
 
 def _footer(data: pa.Buffer, places: list[dict[str, int]], size: int, expiries: int, crc_of_expiries: int) -> bytes:

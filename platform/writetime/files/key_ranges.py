@@ -25,7 +25,7 @@ _FIRST, _BEHIND = b"", b"\xff"
 
 
 @dataclass(frozen=True)
-class Places:
+class KeyRanges:
     """Ranges of positions, each in one partition: `first` <= position < `end`. They have the order of the database. A
     range may include later ranges.
     """
@@ -35,13 +35,13 @@ class Places:
     first: pa.Array
     end: pa.Array
 
-    def within(self, tokens: tuple[int, int] | None) -> "Places":
+    def within(self, tokens: tuple[int, int] | None) -> "KeyRanges":
         """Return the places with tokens from a first one to a last one; None for all."""
         if tokens is None:
             return self
         start = int(np.searchsorted(self.tokens, tokens[0]))
         part = slice(start, int(np.searchsorted(self.tokens, tokens[1], "right")))
-        return Places(self.tokens[part], self.keys[part], self.first[part], self.end[part])
+        return KeyRanges(self.tokens[part], self.keys[part], self.first[part], self.end[part])
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TokenRange:
     last: int
 
 
-def only_at(state: pa.Table, places: Places) -> pa.Table:
+def only_at(state: pa.Table, places: KeyRanges) -> pa.Table:
     """Return the rows of merged changes at some places, with the static rows and deletions of their partitions. This
     removes the parts of other rows that a merge at these places may have.
     """
@@ -62,10 +62,10 @@ def only_at(state: pa.Table, places: Places) -> pa.Table:
     plain = batch.set_column(batch.schema.get_field_index("key"), "key", decoded(batch.column("key"))).set_column(
         batch.schema.get_field_index("position"), "position", decoded(batch.column("position"))
     )
-    return state.take(pa.array(Searched(plain).rows(places)))
+    return state.take(pa.array(SortedBatch(plain).rows(places)))
 
 
-def places_of(changes: pa.Table) -> Places:
+def places_of(changes: pa.Table) -> KeyRanges:
     """Return the places that changes touch. A change of a static row, or the deletion of a partition, touches the
     partition. The changes are in the order of the database.
     """
@@ -74,15 +74,15 @@ def places_of(changes: pa.Table) -> Places:
     is_range, is_row = pa.array(kinds == RANGE_TOMBSTONE), pa.array(kinds == ROW)
     first = pc.if_else(pc.or_(is_range, is_row), positions, pa.scalar(_FIRST, pa.binary()))
     end = pc.if_else(is_row, _next(positions), pc.if_else(is_range, ends, pa.scalar(_BEHIND, pa.binary())))
-    return Places(one_chunk(changes["token"]).to_numpy(), decoded(one_chunk(changes["key"])), first, end)
+    return KeyRanges(one_chunk(changes["token"]).to_numpy(), decoded(one_chunk(changes["key"])), first, end)
 
 
-def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> Places:
+def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> KeyRanges:
     """Return the places of some rows, which are in order."""
-    return Places(tokens.to_numpy(), keys, positions, _next(positions))
+    return KeyRanges(tokens.to_numpy(), keys, positions, _next(positions))
 
 
-def are_rows(places: Places) -> bool:
+def are_rows(places: KeyRanges) -> bool:
     """Return whether each place is that of one row."""
     return pc.all(pc.equal(places.end, _next(places.first))).as_py()
 
@@ -92,10 +92,10 @@ def _next(positions: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))
 
 
-def joined(several: list[Places]) -> Places:
+def joined(several: list[KeyRanges]) -> KeyRanges:
     """Return the places of several, in order."""
     if not several:
-        return Places(np.empty(0, np.int64), *(pa.array([], pa.binary()) for _ in range(3)))
+        return KeyRanges(np.empty(0, np.int64), *(pa.array([], pa.binary()) for _ in range(3)))
     if len(several) == 1:
         return several[0]
     tokens = np.concatenate([each.tokens for each in several])
@@ -104,29 +104,29 @@ def joined(several: list[Places]) -> Places:
     )
 
 
-def in_order(tokens: np.ndarray, keys: pa.Array, first: pa.Array, end: pa.Array) -> Places:
+def in_order(tokens: np.ndarray, keys: pa.Array, first: pa.Array, end: pa.Array) -> KeyRanges:
     """Return places in the order of the database."""
     table = pa.table([pa.array(tokens), keys, first, end], ["token", "key", "first", "end"])
     sorted_by = [(name, "ascending") for name in ("token", "key", "first")] + [("end", "descending")]
     table = table.take(pc.sort_indices(table, sort_keys=sorted_by))
-    return Places(table["token"].to_numpy(), *(one_chunk(table[name]) for name in ("key", "first", "end")))
+    return KeyRanges(table["token"].to_numpy(), *(one_chunk(table[name]) for name in ("key", "first", "end")))
 
 
-def partitions(tokens: pa.Array, keys: pa.Array) -> Places:
+def partitions(tokens: pa.Array, keys: pa.Array) -> KeyRanges:
     """Return whole partitions, which are in order."""
     count = len(tokens)
     first, end = (
         pa.array([value], pa.binary()).take(pa.array(np.zeros(count, np.int64))) for value in (_FIRST, _BEHIND)
     )
-    return Places(tokens.to_numpy(), keys, first, end)
+    return KeyRanges(tokens.to_numpy(), keys, first, end)
 
 
-def keys_of_whole(places: Places) -> pa.Array:
+def keys_of_whole(places: KeyRanges) -> pa.Array:
     """Return the keys of the places that are whole partitions."""
     return places.keys.filter(pc.and_(pc.equal(places.first, _FIRST), pc.equal(places.end, _BEHIND)))
 
 
-class Searched:
+class SortedBatch:
     """The rows of one batch of a decoded file, to be searched for places."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -143,7 +143,7 @@ class Searched:
             self._ends = bytes_of(ends)
             self._reach = _reach(self._ranges, self._tokens, *self._own[:2], *_addresses(self._ends))
 
-    def rows(self, places: Places) -> np.ndarray:
+    def rows(self, places: KeyRanges) -> np.ndarray:
         """Return the indices of all rows, in order, that a merge at these places needs: the entries there, the
         tombstone and the static row of each partition, and range tombstones that begin before and cover a place.
         """
@@ -158,7 +158,7 @@ class Searched:
             found = np.union1d(found, covering)
         return found
 
-    def narrowed(self, places: Places, count: int) -> Places:
+    def narrowed(self, places: KeyRanges, count: int) -> KeyRanges:
         """Return whole partitions, each narrowed to its first `count` rows here if it has more."""
         asked = [bytes_of(each) for each in (places.keys, places.first, places.end)]
         _, _, partition = _find(self._tokens, *self._own, places.tokens, *_addresses(*asked))

@@ -13,7 +13,7 @@ from writetime.core.errors import WritetimeError, plain_text, reason_of
 from writetime.core.outages import kind_of
 from writetime.delta.buckets import ALL, token_range
 from writetime.delta.parquet import (
-    READ_SOON,
+    HOT_LAYOUT,
     WrittenFile,
     split_by_bucket,
     uncompressed_size,
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class CaughtTask:
     """Runs a function on a task. An error of a task is part of its result, so the other tasks continue."""
 
     function: Callable[[Any], Any]
@@ -130,7 +130,7 @@ def by_bucket_of_result(rows: pa.Table, source: Source, bucket: int, buckets: in
 
 def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:
     """Write a part of the state, like `write_rows`."""
-    return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=READ_SOON)
+    return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=HOT_LAYOUT)
 
 
 def merge_files(

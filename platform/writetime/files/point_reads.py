@@ -11,7 +11,7 @@ from writetime.delta import buckets
 from writetime.delta.parquet import conform, uncompressed_size
 from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
-from writetime.files.key_ranges import Places, TokenRange, are_rows, joined, places_of
+from writetime.files.key_ranges import KeyRanges, TokenRange, are_rows, joined, places_of
 from writetime.files.merging import PORTION_BYTES, Source
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
@@ -32,7 +32,7 @@ def merge_tokens(
 
 
 def merge_places(
-    sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache, start: pa.Table | None = None
+    sources: Iterable[Source], schema: TableSchema, places: KeyRanges, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
     """Merge the entries of files at some places, and a merged table if there is one. The result is the complete merge
     at these places, with the static rows and the deletions that reach them. It may have parts of other rows.
@@ -44,7 +44,7 @@ def merge_places(
     return _merge(sources, schema, read, start)
 
 
-def size_at(sources: Iterable[Source], places: Places, cache: Cache) -> int:
+def size_at(sources: Iterable[Source], places: KeyRanges, cache: Cache) -> int:
     """Return about how large (bytes) the entries of files at some places are in memory, by the average entry of each
     file. If they are not larger than rows of one file may be (`MOST_ROW_BYTES`), the result may be too large.
     """
@@ -60,7 +60,7 @@ def size_at(sources: Iterable[Source], places: Places, cache: Cache) -> int:
     return round(sum(cache.count(storage, file, own) * size / max(file.rows, 1) for storage, file, own, size in parts))
 
 
-def first_places(sources: Iterable[Source], places: Places, count: int, cache: Cache) -> Places:
+def first_places(sources: Iterable[Source], places: KeyRanges, count: int, cache: Cache) -> KeyRanges:
     """Return the first places of whole partitions, with at most about `count` rows of each file. If no file has more
     rows of a partition, the partition stays whole.
     """
@@ -70,10 +70,10 @@ def first_places(sources: Iterable[Source], places: Places, count: int, cache: C
     return places
 
 
-def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Cache) -> Places:
+def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Cache) -> KeyRanges:
     """Return the places where data expires in `after` < t <= `until` (seconds), and perhaps other places."""
 
-    def placed(batch: pa.RecordBatch) -> Places:
+    def placed(batch: pa.RecordBatch) -> KeyRanges:
         # All of them are rows or static rows, which have no end.
         table = pa.table(
             [batch.column(name) for name in ("kind", "token", "key", "position")], ["kind", "token", "key", "position"]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from writetime.changes.model import udt_fields
 from writetime.core.arrow import mask_of, one_chunk, pc
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.delta.parquet import list_offsets
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.table import TableSchema
@@ -23,7 +23,7 @@ MILLIS_MAX = ((1 << 63) - 1) // 1000
 """The largest number of milliseconds, and as a negative number the smallest, that a timestamp of microseconds holds."""
 
 
-def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) -> pa.Table:
+def to_micros(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) -> pa.Table:
     """Return rows of the stored form in the row form, with the names of the lake's view.
 
     Args:
@@ -46,7 +46,7 @@ def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) 
 
 def warning(table: str, unfit: Counter[str]) -> str:
     """Return the warning about timestamps that do not fit."""
-    columns = ", ".join(f"{name} ({counted(count, 'row')})" for name, count in sorted(unfit.items()))
+    columns = ", ".join(f"{name} ({pluralize(count, 'row')})" for name, count in sorted(unfit.items()))
     return f"{table}: timestamps outside of the years -290308 to 294247 are null in views and row events: {columns}"
 
 

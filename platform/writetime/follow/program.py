@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from functools import partial
 
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.files.cache import Cache
 from writetime.files.merging import Runner
-from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
+from writetime.follow.metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
-from writetime.follow.shares import Shares, shares
+from writetime.follow.shares import TableShares, shares
 from writetime.follow.turns import Turns, turns
 from writetime.lake.followed_tables import FollowedTable, read_entries
-from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
+from writetime.landing.following import LandedTables, OtherCluster, TableLanding, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC, Sources
 
@@ -43,7 +43,7 @@ class Follower:
         # The tables that another program has taken over, until they are closed.
         self._left: dict[str, TablePipeline] = {}
         self._settings = settings
-        self._landings = Tables(settings, names, accept_gap=accept_gap)
+        self._landings = LandedTables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
         self._in_spark: Runner | None = None
         self._stop = threading.Event()
@@ -75,7 +75,7 @@ class Follower:
             table.close()
         self._landings.reporter.flush()
 
-    def look(self, given: Turns, own: Shares) -> None:
+    def look(self, given: Turns, own: TableShares) -> None:
         """Queue each table of this program that has work and is not at work for a turn. A few requests cover all
         tables.
         """
@@ -150,4 +150,4 @@ def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Sou
         log.exception("%s: %s", table.name, reason_of(e))
         return
     if landed:
-        log.info("%s of %s landed", counted(landed, "change"), table.name)
+        log.info("%s of %s landed", pluralize(landed, "change"), table.name)

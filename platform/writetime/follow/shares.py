@@ -20,7 +20,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.clients.zookeeper import connect
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _TIMEOUT_SECONDS = 15
 _ANSWER_SECONDS = 1.0
 
 
-class Shares:
+class TableShares:
     """The tables that belong to this program. It reads the list of programs at most every `look_seconds`."""
 
     def __init__(self, client: KazooClient | None, look_seconds: float) -> None:
@@ -60,7 +60,7 @@ class Shares:
             log.info("ZooKeeper answers again")
         self._is_away = False
         if programs != self._programs:
-            log.info("the tables are shared by %s", counted(len(programs), "program"))
+            log.info("the tables are shared by %s", pluralize(len(programs), "program"))
         self._programs = programs
 
     def has(self, table: str) -> bool:
@@ -85,17 +85,17 @@ class Shares:
 
 
 @contextmanager
-def shares(settings: Settings, look_seconds: float = 1.0) -> Iterator[Shares]:
+def shares(settings: Settings, look_seconds: float = 1.0) -> Iterator[TableShares]:
     """Join the programs that share the tables, if `follow.share` is set, for a `with` block.
 
     Raises:
         NoZooKeeper: ZooKeeper does not answer.
     """
     if not settings.follow.share:
-        yield Shares(None, look_seconds)
+        yield TableShares(None, look_seconds)
         return
     with connect(settings, _TIMEOUT_SECONDS) as client:
-        yield Shares(client, look_seconds)
+        yield TableShares(client, look_seconds)
 
 
 def _hash(program: str, table: str) -> bytes:

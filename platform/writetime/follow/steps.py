@@ -12,7 +12,7 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.delta.bucketed_table import Conflict
 from writetime.landing.step_counts import StepCounts
-from writetime.row_events.publish import Fenced
+from writetime.row_events.publish import PublisherFenced
 from writetime.view.expected_rows import Unexpected
 from writetime.wire.watermarks import StepReport
 
@@ -84,7 +84,7 @@ class Step(StepCounts):
                 rows = work()
         except (Conflict, Stopped) as e:
             # Another process was first, or is next. It continues from there.
-            if isinstance(e, Fenced):
+            if isinstance(e, PublisherFenced):
                 # Without a pause, two programs would fence each other, and publish nothing.
                 self._pause(_LONGEST_PAUSE_SECONDS, random.uniform(0.5, 1.0))
             return False

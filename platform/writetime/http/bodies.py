@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.json_texts import from_json_bytes
 
 # The event loop waits while orjson makes Python objects: for seconds with the four million arrays that fit into 8 MiB,
@@ -13,7 +13,7 @@ MAX_PARTS = 200_000
 _starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """The call is answered with an error."""
 
     def __init__(self, status: int, reason: str, **details: Any) -> None:
@@ -45,7 +45,7 @@ async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], singl
             if _starts_a_batch(body):
                 limit = max(limit, batch)
             if len(body) > limit:
-                raise Refused(413, f"the body is larger than {counted(limit, 'byte')}")
+                raise RefusedCall(413, f"the body is larger than {pluralize(limit, 'byte')}")
         more = message["more_body"]
     return body
 
@@ -57,8 +57,10 @@ def parse(body: bytearray) -> Any:
         Refused: it is not JSON, or has more parts than may be parsed at once.
     """
     if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
-        raise Refused(413, f"the body has more than {MAX_PARTS} arrays, objects and fields; send it in several calls")
+        raise RefusedCall(
+            413, f"the body has more than {MAX_PARTS} arrays, objects and fields; send it in several calls"
+        )
     try:
         return from_json_bytes(body)
     except ValueError as e:
-        raise Refused(400, f"the body is not JSON: {e}") from None
+        raise RefusedCall(400, f"the body is not JSON: {e}") from None

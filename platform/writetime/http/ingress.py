@@ -26,13 +26,13 @@ from starlette.types import Receive, Scope, Send
 
 from writetime.clients.tls import require_readable
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.signals import handle_hangup
 from writetime.http import bodies, openapi
-from writetime.http.bodies import Disconnected, Refused
-from writetime.http.ingress_metrics import IngressMetrics
-from writetime.http.outbox import BrokerUnreachableError, Fault, Outbox, check
+from writetime.http.bodies import Disconnected, RefusedCall
+from writetime.http.metrics import IngressMetrics
+from writetime.http.outbox import BrokerUnreachableError, Outbox, SendFault, check
 from writetime.http.protocol import RETRY_AFTER_SECONDS, Gate
 from writetime.http.tokens import Tokens
 from writetime.http.work_items import ItemsEndpoint, max_item_bytes
@@ -105,7 +105,7 @@ class Ingress:
         try:
             if scope["method"] != "POST":
                 headers.append((b"allow", b"POST"))
-                raise Refused(405, "only POST is allowed here")
+                raise RefusedCall(405, "only POST is allowed here")
             key = _idempotency_key(scope["headers"])
             body = await bodies.read(receive, self._limits.max_event_bytes, self._limits.max_batch_bytes)
             self._metrics.body_bytes.inc(len(body))
@@ -114,7 +114,7 @@ class Ingress:
                 status, answer = 202, await self._queue(body, key)
             finally:
                 self.gate.release(len(body))
-        except Refused as e:
+        except RefusedCall as e:
             status, answer = e.status, e.body
             if status in (429, 503):
                 headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
@@ -133,7 +133,7 @@ class Ingress:
         now = datetime.now(UTC)
         messages = self._accept_batch(parsed, key, now) if is_batch else [self._accept(parsed, key, now)]
         if self._outbox.pending + len(messages) > self._limits.max_pending_events:
-            raise Refused(429, "too many events are waiting for the broker; repeat the call later")
+            raise RefusedCall(429, "too many events are waiting for the broker; repeat the call later")
         faults = await self._outbox.deliver(messages)
         ids = [event.event_id for event, _ in messages]
         if missing := {index: fault for index, fault in enumerate(faults) if fault is not None}:
@@ -142,38 +142,38 @@ class Ingress:
         return {"status": "queued", "eventIds": ids} if is_batch else {"status": "queued", "eventId": ids[0]}
 
     async def _not_queued(
-        self, missing: Mapping[int, Fault], acknowledged: Sequence[Any], *, is_batch: bool
-    ) -> Refused:
+        self, missing: Mapping[int, SendFault], acknowledged: Sequence[Any], *, is_batch: bool
+    ) -> RefusedCall:
         """Return the refusal of a call of which the broker has not acknowledged some events, by their places."""
         first, fault = next(iter(missing.items()))
         count = len(missing) + len(acknowledged)
         if not all(fault.is_too_large for fault in missing.values()):
-            return Refused(
+            return RefusedCall(
                 503,
-                f"the broker has not acknowledged {len(missing)} of {counted(count, 'event')} ({fault.reason}); "
+                f"the broker has not acknowledged {len(missing)} of {pluralize(count, 'event')} ({fault.reason}); "
                 "whether they are queued is unknown: repeat the call with the same Idempotency-Key",
                 **({"acknowledged": acknowledged} if is_batch else {}),
             )
         limit = await self._outbox.largest()
-        most = f"{counted(limit, 'byte')}, which is the largest message" if limit is not None else "any message"
+        most = f"{pluralize(limit, 'byte')}, which is the largest message" if limit is not None else "any message"
         reason = f"the event is larger than {most} that the topic {self._limits.topic} takes (max.message.bytes)"
         if not is_batch:
-            return Refused(413, reason)
-        queued = f"{len(acknowledged)} of {counted(count, 'event')} are queued"
-        return Refused(413, f"event {first}: {reason}; {queued}", index=first, acknowledged=acknowledged)
+            return RefusedCall(413, reason)
+        queued = f"{len(acknowledged)} of {pluralize(count, 'event')} are queued"
+        return RefusedCall(413, f"event {first}: {reason}; {queued}", index=first, acknowledged=acknowledged)
 
     def _accept_batch(self, parsed: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
         if not parsed:
-            raise Refused(400, "the batch is empty")
+            raise RefusedCall(400, "the batch is empty")
         if len(parsed) > self._max_batch_events:
-            raise Refused(413, f"the batch has more than {counted(self._max_batch_events, 'event')}")
+            raise RefusedCall(413, f"the batch has more than {pluralize(self._max_batch_events, 'event')}")
         messages = []
         for index, body in enumerate(parsed):
             try:
                 # No header has a NUL, so no single call's key equals that of an event in a batch.
                 messages.append(self._accept(body, None if key is None else f"{key}\0{index}", now))
-            except Refused as e:
-                raise Refused(e.status, f"event {index}: {e}", index=index) from None
+            except RefusedCall as e:
+                raise RefusedCall(e.status, f"event {index}: {e}", index=index) from None
         return messages
 
     def _accept(self, body: Any, key: str | None, now: datetime) -> tuple[Event, bytes]:
@@ -181,11 +181,11 @@ class Ingress:
         try:
             event = accept(body, key, now)
         except InvalidEvent as e:
-            raise Refused(400, str(e)) from None
+            raise RefusedCall(400, str(e)) from None
         value = event.value()
         if len(value) > self._limits.max_event_bytes:
-            raise Refused(
-                413, f"the event is larger than {counted(self._limits.max_event_bytes, 'byte')} as it is queued"
+            raise RefusedCall(
+                413, f"the event is larger than {pluralize(self._limits.max_event_bytes, 'byte')} as it is queued"
             )
         return event, value
 
@@ -318,7 +318,7 @@ def _idempotency_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         if name == b"idempotency-key":
             key = value.decode("latin-1").strip()
             if not 0 < len(key) <= MAX_KEY_CHARACTERS:
-                raise Refused(400, f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters")
+                raise RefusedCall(400, f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters")
             return key
     return None
 

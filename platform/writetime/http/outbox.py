@@ -18,7 +18,7 @@ from writetime.clients.kafka import client_config, max_message_bytes
 from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.http.ingress_metrics import IngressMetrics
+from writetime.http.metrics import IngressMetrics
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class BrokerUnreachableError(Transient):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SendFault:
     """Why the broker has not acknowledged an event; it never takes one that is too large."""
 
     reason: str
     is_too_large: bool = False
 
     @classmethod
-    def of(cls, error: KafkaError) -> "Fault":
+    def of(cls, error: KafkaError) -> "SendFault":
         """Return the fault of an error."""
         return cls(error.str(), error.code() == KafkaError.MSG_SIZE_TOO_LARGE)
 
@@ -58,7 +58,7 @@ class _Call:
     def __init__(self, done: asyncio.Future[None], events: int) -> None:
         self.done = done
         self.waiting = 0
-        self.faults: list[Fault | None] = [Fault("not queued")] * events
+        self.faults: list[SendFault | None] = [SendFault("not queued")] * events
 
 
 class Outbox:
@@ -90,7 +90,7 @@ class Outbox:
         self.pending = 0
         metrics.pending.set_function(lambda: self.pending)
 
-    async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[Fault | None]:
+    async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[SendFault | None]:
         """Send events with their Kafka values; return, for each, None once the broker has it, else the fault.
 
         An event with a fault may still be in the topic, unless it is too large. While the topic would lose events, each
@@ -98,7 +98,7 @@ class Outbox:
         """
         checking = self._check_in_time()
         if self._lossy is not None:
-            return [Fault(self._lossy)] * len(messages)
+            return [SendFault(self._lossy)] * len(messages)
         faults = await self._send(self._producer, messages)
         # The broker refuses whole batches of the producer, with events that are small, and of other calls.
         if large := [i for i, fault in enumerate(faults) if fault is not None and fault.is_too_large]:
@@ -110,7 +110,7 @@ class Outbox:
         if not self._is_checked and checking is not None:
             # The topic may have been created without Writetime since the start.
             await asyncio.wait([checking], timeout=self._settings.ingest.ack_timeout_seconds)
-        return faults if self._lossy is None else [Fault(self._lossy)] * len(messages)
+        return faults if self._lossy is None else [SendFault(self._lossy)] * len(messages)
 
     def _check_in_time(self) -> asyncio.Task[None] | None:
         """Start a check of the topic if it is due; return the last one."""
@@ -136,7 +136,7 @@ class Outbox:
         except WritetimeError:
             return None
 
-    async def _send(self, producer: Producer, messages: Sequence[tuple[Event, bytes]]) -> list[Fault | None]:
+    async def _send(self, producer: Producer, messages: Sequence[tuple[Event, bytes]]) -> list[SendFault | None]:
         call = _Call(self._loop.create_future(), len(messages))
         started = perf_counter()
         for index, (event, value) in enumerate(messages):
@@ -149,7 +149,7 @@ class Outbox:
                     headers=_FIRST_SEEN if event.first_seen else [],
                 )
             except (BufferError, KafkaException) as e:
-                call.faults[index] = Fault.of(e.args[0]) if isinstance(e, KafkaException) else Fault(str(e))
+                call.faults[index] = SendFault.of(e.args[0]) if isinstance(e, KafkaException) else SendFault(str(e))
                 self._metrics.not_queued.inc(len(messages) - index)
                 # The reason reaches the error callback only in a poll, and there may be no other poll.
                 self._loop.call_soon(producer.poll, 0)
@@ -200,7 +200,7 @@ class Outbox:
     def _on_delivery(self, call: _Call, index: int, error: KafkaError | None, _message: Message) -> None:
         self.pending -= 1
         call.waiting -= 1
-        call.faults[index] = fault = None if error is None else Fault.of(error)
+        call.faults[index] = fault = None if error is None else SendFault.of(error)
         if fault is None:
             self._metrics.acknowledged.inc()
         elif not fault.is_too_large:

@@ -18,8 +18,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from writetime.core.config import Settings
-from writetime.http.bodies import Refused
-from writetime.http.ingress_metrics import IngressMetrics
+from writetime.http.bodies import RefusedCall
+from writetime.http.metrics import IngressMetrics
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
@@ -53,7 +53,7 @@ class Gate:
             Refused: too many bytes are not answered.
         """
         if self.unfinished_bytes + size > self.max_unfinished_bytes:
-            raise Refused(429, "too many bytes of calls are not answered yet; repeat the call later")
+            raise RefusedCall(429, "too many bytes of calls are not answered yet; repeat the call later")
         self.unfinished_bytes += size
 
     def release(self, size: int) -> None:

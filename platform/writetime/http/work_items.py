@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.http import bodies
-from writetime.http.bodies import Disconnected, Refused
+from writetime.http.bodies import Disconnected, RefusedCall
 from writetime.http.protocol import Gate
 from writetime.workqueue.enqueue import (
     AsyncEnqueuer,
@@ -27,7 +27,7 @@ from writetime.workqueue.enqueue import (
     NewItem,
     TooLarge,
 )
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import QueueTables
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class ItemsEndpoint:
                 status, answer = 202, await self._enqueue(request.path_params["queue"], body)
             finally:
                 self._gate.release(len(body))
-        except Refused as e:
+        except RefusedCall as e:
             status, answer = e.status, e.body
             headers = _RETRY_AFTER if status in (429, 503) else {}
         except Disconnected:
@@ -91,11 +91,11 @@ class ItemsEndpoint:
         is_batch = isinstance(parsed, list)
         items = [_item(value) for value in (parsed if is_batch else [parsed])]
         if not items:
-            raise Refused(400, "the batch is empty")
+            raise RefusedCall(400, "the batch is empty")
         if len(items) > self._max_batch:
-            raise Refused(413, f"the batch has more than {counted(self._max_batch, 'item')}")
+            raise RefusedCall(413, f"the batch has more than {pluralize(self._max_batch, 'item')}")
         if self._pending + len(items) > self._limits.max_pending_events:
-            raise Refused(429, "too many items are waiting for the database; repeat the call later")
+            raise RefusedCall(429, "too many items are waiting for the database; repeat the call later")
         self._pending += len(items)
         try:
             ids = await self._insert(queue, items)
@@ -111,16 +111,16 @@ class ItemsEndpoint:
                 enqueuer = await self._enqueuer()
             return await enqueuer.enqueue(queue, items)
         except TooLarge as e:
-            raise Refused(413, str(e)) from None
+            raise RefusedCall(413, str(e)) from None
         except InvalidItem as e:
-            raise Refused(400, str(e)) from None
+            raise RefusedCall(400, str(e)) from None
         except ItemConflict as e:
-            raise Refused(409, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
+            raise RefusedCall(409, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except EnqueueUnknown as e:
-            raise Refused(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
+            raise RefusedCall(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except (WritetimeError, TimeoutError) as e:
             reason = str(e) or "the database does not answer"
-            raise Refused(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
+            raise RefusedCall(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
     async def _enqueuer(self) -> AsyncEnqueuer:
         """Return the enqueuer; calls that arrive meanwhile wait for the same connection."""
@@ -138,7 +138,7 @@ class ItemsEndpoint:
         with ExitStack() as resources:
             try:
                 session = resources.enter_context(connect(self._settings))
-                enqueuer = AsyncEnqueuer(Tables(session, self._settings), self._settings)
+                enqueuer = AsyncEnqueuer(QueueTables(session, self._settings), self._settings)
             except DRIVER_FAULTS as e:
                 # The next call tries again.
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e
@@ -147,28 +147,28 @@ class ItemsEndpoint:
             except Exception as e:
                 # No outage, so a caller need not repeat the call.
                 log.exception("work items cannot be taken")
-                raise Refused(500, f"nothing was enqueued: {reason_of(e)}", itemIds=[]) from e
+                raise RefusedCall(500, f"nothing was enqueued: {reason_of(e)}", itemIds=[]) from e
             self._resources.push(resources.pop_all())
         return enqueuer
 
 
 def _item(value: Any) -> NewItem:
     if not isinstance(value, dict) or "payload" not in value:
-        raise Refused(400, "an item must be a JSON object with a payload")
+        raise RefusedCall(400, "an item must be a JSON object with a payload")
     if unknown := value.keys() - _FIELDS:
-        raise Refused(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
+        raise RefusedCall(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
     key, delay, item_id = value.get("key"), value.get("delaySeconds", 0), value.get("itemId")
     if key is not None and not isinstance(key, str):
-        raise Refused(400, "key must be a string")
+        raise RefusedCall(400, "key must be a string")
     limit = value.get("timeLimitSeconds")
     if not _is_number(delay):
-        raise Refused(400, "delaySeconds must be a number")
+        raise RefusedCall(400, "delaySeconds must be a number")
     if limit is not None and not _is_number(limit):
-        raise Refused(400, "timeLimitSeconds must be a number")
+        raise RefusedCall(400, "timeLimitSeconds must be a number")
     try:
         own_id = None if item_id is None else UUID(item_id)
     except (ValueError, AttributeError, TypeError):
-        raise Refused(400, "itemId is not a UUID") from None
+        raise RefusedCall(400, "itemId is not a UUID") from None
     return NewItem(value["payload"], key, delay, own_id, limit)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest import deadletters
+from writetime.ingest import dead_letter_topic
 from writetime.ingest.drain import OffsetRange
 
 SCHEMA = pa.schema(
@@ -98,7 +98,9 @@ def read_range(
     """Yield the dead letters of one range in batches of rows, which end at a number of bytes of keys and values."""
     rows: list[dict[str, object]] = []
     size = 0
-    for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):
+    for letter in dead_letter_topic.read(
+        settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}
+    ):
         rows.append(
             {
                 "topic_id": topic_id,

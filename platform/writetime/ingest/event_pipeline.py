@@ -16,10 +16,10 @@ from confluent_kafka import Message
 from writetime.clients.kafka import UnreadableHeaders, headers_of, place_of
 from writetime.core.config import Settings
 from writetime.core.errors import reason_of
-from writetime.ingest.deadletters import DeadLetters
+from writetime.ingest.dead_letter_topic import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
 from writetime.ingest.partition_progress import PartitionProgress
-from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
+from writetime.ingest.writer import TRIES, EventWriter, Write, WriteOutcome
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Receipt:
 
     partition: int
     offset: int
-    outcome: Outcome
+    outcome: WriteOutcome
     reason: str
     event_id: UUID | None = None
     user_id: str | None = None
@@ -112,7 +112,7 @@ class EventPipeline:
                 self.faults += 1
                 if not tries_left:
                     log.exception("%s: failed %d times, goes to the dead letters", place, TRIES)
-        self._condemn(Receipt(partition, offset, Outcome.DEAD, reason))
+        self._condemn(Receipt(partition, offset, WriteOutcome.DEAD, reason))
 
     def step(self, timeout: float) -> None:
         """Make progress; wait up to `timeout` seconds for an event.
@@ -125,7 +125,7 @@ class EventPipeline:
             receipt = _receipt(write, outcome)
             if (write.partition, write.offset) not in self._messages:
                 continue  # The partition was revoked meanwhile; its new owner reads the message again.
-            if outcome is Outcome.DEAD:
+            if outcome is WriteOutcome.DEAD:
                 self._condemn(receipt)
             else:
                 self._finish(receipt)
@@ -147,7 +147,7 @@ class EventPipeline:
         self._bytes -= len(self._messages.pop(place))
 
 
-def _receipt(write: Write, outcome: Outcome) -> Receipt:
+def _receipt(write: Write, outcome: WriteOutcome) -> Receipt:
     event = write.event
     return Receipt(
         write.partition,

@@ -27,10 +27,10 @@ from writetime.clients.kafka import (
 )
 from writetime.clients.topic_options import lossy_faults
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.event_pipeline import EventPipeline, Receipt
-from writetime.ingest.sink_metrics import SinkMetrics
+from writetime.ingest.metrics import SinkMetrics
 from writetime.ingest.topics import kept_in, least_bytes
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class _Service:
             return
         self._faults_logged, self._next_fault_log = faults, time.monotonic() + _FAULT_LOG_SECONDS
         last = [e for e in (self._pipeline.writer.last_error, self._pipeline.dead_letters.last_error) if e]
-        counts = counted(faults[0], "write"), counted(faults[1], "dead letter")
+        counts = pluralize(faults[0], "write"), pluralize(faults[1], "dead letter")
         log.warning("retried so far: %s and %s: %s", *counts, "; ".join(last))
 
     def _read(self) -> None:

@@ -33,7 +33,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.clients.database import DRIVER_FAULTS, is_without_answer, nodes_agree, timestamp_as_written
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.json_texts import same_json
 from writetime.ingest.event import Event
@@ -54,7 +54,7 @@ _INITIAL_LIMIT = 16.0
 TRIES = 3
 
 
-class Outcome(StrEnum):
+class WriteOutcome(StrEnum):
     """The outcome of a message."""
 
     STORED = "stored"
@@ -123,7 +123,7 @@ class EventWriter:
         self._delayed: list[tuple[float, int, _Lane]] = []
         self._sequence = itertools.count()
         self._answers: SimpleQueue[tuple[_Lane, bool, Any]] = SimpleQueue()
-        self._decided: list[tuple[Write, Outcome]] = []
+        self._decided: list[tuple[Write, WriteOutcome]] = []
         self._max_in_flight = ingest.max_in_flight
         self.limit = min(_INITIAL_LIMIT, float(self._max_in_flight))
         self._last_cut: float | None = None
@@ -140,13 +140,13 @@ class EventWriter:
         size = len(event.payload.encode())
         if size > MAX_PAYLOAD_BYTES:
             write.reason = (
-                f"the payload has {counted(size, 'byte')}, more than the {MAX_PAYLOAD_BYTES} that a row may have"
+                f"the payload has {pluralize(size, 'byte')}, more than the {MAX_PAYLOAD_BYTES} that a row may have"
             )
-            self._decided.append((write, Outcome.DEAD))
+            self._decided.append((write, WriteOutcome.DEAD))
         else:
             self._enqueue(write)
 
-    def poll(self, timeout: float) -> list[tuple[Write, Outcome]]:
+    def poll(self, timeout: float) -> list[tuple[Write, WriteOutcome]]:
         """Send the next batches, wait up to `timeout` seconds for an answer, and return the outcomes.
 
         Raises:
@@ -249,7 +249,7 @@ class EventWriter:
             return self._insert.bind(values)
         return self._insert.bind((*values, _microseconds(event.timestamp)))
 
-    def _handle(self, lane: _Lane, answered: bool, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle(self, lane: _Lane, answered: bool, answer: Any, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         self.in_flight -= 1
         try:
             if answered:
@@ -261,7 +261,7 @@ class EventWriter:
         except Exception as e:
             self._handle_fault(lane, e, outcomes)
 
-    def _handle_answer(self, lane: _Lane, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle_answer(self, lane: _Lane, answer: Any, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         # The limit doubles with every round of answers until the database has shown its own limit, then grows by one.
         growth = 1.0 if self._last_cut is None else 1 / self.limit
         self.limit = min(float(self._max_in_flight), self.limit + growth)
@@ -295,9 +295,9 @@ class EventWriter:
                 self._enqueue(write)
         lane.batch = [w for w in lane.batch if not w.timestamp_resolved]
 
-    def _handle_rows(self, lane: _Lane, answer: list[Any], outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle_rows(self, lane: _Lane, answer: list[Any], outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         if not self._conditional or answer[0].applied:
-            outcomes.extend((write, Outcome.STORED) for write in lane.batch)
+            outcomes.extend((write, WriteOutcome.STORED) for write in lane.batch)
             lane.batch = []
             return
         existing = {
@@ -309,16 +309,16 @@ class EventWriter:
             if row is None:
                 remaining.append(write)
             elif row.origin == write.origin:
-                outcomes.append((write, Outcome.STORED))
+                outcomes.append((write, WriteOutcome.STORED))
             elif row.event_type == write.event.event_type and same_json(row.payload or "", write.event.payload):
                 write.reason = f"stored by {row.origin}"
-                outcomes.append((write, Outcome.DUPLICATE))
+                outcomes.append((write, WriteOutcome.DUPLICATE))
             else:
                 write.reason = f"{row.origin} has stored an event with this id, and another event type or payload"
-                outcomes.append((write, Outcome.DEAD))
+                outcomes.append((write, WriteOutcome.DEAD))
         lane.batch = remaining
 
-    def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
         if isinstance(error, Unauthorized) and not is_without_answer(error):
             raise WritetimeError(f"the database refuses all writes to {self._table}: {error}")
@@ -330,7 +330,7 @@ class EventWriter:
         else:
             self._handle_fault(lane, error, outcomes)
 
-    def _handle_fault(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle_fault(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         """Retry an unexpected fault three times, each event alone, then send the event to the dead letters."""
         self.faults += 1
         self.last_error = reason_of(error)
@@ -344,7 +344,7 @@ class EventWriter:
                 return
             log.error("%s: failed %d times, goes to the dead letters", write.origin, TRIES, exc_info=error)
             write.reason = f"the event cannot be stored: {self.last_error}"
-            outcomes.append((write, Outcome.DEAD))
+            outcomes.append((write, WriteOutcome.DEAD))
         lane.batch = []
         self._ready.append(lane)
 
@@ -364,7 +364,7 @@ class EventWriter:
         ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(lane.failures, 16))
         heapq.heappush(self._delayed, (now + random.uniform(0, ceiling), next(self._sequence), lane))
 
-    def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+    def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
         """Send the one row that the database refuses to the dead letters, if the tables are in order."""
         if len(lane.batch) > 1:
             self._separate(lane)
@@ -383,7 +383,7 @@ class EventWriter:
                 return
             write = lane.batch[0]
             write.reason = f"the database refuses the row: {error}"
-            outcomes.append((write, Outcome.DEAD))
+            outcomes.append((write, WriteOutcome.DEAD))
         lane.batch = []
         self._ready.append(lane)
 

@@ -21,19 +21,19 @@ from writetime.backups.backup import BackupFile, Found, NodeBackup
 from writetime.backups.snapshot_folder import read_snapshot
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
 from writetime.delta.buckets import token_range
 from writetime.delta.parquet import WrittenFile
-from writetime.files.merging import Attempt, Runner
-from writetime.lake.backfilled import Backfilled, Taken, delete_old_records
+from writetime.files.merging import CaughtTask, Runner
+from writetime.lake.backfilled import BackfillRecord, SSTableId, delete_old_records
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
-    TOGETHER,
+    MAX_SNAPSHOT_SKEW,
     raise_complete_snapshot,
     raise_snapshot,
     require_newer,
@@ -219,7 +219,7 @@ def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> N
     if not newest_first:
         return
     newest, oldest = newest_first[0], newest_first[-1]
-    if newest.until - oldest.until > max(schema.gc_grace_seconds * 1_000_000, TOGETHER):
+    if newest.until - oldest.until > max(schema.gc_grace_seconds * 1_000_000, MAX_SNAPSHOT_SKEW):
         where = f"of node {oldest.node} " if oldest.node else ""
         raise WritetimeError(
             f"{schema.full_name}: the backup {where}was taken at {instant_text(oldest.until)}, more than "
@@ -260,7 +260,7 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
 
 def untaken(table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None) -> list[str]:
     """Return the addresses of the SSTables that a backfill of these buckets, all by default, would read."""
-    taken = Backfilled(table, table.changes.load())
+    taken = BackfillRecord(table, table.changes.load())
     files = taken.identify(snapshot.files)
     new = {file for bucket in _wanted(table, buckets) for file in taken.new_in(bucket, files)}
     return [files[file].address for file in sorted(new)]
@@ -292,9 +292,9 @@ def backfill(
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
-    taken = Backfilled(table, now)
+    taken = BackfillRecord(table, now)
     files = taken.identify(snapshot.files)
-    new: dict[tuple[Taken, ...], list[int]] = defaultdict(list)
+    new: dict[tuple[SSTableId, ...], list[int]] = defaultdict(list)
     for bucket in _wanted(table, buckets):
         new[taken.new_in(bucket, files)].append(bucket)
     yield from ((bucket, 0) for bucket in new.pop((), []))
@@ -311,7 +311,7 @@ def backfill(
     paths = {some: tuple(files[file].address for file in some) for some in new}
     ranges = _ranges({bucket: paths[some] for bucket, some in several.items()}, writer, run)
     tasks = [BackfillTask(bucket, paths[some], ranges[bucket], writer) for bucket, some in several.items()]
-    written = run(Attempt(_write), tasks)
+    written = run(CaughtTask(_write), tasks)
     if staged:
         written = list(written)
         staged([file for _, added, _ in written for file in added or ()])
@@ -342,7 +342,7 @@ def _failure(table: LakeTable, failed: Sequence[tuple[BackfillTask, Exception]])
         buckets[reason + named].append(str(task.bucket))
     faults = "; ".join(f"{reason} (in bucket {', '.join(some)})" for reason, some in buckets.items())
     text = (
-        f"{table.name}: {len(failed)} of {counted(table.buckets, 'bucket')} could not be read; the others are done. "
+        f"{table.name}: {len(failed)} of {pluralize(table.buckets, 'bucket')} could not be read; the others are done. "
         f"{faults}. Correct the cause and run the backfill again: it reads only the rest"
     )
     for _, fault in failed:

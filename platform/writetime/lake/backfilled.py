@@ -44,7 +44,7 @@ _CONTENT_BITS = 32
 
 
 @dataclass(frozen=True, order=True)
-class Taken:
+class SSTableId:
     """An SSTable by its content: `digest` is that of the data file. `mark` finds the SSTable without the digest."""
 
     node: str
@@ -53,7 +53,7 @@ class Taken:
     mark: str = field(compare=False)
 
 
-class Backfilled:
+class BackfillRecord:
     """The SSTables of one table that are in the lake, at a version of its changes."""
 
     def __init__(self, table: LakeTable, changes: TableVersion) -> None:
@@ -63,17 +63,17 @@ class Backfilled:
         self._numbers = _numbers(table, changes)
         self._lists = {number: self._read(number) for number in set(self._numbers.values())}
         self._by_mark = {(f.node, f.size, f.mark): f for files in self._lists.values() for f in files if f.mark}
-        self._made: dict[tuple[int, tuple[Taken, ...]], int] = {}
+        self._made: dict[tuple[int, tuple[SSTableId, ...]], int] = {}
 
-    def identify(self, files: Iterable[BackupFile]) -> dict[Taken, BackupFile]:
+    def identify(self, files: Iterable[BackupFile]) -> dict[SSTableId, BackupFile]:
         """Return files by their content, each content once. Read the digests only of files with unknown marks."""
-        found: dict[Taken, BackupFile] = {}
+        found: dict[SSTableId, BackupFile] = {}
         for file in files:
             known = self._by_mark.get((file.node, file.size, file.mark)) if file.mark else None
-            found.setdefault(known or Taken(file.node, file.size, file.digest, file.mark), file)
+            found.setdefault(known or SSTableId(file.node, file.size, file.digest, file.mark), file)
         return found
 
-    def new_in(self, bucket: int, files: Iterable[Taken]) -> tuple[Taken, ...]:
+    def new_in(self, bucket: int, files: Iterable[SSTableId]) -> tuple[SSTableId, ...]:
         """Return the SSTables among `files` that a bucket does not have."""
         taken = self._lists[self._numbers[bucket]]
         return tuple(sorted(file for file in files if file not in taken))
@@ -81,8 +81,8 @@ class Backfilled:
     def commit(
         self,
         bucket: int,
-        new: tuple[Taken, ...],
-        present: Iterable[Taken],
+        new: tuple[SSTableId, ...],
+        present: Iterable[SSTableId],
         written: Sequence[WrittenFile],
         given: Mapping[str, int],
     ) -> bool:
@@ -111,7 +111,7 @@ class Backfilled:
             )
         return False
 
-    def _write(self, before: int, new: Sequence[Taken], present: Iterable[Taken]) -> int:
+    def _write(self, before: int, new: Sequence[SSTableId], present: Iterable[SSTableId]) -> int:
         """Write a record that follows another one; return its number."""
         # With their present marks.
         there = {file: file for file in present}
@@ -129,7 +129,7 @@ class Backfilled:
         put_new(self._table.storage, _path(number), orjson.dumps(content))
         return number
 
-    def _read(self, number: int) -> frozenset[Taken]:
+    def _read(self, number: int) -> frozenset[SSTableId]:
         """Return the SSTables of a record. If the record is missing, they are read again, which adds nothing."""
         try:
             with self._table.storage.filesystem().open_input_stream(_path(number)) as stream:
@@ -141,7 +141,7 @@ class Backfilled:
             files = content["files"]
             if not isinstance(files, list):
                 raise TypeError("a list of files was expected")
-            return frozenset(Taken(*file) for file in files) if content["of"] == self._of else frozenset()
+            return frozenset(SSTableId(*file) for file in files) if content["of"] == self._of else frozenset()
         except (KeyError, TypeError, ValueError) as e:
             raise WritetimeError(
                 f"{self._table.storage.address}/{_path(number)} is not a record of a backfill ({type(e).__name__}: "

@@ -14,7 +14,7 @@ import pyarrow as pa
 from writetime.changes.model import change_schema
 from writetime.delta.buckets import are_few, bucket_of_few
 from writetime.delta.parquet import (
-    READ_SOON,
+    HOT_LAYOUT,
     WRITTEN_SCHEMA,
     WrittenFile,
     conform,
@@ -84,4 +84,4 @@ class ChangeWriter:
 
     def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
         changes = sort(parts)
-        return write_file(self.storage, without_empty(changes), bucket, changes["token"], layout=READ_SOON)
+        return write_file(self.storage, without_empty(changes), bucket, changes["token"], layout=HOT_LAYOUT)

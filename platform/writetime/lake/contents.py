@@ -16,7 +16,7 @@ import pyarrow as pa
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.versions import DataFile, TableVersion, by_part
 from writetime.files.cache import Cache
-from writetime.files.key_ranges import Places, TokenRange, places_of
+from writetime.files.key_ranges import KeyRanges, TokenRange, places_of
 from writetime.files.merging import Source, merge_files
 from writetime.files.point_reads import merge_places, merge_tokens
 from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
@@ -26,7 +26,7 @@ from writetime.schema.table import TableSchema
 
 DROPPED = "dropped-"
 
-At = Places | TokenRange | None
+At = KeyRanges | TokenRange | None
 """What to merge: some places, the partitions with tokens of a range, or everything."""
 
 
@@ -46,7 +46,7 @@ def is_dropped(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingChanges:
     """Changes of one, some or all buckets that are not in the state yet, and the entries that the state has dropped up
     to a horizon (microseconds). It can be sent to a task.
     """
@@ -84,18 +84,18 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Contents:
+class BucketContents:
     """The content of one, some or all buckets: the levels, and the changes that wait. It can be sent to a task."""
 
     levels: tuple[Source, ...]
-    waiting: Waiting
+    waiting: PendingChanges
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The files of the levels and of the changes."""
         return self.levels + self.waiting.changes
 
-    def of_part(self, part: int, parts: int) -> "Contents":
+    def of_part(self, part: int, parts: int) -> "BucketContents":
         """Return the content without the files of buckets that are outside one of equal parts of the token range."""
         buckets = self.waiting.buckets
         levels, changes, dropped = (
@@ -105,7 +105,7 @@ class Contents:
             )
             for sources in (self.levels, self.waiting.changes, self.waiting.dropped)
         )
-        return Contents(levels, replace(self.waiting, changes=changes, dropped=dropped))
+        return BucketContents(levels, replace(self.waiting, changes=changes, dropped=dropped))
 
     def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
         """Merge the whole content, or some places or partitions, like `Waiting.merged`."""
@@ -114,7 +114,7 @@ class Contents:
         return _merged(self.levels, schema, at, self.waiting.cache, self.waiting.merged(schema, at))
 
 
-def combined(found: Sequence[Contents]) -> Contents:
+def combined(found: Sequence[BucketContents]) -> BucketContents:
     """Return the content of several buckets of a table."""
     levels, changes, dropped = (
         tuple(itertools.chain.from_iterable(each))
@@ -124,7 +124,7 @@ def combined(found: Sequence[Contents]) -> Contents:
             (one.waiting.dropped for one in found),
         )
     )
-    return Contents(levels, replace(found[0].waiting, changes=changes, dropped=dropped))
+    return BucketContents(levels, replace(found[0].waiting, changes=changes, dropped=dropped))
 
 
 def _merged(
@@ -137,7 +137,7 @@ def _merged(
     match at:
         case None:
             return merge_files(sources, schema, start=start)
-        case Places():
+        case KeyRanges():
             return merge_places(sources, schema, at, cache, start)
         case TokenRange():
             return merge_tokens(sources, schema, at, cache, start)
@@ -160,16 +160,16 @@ class StateFiles:
         self._levels = by_part(levels_of(state) if is_as_it_is else state.files, self._parts, table.buckets)
         self._dropped = by_part(dropped_of(state) if is_as_it_is else [], self._parts, table.buckets)
 
-    def waiting(self, part: int, files: Iterable[DataFile]) -> Waiting:
+    def waiting(self, part: int, files: Iterable[DataFile]) -> PendingChanges:
         """Return files of `changes` that are to be merged with a part."""
         table = self._table
         changes = Source.of_bucket(table.changes.storage, files, part, self._parts)
-        return Waiting((changes,), (self._of(self._dropped, part),), self._horizon, table.buckets, table.cache)
+        return PendingChanges((changes,), (self._of(self._dropped, part),), self._horizon, table.buckets, table.cache)
 
-    def all_contents(self, files: Mapping[int, Sequence[DataFile]]) -> dict[int, Contents]:
+    def all_contents(self, files: Mapping[int, Sequence[DataFile]]) -> dict[int, BucketContents]:
         """Return the content of each part, with these files of `changes` by part, in the order of the parts."""
         return {
-            part: Contents((self._of(self._levels, part),), self.waiting(part, files.get(part, ())))
+            part: BucketContents((self._of(self._levels, part),), self.waiting(part, files.get(part, ())))
             for part in sorted(self._levels.keys() | files.keys())
         }
 

@@ -12,7 +12,7 @@ from cassandra.cluster import Session
 from pydantic import ValidationError
 
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
 from writetime.core.settings_errors import faults
 from writetime.lake.labels import newly_labelled
@@ -34,19 +34,19 @@ class FollowedTable:
     """A table that is followed: its name as `keyspace.table`, its entry, and its schema if that is known."""
 
     name: str
-    entry: Table = field(default_factory=Table)
+    entry: TableEntry = field(default_factory=TableEntry)
     schema: TableSchema | None = None
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedEntry:
     """An entry that cannot be followed, and the reason."""
 
     name: str
     reason: str
 
 
-def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[RefusedEntry]]:
     """Return the tables that are followed, and the entries that are refused.
 
     Schemas come from the database. If it does not answer at once, they come from the lake, or are not known. No entry
@@ -59,19 +59,19 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
         try:
             tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
         except WritetimeError as e:
-            refused.append(Refused(table.name, str(e)))
+            refused.append(RefusedEntry(table.name, str(e)))
     return tables, refused
 
 
-def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[RefusedEntry]]:
     """Return the tables that the entries name, without their schemas, and the invalid entries."""
     tables: list[FollowedTable] = []
-    refused: list[Refused] = []
+    refused: list[RefusedEntry] = []
     for name, entry in _entries(settings.tables):
         try:
             tables.append(FollowedTable(name, _entry_of(name, entry)))
         except WritetimeError as e:
-            refused.append(Refused(name, str(e)))
+            refused.append(RefusedEntry(name, str(e)))
     return tables, refused
 
 
@@ -89,14 +89,14 @@ def _quoted(part: str) -> str:
     return f'"{part}"' if "." in part else part
 
 
-def _entry_of(name: str, entry: dict[str, Any] | None) -> Table:
+def _entry_of(name: str, entry: dict[str, Any] | None) -> TableEntry:
     parts = name.split(".")
     if entry is None or len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
         raise WritetimeError("a table's entry is written [tables.<keyspace>.<table>]")
     try:
-        return Table.model_validate(entry)
+        return TableEntry.model_validate(entry)
     except ValidationError as e:
-        raise WritetimeError(f"[tables.{name}] {'; '.join(faults(e, Table))}") from None
+        raise WritetimeError(f"[tables.{name}] {'; '.join(faults(e, TableEntry))}") from None
 
 
 def _schema_of(

@@ -24,7 +24,7 @@ from writetime.changes.starts import LATEST, Start, Truncation
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
-from writetime.delta.parquet import READ_SOON, WrittenFile, read_file, write_file
+from writetime.delta.parquet import HOT_LAYOUT, WrittenFile, read_file, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
@@ -172,5 +172,5 @@ class _LeaveOut:
             removed.append(file)
             if counts.any():
                 rest = changes.filter(pa.array(counts))
-                written.append(write_file(self.storage, rest, self.bucket, rest["token"], layout=READ_SOON))
+                written.append(write_file(self.storage, rest, self.bucket, rest["token"], layout=HOT_LAYOUT))
         return removed, written

@@ -37,7 +37,7 @@ TRUNCATED = "truncated/"
 microseconds.
 """
 
-TOGETHER = 86_400_000_000
+MAX_SNAPSHOT_SKEW = 86_400_000_000
 """Snapshots of several nodes within this time (microseconds) count as one, with the time of the last. A backup of a
 cluster takes hours, and `gc_grace_seconds` may be 0.
 """
@@ -150,7 +150,7 @@ def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_a
         WritetimeError: the snapshot is rejected.
     """
     truncated_at = max(truncations(changes).values(), default=0)
-    taken_at = first_at if last_at - first_at > TOGETHER else last_at
+    taken_at = first_at if last_at - first_at > MAX_SNAPSHOT_SKEW else last_at
     if snapshot_at <= truncated_at:
         raise WritetimeError(
             f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at "

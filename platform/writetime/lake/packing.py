@@ -14,7 +14,7 @@ import pyarrow as pa
 from writetime.changes.model import change_schema
 from writetime.delta.buckets import ALL, are_few
 from writetime.delta.parquet import (
-    READ_SOON,
+    HOT_LAYOUT,
     WrittenFile,
     read_files,
     sort,
@@ -96,7 +96,7 @@ class _Pack:
 
     def _written(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
         rows = without_empty(sort(parts))
-        return write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=READ_SOON)
+        return write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=HOT_LAYOUT)
 
 
 def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_NEW) -> int:

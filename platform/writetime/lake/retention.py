@@ -20,7 +20,7 @@ from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_f
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable
-from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
+from writetime.lake.view_retention import STREAM_HOURS, vacuum_view
 from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
 

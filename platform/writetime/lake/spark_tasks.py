@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.core.errors import WritetimeError
 from writetime.delta.parquet import WRITTEN_SCHEMA, WrittenFile
-from writetime.files.merging import Attempt, sendable
+from writetime.files.merging import CaughtTask, sendable
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable
 
@@ -19,8 +19,8 @@ from writetime.lake.table import LakeTable
 def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
     """Return a function that runs the lake's tasks like the built-in `map`, but each as a task of Spark.
 
-    If the process of a task dies, the tasks of an `Attempt` run again, each as a job of its own, so that only this one
-    fails.
+    If the process of a task dies, the tasks of a `CaughtTask` run again, each as a job of its own, so that only this
+    one fails.
     """
 
     def job(function: Callable[[Any], Any], tasks: list[Any]) -> list[Any]:
@@ -43,7 +43,7 @@ def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[
         try:
             return job(function, described)
         except Exception:
-            if not isinstance(function, Attempt):
+            if not isinstance(function, CaughtTask):
                 raise
         return [alone(function, task) for task in described]
 

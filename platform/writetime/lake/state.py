@@ -20,7 +20,15 @@ from writetime.delta.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.delta.storage import Storage
 from writetime.delta.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.files.merging import MergeTask, Runner, Source, merge_files, write_state
-from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, is_dropped, levels_of
+from writetime.lake.contents import (
+    DROPPED,
+    BucketContents,
+    PendingChanges,
+    StateFiles,
+    dropped_of,
+    is_dropped,
+    levels_of,
+)
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
@@ -56,7 +64,7 @@ def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dic
     return by_bucket(unfolded(table, changes, state), table.buckets)
 
 
-def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> dict[int, Contents]:
+def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> dict[int, BucketContents]:
     """Return the content of each bucket, in the order of the buckets."""
     return StateFiles(table, state).all_contents(pending(table, changes, state))
 
@@ -274,7 +282,7 @@ def _merged_late(
     written: list[WrittenFile] = []
     for bucket, level in sources_of_tasks(storage, by_folder(levels), table.buckets):
         covering = replace(level, files=tuple(dropped))
-        waiting = Waiting((level,), (covering,), horizon, table.buckets, table.cache)
+        waiting = PendingChanges((level,), (covering,), horizon, table.buckets, table.cache)
         written += _Fold(waiting, schema, bucket, table.buckets, storage).run()
     return written
 
@@ -329,7 +337,7 @@ def generation_of(part: TableVersion) -> int:
 class _Fold:
     """Merge changes of one bucket, or of all (`ALL`), into a level."""
 
-    waiting: Waiting
+    waiting: PendingChanges
     schema: TableSchema
     bucket: int
     buckets: int

@@ -12,14 +12,14 @@ from functools import partial
 
 import pyarrow as pa
 
-from writetime.delta.live_files import Change
+from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import WrittenFile, deleted_if_refused, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
 from writetime.delta.versions import TableVersion
 from writetime.files.merging import Runner, merge_files
-from writetime.files.row_form import fit
-from writetime.lake.contents import Contents, StateFiles
+from writetime.files.row_form import to_micros
+from writetime.lake.contents import BucketContents, StateFiles
 from writetime.lake.history import require_history, until
 from writetime.lake.state import Staged, contents, generation_of
 from writetime.lake.table import LakeTable
@@ -52,7 +52,7 @@ class BucketView:
     """
 
     bucket: int
-    contents: Contents
+    contents: BucketContents
     schema: TableSchema
     as_of: int
     only_until: bool
@@ -66,7 +66,7 @@ class BucketView:
             )
         else:
             state = self.contents.merged(self.schema)
-        return fit(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
+        return to_micros(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
 
 
 def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
@@ -143,7 +143,7 @@ def rewrite(
     if staged:
         with deleted_if_refused(table.view.storage, written):
             staged(written)
-    change = Change(remove=list(before.files.values()), add=written)
+    change = ViewCommit(remove=list(before.files.values()), add=written)
     numbers = {
         SEQUENCE: (before.version.transaction(SEQUENCE) or 0) + 1,
         VIEW_GENERATION: generation_of(changes),

@@ -188,7 +188,7 @@ class OtherCluster(WritetimeError):
     """Kafka is no longer the cluster that this process has read."""
 
 
-class Tables:
+class LandedTables:
     """The landings of all captured tables or of named ones, and the data that is read once for all of them."""
 
     def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:

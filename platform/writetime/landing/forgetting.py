@@ -11,11 +11,11 @@ from typing import Any
 
 from pyarrow.fs import FileType
 
-from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.state_files import lock_folder, read_json, write_json
 from writetime.capture.unlogged import cdc_off_name, record_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.delta.storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
@@ -55,7 +55,7 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     if found:
         keys = [f"{schema.fingerprint:016x}".encode() for schema in found]
         traces.append(
-            Trace(f"{counted(len(found), 'schema')} in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys))
+            Trace(f"{pluralize(len(found), 'schema')} in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys))
         )
     lake = lake_storage(settings).filesystem()
     if lake.get_file_info(table).type == FileType.Directory:

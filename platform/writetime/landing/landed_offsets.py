@@ -58,7 +58,7 @@ def not_landed(settings: Settings, table: str) -> int:
     return sum(max(end - landed[p], 0) for p, end in ends.items())
 
 
-class Waiting(NamedTuple):
+class WaitingMessages(NamedTuple):
     """The messages of a table's changes that are not in the lake yet, and the largest number of seconds by which the
     lake's watermarks of the table's sources could advance.
     """
@@ -67,7 +67,9 @@ class Waiting(NamedTuple):
     seconds: float
 
 
-def waiting(now: TableVersion | None, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources) -> Waiting:
+def waiting(
+    now: TableVersion | None, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources
+) -> WaitingMessages:
     """Return the offsets of a table that are not in the lake yet. Nothing is requested for this. The watermarks count
     without messages too: a table without writes is always up to date.
 
@@ -80,9 +82,9 @@ def waiting(now: TableVersion | None, table: str, ends: Mapping[int, int], topic
     """
     topic = changes_topic(table)
     if now is None:
-        return Waiting(sum(ends.values()), 0.0)
+        return WaitingMessages(sum(ends.values()), 0.0)
     is_other = is_other_topic(now, topic, topic_id)
     landed = {p: 0 if is_other else now.transaction(place_name(topic, p)) or 0 for p in ends}
     live = {name: m.tables[table].until for name, m in sources.of(table).items() if not m.retired}
     behind = max((until - watermark_of(now, name) for name, until in live.items()), default=0)
-    return Waiting(sum(max(end - landed[p], 0) for p, end in ends.items()), behind / 1_000_000)
+    return WaitingMessages(sum(max(end - landed[p], 0) for p, end in ends.items()), behind / 1_000_000)

@@ -30,7 +30,7 @@ from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, has_topic, topic_ids, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
@@ -57,12 +57,12 @@ from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
-from writetime.landing.tasks import DECODED_TOGETHER, Part, Written, gap_remedy, write_part
+from writetime.landing.tasks import DECODED_TOGETHER, LandedFiles, MessageRange, gap_remedy, write_part
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
 from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import Place, Sources, TableMark, WatermarkTopic
+from writetime.wire.watermarks import LandingPosition, Sources, TableMark, WatermarkTopic
 
 # Messages of a partition per batch, for few large files in the lake and batches of limited duration.
 BATCH_MESSAGES = 1_000_000
@@ -153,7 +153,7 @@ class Landing:
     """Lands the changes of one table, on each call."""
 
     def __init__(
-        self, settings: Settings, table: str, topics: Topics | None = None, place: Place | None = None
+        self, settings: Settings, table: str, topics: Topics | None = None, place: LandingPosition | None = None
     ) -> None:
         """Land a table's changes.
 
@@ -348,13 +348,13 @@ class Landing:
         starts: Mapping[str, Start],
         *,
         accept_gap: bool,
-    ) -> list[Part]:
+    ) -> list[MessageRange]:
         """Share the partitions out: each separately, or few messages together, because each part costs a connection."""
         new = [p for p, begin in begins.items() if begin < ends[p]]
         few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
         return [
-            Part(
+            MessageRange(
                 self._settings,
                 {p: begins[p] for p in some},
                 {p: ends[p] for p in some},
@@ -368,7 +368,7 @@ class Landing:
             for some in ([new] if few and new else [[p] for p in new])
         ]
 
-    def _require_all(self, parts: Sequence[Part], written: Sequence[Written]) -> int:
+    def _require_all(self, parts: Sequence[MessageRange], written: Sequence[LandedFiles]) -> int:
         """Check that the files of a batch have one change for each offset; return the number of these offsets. Messages
         that give no change do not count.
 
@@ -381,7 +381,7 @@ class Landing:
         if changes != offsets:
             places = (f"{p}@{start}-{part.ends[p] - 1}" for part in parts for p, start in part.starts.items())
             raise Incomplete(
-                f"topic {self._topic}: {counted(offsets, 'message', ',')} gave {counted(changes, 'change', ',')} "
+                f"topic {self._topic}: {pluralize(offsets, 'message', ',')} gave {pluralize(changes, 'change', ',')} "
                 f"(partition@offsets: {', '.join(places)}). Nothing of this batch has landed, because the lake would "
                 f"miss a change or have one twice. Run `writetime land {self.name}` again; if it fails again, this is "
                 "a bug: report it with this text"
@@ -426,7 +426,7 @@ class Landing:
         else:
             newest = range(now.version, max(now.version - _COMMITS_LOOKED_AT, -1), -1)
             proof = next((v for v in newest if places.items() <= self._lake.changes.transactions_of(v).items()), None)
-        self.place = Place(
+        self.place = LandingPosition(
             now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
         )
 

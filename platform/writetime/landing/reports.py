@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from writetime.clients.kafka import NoTopic, offsets_at
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.delta.versions import TableVersion
@@ -140,7 +140,8 @@ def _of_messages(settings: Settings, table: str) -> Iterator[str]:
     old = offsets_at(settings, topic, time.time() - seconds)
     waiting = sum(max(old[p] - landed[p], 0) for p in old)
     if waiting:
-        yield f"{counted(waiting, 'message')} of {topic} not landed for more than {seconds:.0f} s: run `writetime land`"
+        late = pluralize(waiting, "message")
+        yield f"{late} of {topic} not landed for more than {seconds:.0f} s: run `writetime land`"
 
 
 def _of_sources(

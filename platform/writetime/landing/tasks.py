@@ -26,7 +26,7 @@ DECODED_TOGETHER = 20_000
 
 
 @dataclass(frozen=True)
-class Part:
+class MessageRange:
     """The messages of some partitions from `starts` up to, not including, `ends`.
 
     `schemas` has all schemas of the table that messages before the ends may name, by fingerprint. `registry` has those
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass
-class Written:
+class LandedFiles:
     """The files of a part, and its messages that give no change: those that are skipped, those whose change does not
     count because the table has been truncated or created again since, and those that Kafka no longer has.
     """
@@ -62,19 +62,19 @@ class Written:
         return self.skipped + self.void + self.missing
 
 
-def write_part(part: Part) -> Written:
+def write_part(part: MessageRange) -> LandedFiles:
     """Decode the messages of a part and write their changes as files. The files are not visible until they are
     committed.
 
     Raises:
         WritetimeError: a message is not a change of the table, or is missing; the error names its place.
     """
-    written = Written()
+    written = LandedFiles()
     written.files = part.writer.write(_changes(part, written))
     return written
 
 
-def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
+def _changes(part: MessageRange, written: LandedFiles) -> Iterator[pa.RecordBatch]:
     topic = changes_topic(part.writer.schema.full_name)
     decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
     messages = _messages(part, topic, written)
@@ -89,7 +89,7 @@ def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
         yield from changes.to_batches()
 
 
-def _messages(part: Part, topic: str, written: Written) -> Iterator[Message]:
+def _messages(part: MessageRange, topic: str, written: LandedFiles) -> Iterator[Message]:
     """Yield the messages that are not skipped. Agents send them without transactions, so each offset has one, until
     Kafka compacts the topic.
     """
@@ -108,7 +108,7 @@ def _messages(part: Part, topic: str, written: Written) -> Iterator[Message]:
             _miss(part, written, partition, expected[partition], end)
 
 
-def _miss(part: Part, written: Written, partition: int, start: int, end: int) -> None:
+def _miss(part: MessageRange, written: LandedFiles, partition: int, start: int, end: int) -> None:
     written.missing += end - start
     if not part.accepts_gaps:
         table = part.writer.schema.full_name

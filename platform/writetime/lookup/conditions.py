@@ -31,7 +31,7 @@ class Literal:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ColumnBounds:
     """The least and the greatest value; None without a bound."""
 
     low: Literal | None = None
@@ -45,8 +45,8 @@ class Conditions:
     """
 
     allowed: dict[str, tuple[Literal, ...]] = field(default_factory=dict)
-    bounds: dict[str, Bounds] = field(default_factory=dict)
-    tokens: Bounds | None = None
+    bounds: dict[str, ColumnBounds] = field(default_factory=dict)
+    tokens: ColumnBounds | None = None
 
 
 def conditions_of(where: str, partition_key: list[str]) -> Conditions:
@@ -55,7 +55,7 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
     """
     tree = _parsed(where)
     found = Conditions()
-    bounds: dict[str, list[Bounds]] = {}
+    bounds: dict[str, list[ColumnBounds]] = {}
     for part in _conjunction(tree) if tree else ():
         if (allowed := _allowed(part)) is not None:
             found.allowed[allowed[0]] = allowed[1]
@@ -64,7 +64,7 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
     for name, several in bounds.items():
         # One bound of each side is enough: a literal's type is known only later, so bounds cannot be compared here.
         lows, highs = ([getattr(b, side) for b in several if getattr(b, side)] for side in ("low", "high"))
-        found.bounds[name] = Bounds(lows[0] if lows else None, highs[0] if highs else None)
+        found.bounds[name] = ColumnBounds(lows[0] if lows else None, highs[0] if highs else None)
     tokens = found.bounds.pop(f"{TOKEN}()", None)
     return Conditions(found.allowed, found.bounds, tokens)
 
@@ -176,7 +176,7 @@ def _allowed(condition: Any) -> tuple[str, tuple[Literal, ...]] | None:
     return None if name is None or None in values else (name, tuple(v for v in values if v))
 
 
-def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, Bounds]]:
+def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, ColumnBounds]]:
     """Yield a column, or a call of `token`, and one of its bounds or both."""
     kind = condition["type"]
     if kind == "COMPARE_BETWEEN":
@@ -193,7 +193,7 @@ def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, Bou
     else:
         return
     if name is not None:
-        yield name, Bounds(low, high)
+        yield name, ColumnBounds(low, high)
 
 
 def _compared(node: Any, partition_key: list[str]) -> str | None:

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from writetime.changes.position import AFTER, BEFORE, position_encoder
 from writetime.core.arrow import numbers
-from writetime.files.key_ranges import Places, TokenRange, in_order
-from writetime.lookup.conditions import Bounds, Conditions, Literal, evaluated
+from writetime.files.key_ranges import KeyRanges, TokenRange, in_order
+from writetime.lookup.conditions import ColumnBounds, Conditions, Literal, evaluated
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.names import fold
 from writetime.schema.serialise import partition_key, serialiser
@@ -53,7 +53,7 @@ def label(column: Column) -> str:
     return column.label or column.name
 
 
-def places_of_keys(keys: pa.Table, schema: TableSchema) -> Places | None:
+def places_of_keys(keys: pa.Table, schema: TableSchema) -> KeyRanges | None:
     """Return the places of rows, by columns of a view: the partition key, and any prefix of the clustering key. None if
     the columns do not name partitions.
     """
@@ -64,7 +64,7 @@ def places_of_keys(keys: pa.Table, schema: TableSchema) -> Places | None:
     return _places(keys, prefix, None, schema)
 
 
-def places_of_condition(conditions: Conditions, schema: TableSchema) -> Places | TokenRange | None:
+def places_of_condition(conditions: Conditions, schema: TableSchema) -> KeyRanges | TokenRange | None:
     """Return the places of all rows that a condition allows; None if it names neither partitions nor tokens."""
     allowed: dict[str, list[Any]] = {}
     for column in schema.partition_key:
@@ -91,7 +91,7 @@ def _has_next(schema: TableSchema, prefix: Sequence[Column]) -> bool:
     return len(prefix) < len(schema.clustering)
 
 
-def _range_of(bounds: Bounds | None) -> TokenRange | None:
+def _range_of(bounds: ColumnBounds | None) -> TokenRange | None:
     if bounds is None:
         return None
     low, high = (b.value if b and b.kind in _INTEGERS else None for b in (bounds.low, bounds.high))
@@ -127,7 +127,7 @@ def _literals(column: Column) -> tuple[str, ...] | None:
     return _ONE_FORM.get(column.type.name) if isinstance(column.type, Native) else None
 
 
-def _places(keys: pa.Table, prefix: Sequence[Column], bounds: Bounds | None, schema: TableSchema) -> Places:
+def _places(keys: pa.Table, prefix: Sequence[Column], bounds: ColumnBounds | None, schema: TableSchema) -> KeyRanges:
     """Return the places of keys, each with a prefix of the clustering key, and with bounds of the column after it."""
     partition, clustering = (
         [_serialised(keys[label(column)].combine_chunks(), column) for column in columns]
@@ -148,7 +148,7 @@ def _places(keys: pa.Table, prefix: Sequence[Column], bounds: Bounds | None, sch
     return in_order(tokens(serialised).to_numpy(), serialised, firsts, ends)
 
 
-def _ends(bounds: Bounds | None, column: Column) -> tuple[list[bytes], list[bytes]]:
+def _ends(bounds: ColumnBounds | None, column: Column) -> tuple[list[bytes], list[bytes]]:
     """Return the bytes of a clustering column's first and last value, in its order; nothing without a bound."""
     low, high = (_bound(bounds.low, column), _bound(bounds.high, column)) if bounds else ([], [])
     return (high, low) if column.reversed else (low, high)

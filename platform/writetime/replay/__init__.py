@@ -7,10 +7,10 @@ with Subscriber(settings, "flights", "billing") as subscriber:
 """
 
 from writetime.replay.batch_reading import check, extent, replay, sealed
-from writetime.replay.batch_retention import trim
 from writetime.replay.batches import Batch
 from writetime.replay.cursors import advance, forget, lag, rebuild, seek
 from writetime.replay.publisher import Publisher
+from writetime.replay.retention import trim
 from writetime.replay.subscriber import Effects, Subscriber
 
 __all__ = [

@@ -8,14 +8,14 @@ from datetime import datetime
 from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
-from writetime.replay.batches import Batch, Batches, Damaged, Gone, NoBatch, Seal
+from writetime.replay.batches import Batch, Batches, DamagedBatch, Gone, NoBatch, Seal
 from writetime.replay.coordination import coordination
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Checked:
+class BatchesReport:
     """The result of checking all batches: their number, their items, the damaged ones with reasons, and the batch up to
     which retention has deleted them.
     """
@@ -105,7 +105,7 @@ def find_time(batches: Batches, queue: str, newest: int, at: datetime) -> int:
     return low
 
 
-def check(settings: Settings, queue: str) -> Checked:
+def check(settings: Settings, queue: str) -> BatchesReport:
     """Read all batches, and compare their numbers, items and hashes with the seals. For batches that retention has
     deleted, only numbers are compared.
     """
@@ -125,9 +125,9 @@ def check(settings: Settings, queue: str) -> Checked:
                 except Gone:
                     # Retention is at work.
                     gone = seal.n
-                except Damaged as e:
+                except DamagedBatch as e:
                     faults.append(str(e))
                     count += 1
         except NoBatch as e:
             faults.append(str(e))
-    return Checked(count, items, faults, gone)
+    return BatchesReport(count, items, faults, gone)

@@ -29,7 +29,7 @@ from cassandra.query import BatchStatement, PreparedStatement
 
 from writetime.clients.database import DRIVER_FAULTS, is_without_answer, largest_mutation, timestamp_as_written
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
@@ -46,7 +46,7 @@ _BLOCK_WRITE_TIME = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Unknown(Transient):
+class UnknownBatchWrite(Transient):
     """The database did not answer in time, or not at all: a write may have been applied."""
 
 
@@ -64,7 +64,7 @@ class Gone(NoBatch):
         )
 
 
-class Damaged(WritetimeError):
+class DamagedBatch(WritetimeError):
     """A batch differs from its seal."""
 
 
@@ -200,7 +200,7 @@ class Batches:
         blocks = [row.data for row in self._run_all(self._blocks, _chunks(seal))]
         try:
             return self._compared(seal, blocks)
-        except Damaged:
+        except DamagedBatch:
             if seal.n <= (gone := self.floor(seal.queue).gone):
                 raise Gone(seal.queue, gone) from None
             raise
@@ -209,11 +209,11 @@ class Batches:
         try:
             items, digest = decode(blocks)
         except ValueError as e:
-            raise Damaged(f"batch {seal.id}: {e}") from None
+            raise DamagedBatch(f"batch {seal.id}: {e}") from None
         if (len(blocks), len(items), digest) != (seal.blocks, seal.items, seal.sha256):
-            raise Damaged(
-                f"batch {seal.id} has {counted(len(blocks), 'block')}, {counted(len(items), 'item')} and the SHA-256 "
-                f"{digest.hex()}; sealed were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
+            raise DamagedBatch(
+                f"batch {seal.id} has {pluralize(len(blocks), 'block')}, {pluralize(len(items), 'item')} and the "
+                f"SHA-256 {digest.hex()}; sealed were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
             )
         return Batch(seal, items)
 
@@ -440,7 +440,8 @@ class Batches:
 
 @contextmanager
 def named(of: str) -> Iterator[None]:
-    """Convert the driver's exceptions in the block to `Unknown`, or to a `WritetimeError` if the database refuses.
+    """Convert the driver's exceptions in the block to `UnknownBatchWrite`, or to a `WritetimeError` if the database
+    refuses.
 
     Other exceptions, as of a value that no statement can have, do not pass by themselves, and are left.
     """
@@ -449,7 +450,7 @@ def named(of: str) -> Iterator[None]:
     except DRIVER_FAULTS as e:
         if is_without_answer(e):
             # Timeouts, unavailable replicas, overload, lost connections.
-            raise Unknown(f"{type(e).__name__}: {e}") from None
+            raise UnknownBatchWrite(f"{type(e).__name__}: {e}") from None
         raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
 
 

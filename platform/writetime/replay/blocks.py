@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import zstandard
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 
 BLOCK_BYTES = 256 << 10
 # Blocks per partition, of at most 4 MiB.
@@ -46,5 +46,5 @@ def _items(content: bytes) -> Iterator[bytes]:
         (length,) = _LENGTH.unpack_from(content, at)
         at += _LENGTH.size + length
         if at > len(content):
-            raise ValueError(f"an item ends {counted(at - len(content), 'byte')} after the last block")
+            raise ValueError(f"an item ends {pluralize(at - len(content), 'byte')} after the last block")
         yield content[at - length : at]

@@ -13,7 +13,7 @@ from writetime.replay.coordination import Moved, coordination
 
 
 @dataclass(frozen=True)
-class Lag:
+class ProcessorLag:
     """The lag of a processor: the number of batches, and the seconds since its oldest remaining batch was published."""
 
     processor: str
@@ -22,7 +22,7 @@ class Lag:
     seconds: float
 
 
-def lag(settings: Settings, queue: str) -> list[Lag]:
+def lag(settings: Settings, queue: str) -> list[ProcessorLag]:
     """Return the lag of each processor of a queue.
 
     Raises:
@@ -37,7 +37,7 @@ def lag(settings: Settings, queue: str) -> list[Lag]:
             behind = (head.n if head else 0) - cursor.n
             oldest = batches.get(queue, cursor.n + 1) if behind > 0 else None
             seconds = (batches.now() - oldest.published_at).total_seconds() if oldest else 0.0
-            found.append(Lag(name, cursor.n, behind, max(0.0, seconds)))
+            found.append(ProcessorLag(name, cursor.n, behind, max(0.0, seconds)))
         return found
 
 

@@ -23,9 +23,9 @@ from typing import Self
 from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.replay.batches import Batches, NoBatch, Seal, Unknown
+from writetime.replay.batches import Batches, NoBatch, Seal, UnknownBatchWrite
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
 from writetime.replay.coordination import Coordination, check_name, coordination
 
@@ -78,7 +78,7 @@ class Publisher:
             raise WritetimeError("a producer and a sequence must be given together")
         large = next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None)
         if large is not None:
-            raise WritetimeError(f"item {large} has {counted(len(items[large]), 'byte')}, more than {MAX_ITEM_BYTES}")
+            raise WritetimeError(f"item {large} has {pluralize(len(items[large]), 'byte')}, more than {MAX_ITEM_BYTES}")
         blocks, size, digest = encode(items)
         attempt = uuid.uuid4()
         unsealed = Seal(
@@ -99,7 +99,7 @@ class Publisher:
                     # Published before: these blocks will never be read.
                     self._batches.delete_blocks([unsealed])
                 return seal.n
-            except Unknown as e:
+            except UnknownBatchWrite as e:
                 if time.monotonic() > deadline:
                     raise PublishUnknown(
                         f"queue {self._queue}: it is not known whether attempt {attempt} was published ({e}); "

@@ -24,9 +24,9 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.replay.batches import Batch, Batches, NoBatch, Unknown
+from writetime.replay.batches import Batch, Batches, NoBatch, UnknownBatchWrite
 from writetime.replay.coordination import Cursor, Moved, check_name, coordination
 from writetime.replay.publisher import tell
 
@@ -120,7 +120,7 @@ class Subscriber:
                 if self.working:
                     raise
                 log.warning("%s; it is read again", e)
-            except (Unknown, NoZooKeeper) as e:
+            except (UnknownBatchWrite, NoZooKeeper) as e:
                 # Of the handler: its own queues or databases may never answer.
                 if self.working:
                     raise
@@ -230,7 +230,7 @@ class Subscriber:
             batch.add(bound)
         if (limit := self._batches.largest_write()) and size > limit:
             raise WritetimeError(
-                f"batch {self._queue}-{n}: its effects have {counted(size, 'byte')}, and the database takes at most "
+                f"batch {self._queue}-{n}: its effects have {pluralize(size, 'byte')}, and the database takes at most "
                 f"{limit} in one write (max_mutation_size, by default half of commitlog_segment_size): let the handler "
                 "return less, publish smaller batches, or raise these settings of the database"
             )
@@ -241,7 +241,7 @@ class Subscriber:
                 if not self._batches.run(batch)[0].applied and self._applied(effects) < n:
                     raise Moved(f"the cursor in {effects.table} was moved back by another program")
                 return
-            except Unknown as e:
+            except UnknownBatchWrite as e:
                 log.warning("batch %s-%d is applied again, because its answer was lost: %s", self._queue, n, e)
                 if stop.wait(self._settings.replay.poll_seconds):
                     raise

@@ -20,15 +20,15 @@ from writetime.delta import buckets
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
 from writetime.delta.versions import CommitId, TableVersion, by_part
 from writetime.files.cache import Cache
-from writetime.files.key_ranges import Places, joined, keys_of_whole, partitions, places_of
+from writetime.files.key_ranges import KeyRanges, joined, keys_of_whole, partitions, places_of
 from writetime.files.point_reads import anything_expires, expiring_places, first_places, size_at
-from writetime.lake.contents import Contents, StateFiles, Waiting
+from writetime.lake.contents import BucketContents, PendingChanges, StateFiles
 from writetime.lake.state import contents, files_since, folded_version, generation_of, has_lost, parts_of, unfolded
 from writetime.lake.table import LakeTable
 from writetime.lake.views import AFTER
 from writetime.merge import merge
-from writetime.row_events.compare import Rows
-from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.row_events.compare import OrderedRows
+from writetime.row_events.events import EventBatch, fitted_rows, row_events
 from writetime.schema.table import TableSchema
 
 FIRST_ROWS = 16
@@ -69,7 +69,7 @@ class Position:
     this batch has read.
     """
 
-    batch: Batch
+    batch: EventBatch
     changes: CommitId
     state: CommitId
 
@@ -90,12 +90,12 @@ class ChangedRows:
 
     bucket: int
     buckets: int
-    old: Contents | None
-    new: Contents | Waiting
+    old: BucketContents | None
+    new: BucketContents | PendingChanges
     schema_before: TableSchema
     schema: TableSchema
     as_of_before: int
-    batch: Batch
+    batch: EventBatch
     all_partitions: bool
     cache: Cache
     write_times: bool = False
@@ -121,7 +121,7 @@ class ChangedRows:
             if events.num_rows:
                 yield bucket, events
 
-    def _count_parts(self, places: Places) -> int:
+    def _count_parts(self, places: KeyRanges) -> int:
         """Return the number of equal parts of the token range for the data at places: one per bucket if there are many
         places, or the least number of parts that are small enough. Few changes can have much data, too: those of large
         rows, or of partitions, such as their deletions and their static columns.
@@ -137,7 +137,7 @@ class ChangedRows:
     def _by_part(
         self,
         added: pa.Table,
-        places: Places,
+        places: KeyRanges,
         parts: int,
         unfit: Counter[str] | None,
         counts: Counter[str] | None,
@@ -155,7 +155,7 @@ class ChangedRows:
     def events(
         self,
         added: pa.Table,
-        places: Places | None,
+        places: KeyRanges | None,
         unfit: Counter[str] | None = None,
         counts: Counter[str] | None = None,
     ) -> pa.Table:
@@ -177,7 +177,9 @@ class ChangedRows:
             counts.update({BEFORE: len(before.tokens), AFTER: len(after.tokens)})
         return row_events(before, after, self.schema, self.batch, state if self.write_times else None)
 
-    def _rows(self, added: pa.Table, places: Places | None, unfit: Counter[str]) -> tuple[Rows, Rows, pa.Table]:
+    def _rows(
+        self, added: pa.Table, places: KeyRanges | None, unfit: Counter[str]
+    ) -> tuple[OrderedRows, OrderedRows, pa.Table]:
         """Return the rows before and after the changes, and the state after them."""
         old = self._old(self.schema, places)
         was = old if self.schema == self.schema_before else self._old(self.schema_before, places)
@@ -185,7 +187,7 @@ class ChangedRows:
         state = merge([old, added], self.schema)
         return before, fitted_rows(state, self.schema, self.batch.as_of, unfit), state
 
-    def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
+    def _old(self, schema: TableSchema, places: KeyRanges | None) -> pa.Table:
         return merge([], schema) if self.old is None else self.old.merged(schema, places)
 
     @property
@@ -199,18 +201,18 @@ class ChangedRows:
         first, last = sorted((self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000))
         return first, last
 
-    def _places(self, added: pa.Table) -> Places:
+    def _places(self, added: pa.Table) -> KeyRanges:
         due = expiring_places(() if self.old is None else self.old.sources, *self._seconds, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
-def _largest_share(places: Places, parts: int) -> float:
+def _largest_share(places: KeyRanges, parts: int) -> float:
     """Return the largest share of places that are in one of equal parts of the token range."""
     counts = np.bincount(buckets_of(pa.array(places.tokens), parts))
     return counts.max(initial=0) / max(counts.sum(), 1)
 
 
-def _static_rows_alone(several: Iterable[Rows], whole: pa.Array) -> Places:
+def _static_rows_alone(several: Iterable[OrderedRows], whole: pa.Array) -> KeyRanges:
     """Return the partitions with only a static row, without those (by their keys) that were read completely."""
     found = []
     for rows in several:
@@ -225,7 +227,7 @@ def position_of(version: TableVersion, names: Names) -> Position | None:
     changes, state = version.commit_of(names.changes), version.commit_of(names.state)
     if generation is None or sequence is None or as_of is None or changes is None or state is None:
         return None
-    return Position(Batch(generation, sequence, as_of), changes, state)
+    return Position(EventBatch(generation, sequence, as_of), changes, state)
 
 
 def require_same_changes(table: LakeTable, last: Position, changes: TableVersion) -> None:
@@ -248,7 +250,7 @@ def as_of_next(last: Position, instant: int) -> int:
     return max(instant, last.batch.as_of) if last.batch.as_of <= instant + CLOCKS_DIFFER else instant
 
 
-def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[ChangedRows]:
+def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: EventBatch) -> list[ChangedRows]:
     """Return the changes of a batch that begins with no rows, by bucket."""
     schema = table.schema(changes)
     return [
@@ -269,7 +271,7 @@ def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, bat
 
 
 def next_rows(
-    table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
+    table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: EventBatch
 ) -> list[ChangedRows]:
     """Return the changes of a batch, by bucket, or by larger parts of the token range if it has few changes. Without
     new changes, leave out those in which no data expires, so that a batch without work has no tasks.
@@ -341,7 +343,7 @@ def moved_on(table: LakeTable, last: Position) -> Position | None:
     is_same = generation_of(known) == generation_of(changes) and table.schema(known) == table.schema(changes)
     if known.version >= changes.version or not is_same or files_since(table, changes, known.version):
         return None
-    batch = Batch(last.batch.generation, last.batch.sequence + 1, last.batch.as_of)
+    batch = EventBatch(last.batch.generation, last.batch.sequence + 1, last.batch.as_of)
     return Position(batch, changes.commit_id, state.commit_id)
 
 

@@ -14,7 +14,7 @@ from writetime.merge.order import group_by
 
 
 @dataclass(frozen=True)
-class Rows:
+class OrderedRows:
     """Rows in the order of the database, each at most once, with the place of each: token, partition key, position.
 
     `lost_bytes` are, by column, the serialised values where decoding lost some of their bytes; only of both sides of a
@@ -36,7 +36,7 @@ class Matched:
     after: np.ndarray
 
 
-def match(before: Rows, after: Rows) -> Matched:
+def match(before: OrderedRows, after: OrderedRows) -> Matched:
     """Find the rows of two tables that have the same place. If rows of one table share a place, a fault, one of them is
     matched. The others come last, alone.
     """
@@ -53,7 +53,7 @@ def match(before: Rows, after: Rows) -> Matched:
     return Matched(np.concatenate([found.before, more, none[1]]), np.concatenate([found.after, none[0], others]))
 
 
-def changed(before: Rows, after: Rows) -> Matched:
+def changed(before: OrderedRows, after: OrderedRows) -> Matched:
     """Return the places where the two tables differ: a row in only one of them, or two rows that differ."""
     found = match(before, after)
     differs = (found.before < 0) | (found.after < 0)
@@ -64,7 +64,7 @@ def changed(before: Rows, after: Rows) -> Matched:
     return Matched(found.before[differs], found.after[differs])
 
 
-def different_values(one: Rows, i: np.ndarray, other: Rows, j: np.ndarray, name: str) -> np.ndarray:
+def different_values(one: OrderedRows, i: np.ndarray, other: OrderedRows, j: np.ndarray, name: str) -> np.ndarray:
     """Return where the values of a column differ between the rows `i` of one table and the rows `j` of the other."""
     values = different(take(one_chunk(one.values[name]), i), take(one_chunk(other.values[name]), j))
     if name not in one.lost_bytes:

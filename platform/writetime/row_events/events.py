@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from writetime.core.arrow import one_chunk, take
 from writetime.delta.parquet import conform
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake.table import view_schema
 from writetime.merge.live import live
-from writetime.row_events.compare import Rows, changed
+from writetime.row_events.compare import OrderedRows, changed
 from writetime.row_events.ids import event_ids
 from writetime.row_events.write_times import write_times
 from writetime.schema.table import TableSchema
@@ -33,7 +33,7 @@ KINDS = ("CREATE", "UPDATE", "DELETE")
 
 
 @dataclass(frozen=True)
-class Batch:
+class EventBatch:
     """The batch and the stream of events. `as_of` is in microseconds."""
 
     generation: int
@@ -61,24 +61,26 @@ def event_schema(schema: TableSchema) -> pa.Schema:
     )
 
 
-def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> OrderedRows:
     """Return the rows that live in a state at a time (microseconds), with their places. Values have the stored form."""
     return indexed_rows(state, schema, as_of)[0]
 
 
-def indexed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[Rows, np.ndarray]:
+def indexed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[OrderedRows, np.ndarray]:
     """Return the result of `placed_rows`, and the index of the entry of each row in the state."""
     values, index = live(state, schema, as_of // 1_000_000)
-    return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position"))), index
+    return OrderedRows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position"))), index
 
 
-def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int, unfit: Counter[str] | None = None) -> Rows:
+def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int, unfit: Counter[str] | None = None) -> OrderedRows:
     """Return the result of `placed_rows` in the row form, which row events have; `unfit` is as for `row_form.fit`."""
     rows = placed_rows(state, schema, as_of)
-    return replace(rows, values=fit(rows.values, schema, unfit))
+    return replace(rows, values=to_micros(rows.values, schema, unfit))
 
 
-def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch, state: pa.Table | None = None) -> pa.Table:
+def row_events(
+    before: OrderedRows, after: OrderedRows, schema: TableSchema, batch: EventBatch, state: pa.Table | None = None
+) -> pa.Table:
     """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
 
     Args:
@@ -89,7 +91,7 @@ def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch, sta
         state: the state after the batch, for `write_time`. Without it, `write_time` is null.
     """
     wanted = view_schema(schema)
-    before = Rows(
+    before = OrderedRows(
         conform(before.values, wanted, f"rows of {schema.full_name}"), before.tokens, before.keys, before.positions
     )
     found = changed(before, after)

@@ -42,7 +42,7 @@ from writetime.clients.schema_registry import SchemaRefused
 from writetime.clients.topic_options import Keeps, command_to_set, lossy_faults
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.buckets import buckets_of, partition_of_bucket
@@ -76,7 +76,7 @@ RECORD_SECONDS = 60.0
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
 
-class Fenced(Conflict):
+class PublisherFenced(Conflict):
     """Another publisher of the table has started since. A new one continues from the last committed position."""
 
 
@@ -411,7 +411,7 @@ class EventPublisher(Sender):
             )
         raise WritetimeError(
             f"{schema.full_name}: the event of the row {row} is a message of "
-            f"{counted(sizes[largest], 'byte', ',')}, and {self._topic} takes {self._max_bytes:,}: {remedy}"
+            f"{pluralize(sizes[largest], 'byte', ',')}, and {self._topic} takes {self._max_bytes:,}: {remedy}"
         )
 
     def _encoded(self, events: pa.RecordBatch, schema: TableSchema) -> tuple[list[bytes], list[bytes]]:
@@ -471,7 +471,7 @@ class EventPublisher(Sender):
             except KafkaException as e:
                 error = e.args[0]
         if error.code() in _FENCED:
-            return Fenced(f"{self._what}: another publisher of the table has started since")
+            return PublisherFenced(f"{self._what}: another publisher of the table has started since")
         return super()._refused(error, topic)
 
     def _commit(self) -> None:

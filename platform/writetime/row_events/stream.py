@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
 from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, Conflict, takes_fields
 from writetime.delta.parquet import Unreadable, WrittenFile, write_rows
@@ -35,8 +35,8 @@ from writetime.row_events.changed_rows import (
     position_of,
     require_same_changes,
 )
-from writetime.row_events.event_packing import pack_events
-from writetime.row_events.events import Batch, event_schema
+from writetime.row_events.events import EventBatch, event_schema
+from writetime.row_events.packing import pack_events
 from writetime.row_events.stream_files import FIRST, PREFIX
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
@@ -74,7 +74,7 @@ def create_stream(table: LakeTable) -> BucketedTable:
     properties = delta.load().properties
     if (found := properties[BUCKETS]) != str(table.buckets):
         raise WritetimeError(
-            f"{delta.storage.address} has {counted(int(found), 'bucket')} and the table {table.buckets}: restore it"
+            f"{delta.storage.address} has {pluralize(int(found), 'bucket')} and the table {table.buckets}: restore it"
         )
     # Streams that earlier releases created do not have it.
     for name, value in FORGET_REMOVED.items() - properties.items():
@@ -145,11 +145,11 @@ def extend(
             # Events from before the drop have values that the column no longer has.
             follows = not _column_is_back(table, last, changes)
         if last is None:
-            batch = Batch(number, 1, instant)
+            batch = EventBatch(number, 1, instant)
         elif follows:
-            batch = Batch(last.batch.generation, last.batch.sequence + 1, as_of_next(last, instant))
+            batch = EventBatch(last.batch.generation, last.batch.sequence + 1, as_of_next(last, instant))
         else:
-            batch = Batch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)
+            batch = EventBatch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)
         if last and follows:
             rows = next_rows(table, last, state, changes, batch)
         else:
@@ -216,7 +216,7 @@ def move_on(table: LakeTable) -> None:
         _pack_in_turn(table, position.batch)
 
 
-def _pack_in_turn(table: LakeTable, batch: Batch) -> None:
+def _pack_in_turn(table: LakeTable, batch: EventBatch) -> None:
     """Pack small batches if the number of the new one, which may have no events, is a multiple of `FAN`."""
     if batch.sequence % FAN == 0:
         # A conflict is no fault: the next batches try again.

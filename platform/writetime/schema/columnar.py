@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.schema.mapping import stored_type
 from writetime.schema.text import texts_of
 from writetime.schema.types import CqlType, Native
@@ -61,7 +61,7 @@ def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.nda
     present = lengths > 0
     if (lengths[present] != width).any():
         wrong = int(lengths[present & (lengths != width)][0])
-        raise BadValue(f"a value of {counted(wrong, 'byte')} is not a {cql_type}, which has {width}")
+        raise BadValue(f"a value of {pluralize(wrong, 'byte')} is not a {cql_type}, which has {width}")
     content = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     rows = bounds[:-1][present].astype(np.int64)
     if len(rows) == len(lengths):

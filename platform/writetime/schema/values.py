@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.mapping import stored_type
 from writetime.schema.text import text_of
@@ -62,7 +62,9 @@ def decoder(cql_type: CqlType) -> Decoder:
         try:
             return inner(data)
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(f"{data[:32].hex()} ({counted(len(data), 'byte')}) is not a valid {cql_type}: {e}") from None
+            raise BadValue(
+                f"{data[:32].hex()} ({pluralize(len(data), 'byte')}) is not a valid {cql_type}: {e}"
+            ) from None
 
     return decode
 
@@ -140,7 +142,9 @@ def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
             yield None
             continue
         if length > len(data) - offset:
-            raise BadValue(f"a part of {counted(length, 'byte')} does not fit into the remaining {len(data) - offset}")
+            raise BadValue(
+                f"a part of {pluralize(length, 'byte')} does not fit into the remaining {len(data) - offset}"
+            )
         yield data[offset : offset + length]
         offset += length
 
@@ -167,13 +171,13 @@ def split_vector(data: bytes, element: CqlType, dimension: int) -> list[bytes]:
     if element.fixed_length is not None:
         length = element.fixed_length
         if len(data) != length * dimension:
-            raise BadValue(f"a vector of {dimension} x {counted(length, 'byte')} has {len(data)}")
+            raise BadValue(f"a vector of {dimension} x {pluralize(length, 'byte')} has {len(data)}")
         return [data[i : i + length] for i in range(0, len(data), length)]
     parts, p = [], 0
     for _ in range(dimension):
         length, p = read_vint(data, p)
         if length > len(data) - p:
-            raise BadValue(f"a vector's element of {counted(length, 'byte')} does not fit into {len(data) - p}")
+            raise BadValue(f"a vector's element of {pluralize(length, 'byte')} does not fit into {len(data) - p}")
         parts.append(data[p : p + length])
         p += length
     return parts

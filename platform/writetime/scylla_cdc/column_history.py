@@ -26,7 +26,7 @@ from writetime.core.instants import uuid_micros
 from writetime.schema.table import Column, TableSchema
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED
-from writetime.scylla_cdc.log import Gap, LogError
+from writetime.scylla_cdc.log import LogError, LogGap
 
 _NEVER = -(1 << 63)
 # Nodes learn of ALTER TABLE one after the other, and a write time may be five seconds in the future.
@@ -135,7 +135,7 @@ class History:
             )
         times = judged.times[bare & (judged.times >= (self._snapshot_at or _NEVER))]
         if len(times):
-            raise Gap(
+            raise LogGap(
                 self._table.full_name,
                 int(times.min()),
                 max(self._options_since, int(times.max()) + 1),
@@ -179,7 +179,7 @@ class History:
         end = max(renamed.values())
         if self._snapshot_at is None or self._snapshot_at < end:
             reason = f"key column {', '.join(renamed)} was renamed, and rows from before do not have it"
-            raise Gap(self._table.full_name, first, end, reason)
+            raise LogGap(self._table.full_name, first, end, reason)
 
 
 @dataclass(frozen=True)

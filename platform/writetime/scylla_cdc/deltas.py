@@ -109,7 +109,7 @@ class Deltas:
         readable = self._history.readable(page, operations, self._found)
         ends = readable & np.isin(operations, _ENDS)
         kept = readable & ~np.isin(operations, _SAY_NOTHING)
-        work = Rows(
+        work = LogRows(
             self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
@@ -118,7 +118,7 @@ class Deltas:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _array(self, work: "Rows", name: str, captured_at: datetime) -> pa.Array:
+    def _array(self, work: "LogRows", name: str, captured_at: datetime) -> pa.Array:
         if name in self._keys:
             return decode(work.page[self._keys[name].name], self._keys[name].type)
         if name in self._clustering:
@@ -144,7 +144,7 @@ class Deltas:
         return work.origin(captured_at)
 
 
-class Rows:
+class LogRows:
     """The rows of one page, each of which becomes a change."""
 
     def __init__(

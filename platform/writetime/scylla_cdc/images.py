@@ -27,7 +27,7 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.column_history import History
-from writetime.scylla_cdc.deltas import Rows
+from writetime.scylla_cdc.deltas import LogRows
 
 _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
@@ -72,7 +72,7 @@ class Images:
         del captured_at
         operations = L.operations(page)
         kept = self._history.readable_images(page, operations)
-        work = Rows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
+        work = LogRows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
         kinds = pa.array([_KINDS[o] for o in operations[kept].tolist()], pa.string())
         values = [decode(work.page[c.name], c.type) for c in self._simple]
         arrays = [kinds, work.page[L.STREAM], pa.array(work.times), work.keys, work.positions(self._position), *values]

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from writetime.scylla_cdc.findings import CLOSED_SET, LATE
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 
 Counts = defaultdict[int, Counter[bytes]]
 """Numbers of rows, by the start of the window and by stream."""
@@ -29,7 +29,7 @@ class LateStep:
         self.closed: set[bytes] = set()
         """In streams of sets that are closed."""
 
-    def see(self, piece: Piece, times: np.ndarray) -> None:
+    def see(self, piece: StreamPiece, times: np.ndarray) -> None:
         """Count rows with these write times."""
         counts = self.again if piece.again else self.first
         begins, numbers = np.unique(times - (times - self._start) % self._window, return_counts=True)

@@ -38,7 +38,7 @@ class NoTable(LogError, MissingTable):
     """The database has no such table."""
 
 
-class Gap(WritetimeError):
+class LogGap(WritetimeError):
     """Changes that the log does not have, or no longer has. Times are in microseconds."""
 
     def __init__(self, table: str, start: int, end: int, reason: str) -> None:

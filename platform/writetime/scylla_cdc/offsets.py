@@ -12,8 +12,8 @@ from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
 from writetime.schema.types import quote_table
 from writetime.scylla_cdc.column_history import LEEWAY
-from writetime.scylla_cdc.log import Gap, LogError, StaleSets
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.log import LogError, LogGap, StaleSets
+from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.source import CdcSource, EarlierTtl, Lack, now
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _whole_since(source: CdcSource, start: int) -> int:
     return altered
 
 
-def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at: int | None) -> list[Piece]:
+def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at: int | None) -> list[StreamPiece]:
     """Return the pieces for the write times from one time to another; by default for the whole log.
 
     Raises:
@@ -185,7 +185,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         if start.off_since is None or start.off_until is not None:
             since = start.until if start.off_since is None else start.off_since
             return replace(start, off_since=since, off_until=None, lack=source.lack)
-        raise Gap(source.name, start.off_since, now(), _REASONS[source.lack])
+        raise LogGap(source.name, start.off_since, now(), _REASONS[source.lack])
     if start.off_since is not None:
         until = source.options_since if start.off_until is None else start.off_until
         if snapshot_at is None or snapshot_at < until:
@@ -219,7 +219,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
         )
     since, until = start.off_since, start.off_until
     if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
-        raise Gap(source.name, since, until, _REASONS_BEFORE[start.lack])
+        raise LogGap(source.name, since, until, _REASONS_BEFORE[start.lack])
     return source.check_gap(start.until, snapshot_of(start, snapshot_at), start.earlier_ttl)
 
 
@@ -228,7 +228,7 @@ def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
     return max((t for t in (snapshot_at, place.snapshot_at) if t is not None), default=None)
 
 
-def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]:
+def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[StreamPiece]:
     """Return the pieces between two offsets, and the older pieces to read again for late rows.
 
     Raises:
@@ -269,7 +269,7 @@ def read_again(settings: ScyllaCdc, start: Offset, end: Offset) -> tuple[int, in
     return (first, last) if back else (last, last)
 
 
-def shared_out(pieces: Sequence[Piece], tasks: int) -> list[list[Piece]]:
+def shared_out(pieces: Sequence[StreamPiece], tasks: int) -> list[list[StreamPiece]]:
     """Distribute pieces to tasks, with neighbours in the same one."""
     size = -(-len(pieces) // tasks) if pieces else 1
     return [list(pieces[i : i + size]) for i in range(0, len(pieces), size)]

@@ -32,7 +32,7 @@ _TIMES = f'"{L.TIME}" >= ? AND "{L.TIME}" < ?'
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamPiece:
     """The rows of one stream with write times from `start` (included) to `end` (not included), in microseconds."""
 
     stream: bytes
@@ -63,11 +63,11 @@ class Converter(Protocol):
 
 
 # A function that takes the write times of some rows of a piece, in microseconds.
-See = Callable[[Piece, np.ndarray], None]
+See = Callable[[StreamPiece, np.ndarray], None]
 
 
 def read_pieces(
-    pages: Pages, converter: Converter, pieces: Sequence[Piece], streams_at_once: int, see: See | None = None
+    pages: Pages, converter: Converter, pieces: Sequence[StreamPiece], streams_at_once: int, see: See | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Read pieces of streams, in batches; `see` is called for all rows.
 
@@ -77,7 +77,7 @@ def read_pieces(
     """
     queries = _Queries(pages, converter, pieces)
     captured_at = datetime.now(UTC)
-    waiting: deque[tuple[Sequence[Piece], Reading]] = deque()
+    waiting: deque[tuple[Sequence[StreamPiece], Reading]] = deque()
     held: list[pa.RecordBatch] = []
     rows = size = 0
     while (more := queries.next() if len(waiting) < streams_at_once else None) or waiting:
@@ -103,14 +103,14 @@ def read_pieces(
 class _Queries:
     """The queries for pieces of streams: one per stream at first, then one for several if they have few rows."""
 
-    def __init__(self, pages: Pages, converter: Converter, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pages: Pages, converter: Converter, pieces: Sequence[StreamPiece]) -> None:
         self._table = converter.table.full_name
         self._pages = pages
         log = f"{quote_name(converter.table.keyspace)}.{quote_name(converter.table.name + L.SUFFIX)}"
         self._select = f"SELECT {', '.join(map(quote_name, converter.columns))} FROM {log}"
         self._pieces = deque(pieces)
         # Streams that shared a query, and have too many rows for that.
-        self._alone: deque[Piece] = deque()
+        self._alone: deque[StreamPiece] = deque()
         self._rows = self._streams = 0
         self.of_stream = {piece.stream: piece for piece in pieces}
 
@@ -122,7 +122,7 @@ class _Queries:
     def _some(self) -> PreparedStatement:
         return self._pages.prepare(f'{self._select} WHERE "{L.STREAM}" IN ? AND {_TIMES}')
 
-    def next(self) -> tuple[Sequence[Piece], Reading] | None:
+    def next(self) -> tuple[Sequence[StreamPiece], Reading] | None:
         """Send the next query; return None if there is none."""
         if self._alone:
             group = [self._alone.popleft()]
@@ -142,7 +142,7 @@ class _Queries:
             return 1
         return min(STREAMS_PER_QUERY, PAGE_ROWS * self._streams // (2 * self._rows or 1))
 
-    def pages(self, group: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
+    def pages(self, group: Sequence[StreamPiece], reading: Reading) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query."""
         if len(group) == 1:
             found = reading
@@ -157,11 +157,11 @@ class _Queries:
             yield page
 
 
-def _bounds(piece: Piece) -> tuple[int, int]:
+def _bounds(piece: StreamPiece) -> tuple[int, int]:
     return piece.start, piece.end
 
 
-def _see_streams(see: See, of_stream: Mapping[bytes, Piece], page: pa.RecordBatch) -> None:
+def _see_streams(see: See, of_stream: Mapping[bytes, StreamPiece], page: pa.RecordBatch) -> None:
     """Call `see` for the rows of each stream, which follow each other."""
     times, streams = L.times(page), page[L.STREAM].dictionary_encode()
     numbers = streams.indices.to_numpy()

@@ -50,7 +50,7 @@ class ImageCheck:
             self.texts.append(text)
 
 
-class Checked:
+class CheckedDeltas:
     """Converts log rows to changes like `Deltas`, and compares them with the images among the rows."""
 
     def __init__(

@@ -25,11 +25,11 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.late import LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, NoTable, StaleSets, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, NoTable, StaleSets, check_log
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
-from writetime.scylla_cdc.pieces import Piece, read_pieces
-from writetime.scylla_cdc.postimages import Checked, ImageCheck
+from writetime.scylla_cdc.pieces import StreamPiece, read_pieces
+from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 from writetime.scylla_cdc.streams import StreamSets
 
 log = logging.getLogger(__name__)
@@ -187,11 +187,11 @@ class CdcSource:
             is_earlier = self._lowered_lately(earlier, now())
             kept = earlier.ttl if is_earlier else min(ttl for ttl in (self.ttl, earlier.ttl) if ttl)
             reason = f"the log keeps rows for {kept // 1_000_000} seconds"
-        raise Gap(self.name, start, first, reason)
+        raise LogGap(self.name, start, first, reason)
 
     def read(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StreamPiece],
         fields: Sequence[str] | None = None,
         *,
         snapshot_at: int | None = None,
@@ -223,7 +223,7 @@ class CdcSource:
         counts = Counter() if found is None else found
         deltas = Deltas(self.schema, history, fields, found=counts)
 
-        def see(piece: Piece, times: np.ndarray) -> None:
+        def see(piece: StreamPiece, times: np.ndarray) -> None:
             if piece.closed_at is not None and not piece.again:
                 counts[CLOSED_SET] += int((times >= piece.closed_at).sum())
             if late is not None:
@@ -231,7 +231,7 @@ class CdcSource:
 
         first = deltas
         if check is not None:
-            first = Checked(deltas, Images(self.schema, history), check, counts, self.preimages_since)
+            first = CheckedDeltas(deltas, Images(self.schema, history), check, counts, self.preimages_since)
         try:
             for converter, again in ((first, False), (deltas, True)):
                 some = [piece for piece in pieces if piece.again == again]
@@ -241,7 +241,7 @@ class CdcSource:
         except BadValue as e:
             raise LogError(f"the log of {self.name}: {e}") from None
 
-    def images(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+    def images(self, pieces: Sequence[StreamPiece]) -> Iterator[pa.RecordBatch]:
         """Read the pre- and postimages among pieces of streams, see `images`."""
         yield from read_pieces(
             self._pages, Images(self.schema, History(self.schema, self._log)), pieces, self.settings.streams_at_once

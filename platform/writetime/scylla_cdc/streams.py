@@ -18,7 +18,7 @@ from writetime.schema.types import Native, quote_table
 from writetime.schema.values import split_sequence
 from writetime.scylla_cdc.log import LogError, StaleSets
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 
 _TIMESTAMP = Native("timestamp")
 _CURRENT = 0
@@ -66,7 +66,7 @@ class StreamSets:
             self._known[time] = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
         return self._known[time]
 
-    def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[Piece]:
+    def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[StreamPiece]:
         """Return the pieces for the write times from `start` to `end`, of the sets up to the one of `newest`.
 
         `known` was the newest set when everything before `start` was read. A younger set is read from its own start,
@@ -87,7 +87,7 @@ class StreamSets:
                     starts[stream] = min(first, starts.get(stream, first))
                     closed[stream] = until[time]
         closed |= dict.fromkeys(current)
-        return [Piece(stream, first, end, closed_at=closed[stream]) for stream, first in sorted(starts.items())]
+        return [StreamPiece(stream, first, end, closed_at=closed[stream]) for stream, first in sorted(starts.items())]
 
     def _tablet_streams(self, time: int) -> tuple[bytes, ...]:
         query = self._pages.prepare(

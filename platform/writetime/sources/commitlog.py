@@ -28,13 +28,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_count, option_fields, option_schemas
 from writetime.sources.worker_end import end_quietly
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
-from writetime.storage.file_errors import Missing
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.segment import END, Segment, find_segments, trusted
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _POLICIES = {
 
 
 @dataclass
-class Part(InputPartition):
+class SegmentPart(InputPartition):
     """A segment from one offset to another."""
 
     segment: Segment
@@ -110,7 +110,7 @@ class _Settings:
     def segments(self) -> list[Segment]:
         return find_segments(self.options["path"])
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: SegmentPart) -> Iterator[pa.RecordBatch]:
         end_quietly()
         schemas = option_schemas(self.options)
         reader = CommitLogReader(
@@ -130,12 +130,12 @@ class _Settings:
             log.warning(
                 "%s: %s to %s without a schema",
                 path,
-                counted(tables.total(), "mutation"),
-                counted(len(tables), "table"),
+                pluralize(tables.total(), "mutation"),
+                pluralize(len(tables), "table"),
             )
         if lost := report.hiding.total():
             name = _table(schemas, self.options).full_name
-            log.warning("%s: changes of %s after these writes are lost in %s", path, name, counted(lost, "mutation"))
+            log.warning("%s: changes of %s after these writes are lost in %s", path, name, pluralize(lost, "mutation"))
         if report.torn_at is not None:
             log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 
@@ -146,15 +146,15 @@ class CommitLogBatchReader(DataSourceReader):
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
 
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[SegmentPart]:
         """Return the segments."""
         found = trusted(self._settings.segments())
-        return [Part(segment, 0, END if until is None else until) for segment, until in found]
+        return [SegmentPart(segment, 0, END if until is None else until) for segment, until in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one segment."""
         # Spark adds its own partition if there is none.
-        return self._settings.read(partition) if isinstance(partition, Part) else iter(())
+        return self._settings.read(partition) if isinstance(partition, SegmentPart) else iter(())
 
 
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -201,25 +201,25 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         since = [segment.id for segment, _ in ahead[:-1] if segment.id != start["segment"]]
         return {"segment": last.id, "position": None if until == END else until, "since": since}
 
-    def partitions(self, start: Offset, end: Offset) -> list[Part]:
+    def partitions(self, start: Offset, end: Offset) -> list[SegmentPart]:
         """Return the parts of the segments between two offsets.
 
         Raises:
             Missing: a segment was deleted before it was read.
         """
-        parts: list[Part] = []
+        parts: list[SegmentPart] = []
         position = END if end["position"] is None else end["position"]
         same = start["segment"] == end["segment"]
         if (segment := self._unread(start)) is not None:
-            parts.append(Part(segment, start["position"] or 0, position if same else END))
-        parts += [Part(self._segment(i), 0, END) for i in end["since"]]
+            parts.append(SegmentPart(segment, start["position"] or 0, position if same else END))
+        parts += [SegmentPart(self._segment(i), 0, END) for i in end["since"]]
         if not same:
-            parts.append(Part(self._segment(end["segment"]), 0, position))
+            parts.append(SegmentPart(self._segment(end["segment"]), 0, position))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        return self._settings.read(cast(Part, partition))
+        return self._settings.read(cast(SegmentPart, partition))
 
     def _trusted(self) -> list[tuple[Segment, int]]:
         return [(s, until) for s, until in trusted(self._settings.segments()) if until is not None]
@@ -233,7 +233,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         for segment in self._settings.segments():
             if segment.id == segment_id:
                 return segment
-        raise Missing(
+        raise MissingFile(
             f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} was deleted before this stream had read "
             "it to its end: put it back, or start again with another checkpoint and read the tables' SSTables for "
             "the lost changes"

@@ -43,7 +43,7 @@ from writetime.scylla_cdc.offsets import (
     shared_out,
     snapshot_of,
 )
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.source import EarlierTtl, open_source, until_fresh
 from writetime.sources.schemas import Selection, option_fields
 from writetime.sources.worker_end import end_quietly
@@ -54,12 +54,12 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 
 @dataclass
-class Part(InputPartition):
+class LogPart(InputPartition):
     """The part that one task reads. `start` is where the batch begins, without parts that are read again; `snapshot_at`
     is the start time of the snapshot that has the unreadable rows; `earlier_ttl` is as in `CdcSource.check_gap`.
     """
 
-    pieces: list[Piece]
+    pieces: list[StreamPiece]
     start: int
     snapshot_at: int | None
     earlier_ttl: EarlierTtl = field(default_factory=EarlierTtl)
@@ -109,7 +109,7 @@ class _Asked:
         with open_source(self.settings, self.table) as source:
             return newly_labelled(source.schema)
 
-    def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
+    def read(self, part: LogPart, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. Its rows count only if neither the table nor the log's retained rows changed meanwhile."""
         end_quietly()
         if not part.pieces:
@@ -153,7 +153,7 @@ class ScyllaCdcBatchReader(DataSourceReader):
         self._table = table
         self._selection = selection
 
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[LogPart]:
         """Distribute the streams.
 
         Raises:
@@ -165,11 +165,13 @@ class ScyllaCdcBatchReader(DataSourceReader):
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
             start = min((piece.start for piece in pieces), default=0)
             # Spark adds its own part if there is none.
-            return [Part(some, start, asked.snapshot_at) for some in shared_out(pieces, source.settings.tasks) or [[]]]
+            return [
+                LogPart(some, start, asked.snapshot_at) for some in shared_out(pieces, source.settings.tasks) or [[]]
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        return self._asked.read(cast(Part, partition), self._table, self._selection)
+        return self._asked.read(cast(LogPart, partition), self._table, self._selection)
 
 
 class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -206,7 +208,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             settled = source.settled() if self._available is None else self._available
             return next_offset(source, Offset.parse(start), settled, self._asked.snapshot_at).json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPart]:
         """Return the parts between two offsets.
 
         Raises:
@@ -215,17 +217,17 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         return until_fresh(lambda: self._parts(Offset.parse(start), Offset.parse(end)))
 
-    def _parts(self, first: Offset, last: Offset) -> list[Part]:
+    def _parts(self, first: Offset, last: Offset) -> list[LogPart]:
         with self._source() as source:
             check(source, first, self._asked.snapshot_at)
             pieces = pieces_between(source, first, last)
             snapshot_at = snapshot_of(last, self._asked.snapshot_at)
             parts = shared_out(pieces, source.settings.tasks)
-            return [Part(some, first.until, snapshot_at, first.earlier_ttl) for some in parts]
+            return [LogPart(some, first.until, snapshot_at, first.earlier_ttl) for some in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        return self._asked.read(cast(Part, partition), self._table, self._selection)
+        return self._asked.read(cast(LogPart, partition), self._table, self._selection)
 
     def _source(self) -> Any:
         return open_source(self._asked.settings, self._asked.table)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
@@ -37,7 +37,7 @@ from writetime.storage.batch import Origin
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.split import Split
-from writetime.storage.sstable import OnCorrupt, Report, SSTable
+from writetime.storage.sstable import OnCorrupt, ScanReport, SSTable
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ SPLIT_BYTES = 64 << 20
 
 
 @dataclass
-class Piece(InputPartition):
+class SSTableSplit(InputPartition):
     """A split of one SSTable; `file` is its data file's name, with the same start as the user's path."""
 
     location: Location
@@ -74,7 +74,7 @@ class SSTableSource(DataSource):
         if "schema" in self.options:
             schemas = option_schemas(self.options)
             if len(schemas) != 1:
-                raise WritetimeError(f"the option schema holds {counted(len(schemas), 'table')}; one was expected")
+                raise WritetimeError(f"the option schema holds {pluralize(len(schemas), 'table')}; one was expected")
             return schemas[0]
         return newly_labelled(infer_schema(list(find_sstables(_path(self.options)))))
 
@@ -102,7 +102,7 @@ class SSTableReader(DataSourceReader):
         path = _path(self._options)
         scheme = path.split("://")[0] + "://" if "://" in path else ""
         return [
-            Piece(location, split, scheme + location.path("Data.db"))
+            SSTableSplit(location, split, scheme + location.path("Data.db"))
             for location in find_sstables(path)
             for split in SSTable(location, self._table).splits(self._split_bytes, self._tokens)
         ]
@@ -110,10 +110,10 @@ class SSTableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one split."""
         end_quietly()
-        if not isinstance(partition, Piece):
+        if not isinstance(partition, SSTableSplit):
             return  # Spark adds its own partition if there is none.
         piece = partition
-        report = Report()
+        report = ScanReport()
         batches = SSTable(piece.location, self._table).scan(
             self._selection.schema.names,
             split=piece.split,

@@ -22,7 +22,7 @@ from writetime.storage import counter_contexts
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.repeat import repeat_values
-from writetime.storage.plan import Buffers, Line, Plan
+from writetime.storage.plan import Buffers, ColumnLayout, Plan
 
 # Each change of a batch repeats its key, and a key of 64 KiB may have very many small changes.
 KEY_BYTES = 64 << 20
@@ -218,7 +218,7 @@ class BatchMaker:
         return work.origin(origin)
 
 
-def _needs_python(line: Line) -> bool:
+def _needs_python(line: ColumnLayout) -> bool:
     plain = isinstance(line.type, Native) and line.type.name in ("text", "ascii", "blob", "empty")
     return line.shape == L.SIMPLE and line.form == L.BYTES and not plain
 
@@ -377,7 +377,7 @@ class _Work:
         children = [source, node, file, offset, captured_at]
         return pa.Array.from_buffers(ORIGIN, self.rows, [None], children=children)
 
-    def column(self, line: Line) -> pa.Array:
+    def column(self, line: ColumnLayout) -> pa.Array:
         """Return a static or regular column."""
         if line.shape == L.SIMPLE:
             return self._cells(line, self.rows)
@@ -395,7 +395,7 @@ class _Work:
             parts = pa.Array.from_buffers(fields, self.rows, [validity], children=cells)
         return pa.Array.from_buffers(arrow, self.rows, [validity], children=[tombstone, parts])
 
-    def _column_tombstone(self, line: Line, state: np.ndarray) -> pa.Array:
+    def _column_tombstone(self, line: ColumnLayout, state: np.ndarray) -> pa.Array:
         if self._columns[line.index][L.WITH_TOMBSTONE] == 0:
             return _NO_TOMBSTONE.times(self.rows)
         validity = _validity(state, L.IS_TOMBSTONE)
@@ -406,7 +406,7 @@ class _Work:
         ]
         return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
 
-    def _elements(self, line: Line, arrow: pa.DataType) -> pa.Array:
+    def _elements(self, line: ColumnLayout, arrow: pa.DataType) -> pa.Array:
         offsets = self._arrays[line.index][L.OFFSETS][: self.rows + 1]
         count = int(offsets[self.rows])
         cell, path = line.children
@@ -419,7 +419,7 @@ class _Work:
         # A missing column has no elements. The struct around it distinguishes it from an empty one.
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
 
-    def _cells(self, line: Line, count: int) -> pa.Array:
+    def _cells(self, line: ColumnLayout, count: int) -> pa.Array:
         present = self._columns[line.index][L.PRESENT]
         if present == 0:
             return line.no_cell.times(count)
@@ -433,7 +433,7 @@ class _Work:
                 children.append(self._bytes_of(line, count))
         return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
 
-    def _counters(self, line: Line, times: list[pa.Array]) -> list[pa.Array]:
+    def _counters(self, line: ColumnLayout, times: list[pa.Array]) -> list[pa.Array]:
         """Return the parts of counter cells: the sums of their shards, their times, and the shards."""
         arrays, count = self._arrays[line.index], len(times[0])
         offsets = arrays[L.OFFSETS][: count + 1]
@@ -448,7 +448,7 @@ class _Work:
         lists = pa.Array.from_buffers(arrow, count, [validity, pa.py_buffer(ends)], children=[shards])
         return [values, *times, lists]
 
-    def _times(self, line: Line, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
+    def _times(self, line: ColumnLayout, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
         """Return write time, TTL, deletion time and tombstone flag of cells."""
         numbers, arrays = self._columns[line.index], self._arrays[line.index]
         state = arrays[L.STATE][:count]
@@ -472,7 +472,7 @@ class _Work:
             self._without_times[count] = _NO_TTL.times(count), _NO_TIME.times(count), _IS_NO_TOMBSTONE.times(count)
         return self._without_times[count]
 
-    def values(self, line: Line, count: int, elements: np.ndarray | None = None) -> pa.Array:
+    def values(self, line: ColumnLayout, count: int, elements: np.ndarray | None = None) -> pa.Array:
         """Return the values of a line, with null where there is none. `elements`: the first element of each change."""
         arrow = line.no_value.type
         some = self._columns[line.index][L.WITH_VALUE]
@@ -495,11 +495,13 @@ class _Work:
         content = arrays[L.VALUES][: count * L.WIDTH[line.form]]
         return pa.Array.from_buffers(arrow, count, [validity, _buffer(content)])
 
-    def _bytes_of(self, line: Line, count: int) -> pa.Array:
+    def _bytes_of(self, line: ColumnLayout, count: int) -> pa.Array:
         """Return the bytes of the values of a line that `values` has returned, where decoding lost some."""
         return self._bytes.get(line.index, _NO_BYTES.times(count))
 
-    def _decoded(self, line: Line, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None) -> pa.Array:
+    def _decoded(
+        self, line: ColumnLayout, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None
+    ) -> pa.Array:
         decode = self._decoders[line.index]
         arrays = self._arrays[line.index]
         count = len(state)
@@ -526,7 +528,7 @@ class _Work:
         except _BadEntry as e:
             raise _BadEntry(self._change_of(line, e.entry, elements)) from e.__cause__
 
-    def _change_of(self, line: Line, entry: int, elements: np.ndarray | None) -> int:
+    def _change_of(self, line: ColumnLayout, entry: int, elements: np.ndarray | None) -> int:
         """Return the number of the change that has a line's entry."""
         if line.key:
             return int(self._first_rows[entry])

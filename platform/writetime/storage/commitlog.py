@@ -1,8 +1,8 @@
 """Reads commit log segments as Arrow batches of changes of the requested tables.
 
 The checksum of a frame covers its mutation. So the reader finds the mutations after one that it cannot decode. On
-request, it leaves such a mutation out and reports it as a `Fault`. It does the same with the changes of one table if
-they cannot be built from a readable mutation.
+request, it leaves such a mutation out and reports it as a `MutationFault`. It does the same with the changes of one
+table if they cannot be built from a readable mutation.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from writetime.storage.batch import KEY_BYTES, BatchMaker, Origin
 from writetime.storage.file_errors import CorruptFile, TornTail
 from writetime.storage.kernel import frames
 from writetime.storage.kernel import layout as L
-from writetime.storage.kernel.room import rooms
+from writetime.storage.kernel.allocate import rooms
 from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
-from writetime.storage.segment import END, CdcIndex, Place, Segment, Stretch, stretches
+from writetime.storage.segment import END, CdcIndex, Segment, Stretch, SyncMarker, stretches
 
 # The size of a batch per table, in bytes of mutations. A larger mutation makes a larger batch.
 WINDOW = 1 << 20
@@ -35,7 +35,7 @@ Window = list[_Change]
 
 
 @dataclass(frozen=True)
-class Fault:
+class MutationFault:
     """A mutation with changes that were left out: its `offset` in the segment, the faulty table, and the reason.
 
     `hides`: all changes of the mutation were left out, and they may belong to any table of the same keyspace.
@@ -59,11 +59,11 @@ class SegmentReport:
     """
 
     position: int = 0
-    place: Place | None = None
+    place: SyncMarker | None = None
     mutations: int = 0
     unknown_tables: Counter[UUID] = field(default_factory=Counter)
     hiding: Counter[UUID] = field(default_factory=Counter)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[MutationFault] = field(default_factory=list)
     torn_at: int | None = None
     skipped: list[str] = field(default_factory=list)
 
@@ -285,7 +285,7 @@ class CommitLogReader:
         try:
             unread = self._run(segment, stretch, mutation)
         except CorruptFile as e:
-            report.faults.append(Fault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
+            report.faults.append(MutationFault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
             return _Unread(), []
         changes: list[Iterator[_Change]] = []
         for i in self._written():
@@ -293,7 +293,7 @@ class CommitLogReader:
                 changes.append(self._changes(i, origin))
             except CorruptFile as e:
                 reason = f"{e} (mutation at offset {offset})"
-                report.faults.append(Fault(offset, self._plans[i].schema, reason, hides=False))
+                report.faults.append(MutationFault(offset, self._plans[i].schema, reason, hides=False))
         return unread, changes
 
     def _changes(self, table: int, origin: Origin) -> Iterator[_Change]:

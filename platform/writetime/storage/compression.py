@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.storage.compressors import FAULTS, decompressor, fill
 from writetime.storage.digest import Digest
-from writetime.storage.file_errors import CorruptFile, Missing
+from writetime.storage.file_errors import CorruptFile, MissingFile
 from writetime.storage.locations import Location, open_file
 
 # The chunk length of an uncompressed file that has none, and the number of chunks per read.
@@ -18,7 +18,7 @@ _CHUNK_LENGTH = 1 << 16
 _BLOCK = 16 * _CHUNK_LENGTH
 
 
-class DataFile(Protocol):
+class ChunkedFile(Protocol):
     """A data file as a sequence of chunks of `chunk_length` uncompressed bytes; the last one may be shorter."""
 
     path: str
@@ -56,7 +56,7 @@ class _Cursor:
     def string(self) -> bytes:
         length = self.take("H")
         if length > len(self.data) - self.offset:
-            raise CorruptFile(self.file, self.offset, f"a string of {counted(length, 'byte')} does not fit")
+            raise CorruptFile(self.file, self.offset, f"a string of {pluralize(length, 'byte')} does not fit")
         self.offset += length
         return self.data[self.offset - length : self.offset]
 
@@ -90,11 +90,11 @@ class CompressedFile:
         # length is detected. Deflate and Noop compress it to no bytes, so it has only its CRC32 then.
         if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(
-                info_path, info.offset, f"{count} chunks of {counted(chunk_length, 'byte')} hold {self.length}"
+                info_path, info.offset, f"{count} chunks of {pluralize(chunk_length, 'byte')} hold {self.length}"
             )
         if len(info.data) - info.offset != 8 * count:
             raise CorruptFile(
-                info_path, info.offset, f"{counted(count, 'chunk offset')} expected until the end of the file"
+                info_path, info.offset, f"{pluralize(count, 'chunk offset')} expected until the end of the file"
             )
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
@@ -112,7 +112,7 @@ class CompressedFile:
         sizes = np.minimum(self.chunk_length, self.length - self.chunk_length * np.arange(needed))
         if (sizes > compressor.most * bodies[:needed]).any():
             chunk = int(np.argmax(sizes > compressor.most * bodies[:needed]))
-            size, body = counted(sizes[chunk], "byte"), counted(bodies[chunk], "compressed byte")
+            size, body = pluralize(sizes[chunk], "byte"), pluralize(bodies[chunk], "compressed byte")
             expected = f"{size} of chunk {chunk} cannot come out of its {body}"
             if chunk == count - 1:
                 raise CorruptFile(self.path, self._file.size(), f"{expected}: {last}")
@@ -120,13 +120,13 @@ class CompressedFile:
         self.digest = Digest(location, count)
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
-        """Read chunks, see `DataFile`."""
+        """Read chunks, see `ChunkedFile`."""
         if first + count == self._needed:
             count = len(self._offsets) - 1 - first
         start, end = int(self._offsets[first]), int(self._offsets[first + count])
         data = memoryview(self._file.read_at(end - start, start))
         if len(data) != end - start:
-            raise CorruptFile(self.path, start, f"the file ends, {counted(end - start, 'more byte')} expected")
+            raise CorruptFile(self.path, start, f"the file ends, {pluralize(end - start, 'more byte')} expected")
         room = out.data
         filled = 0
         for chunk in range(first, first + count):
@@ -151,7 +151,7 @@ class CompressedFile:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
             if done != size:
                 raise CorruptFile(
-                    self.path, chunk * self.chunk_length, f"chunk {chunk} has {counted(done, 'byte')}, not {size}"
+                    self.path, chunk * self.chunk_length, f"chunk {chunk} has {pluralize(done, 'byte')}, not {size}"
                 )
             filled += size
         return filled
@@ -168,7 +168,7 @@ class PlainFile:
         self.path = location.path("Data.db")
         self.has_chunk_checksums = location.exists("CRC.db")
         if not self.has_chunk_checksums and not location.exists("Digest.crc32"):
-            raise Missing(
+            raise MissingFile(
                 f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so it cannot be verified"
             )
         self._location = location
@@ -192,12 +192,12 @@ class PlainFile:
             raise CorruptFile(
                 self.path,
                 self.length,
-                f"the file ends, and {crc.file} has {counted(len(crc.data) // 4 - 1, 'checksum')} of chunks of "
-                f"{counted(chunk_length, 'byte')}: one of the two is damaged",
+                f"the file ends, and {crc.file} has {pluralize(len(crc.data) // 4 - 1, 'checksum')} of chunks of "
+                f"{pluralize(chunk_length, 'byte')}: one of the two is damaged",
             )
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(
-                crc.file, 4, f"{counted(count, 'checksum')} of chunks of {counted(chunk_length, 'byte')} expected"
+                crc.file, 4, f"{pluralize(count, 'checksum')} of chunks of {pluralize(chunk_length, 'byte')} expected"
             )
         # No more memory is allocated than the file has data, even if a chunk may be longer.
         self.chunk_length = min(chunk_length, max(1, self.length))
@@ -219,11 +219,11 @@ class PlainFile:
     def _bytes(self, start: int, size: int) -> memoryview:
         data = memoryview(self._file.read_at(size, start))
         if len(data) != size:
-            raise CorruptFile(self.path, start, f"the file ends, {counted(size, 'more byte')} expected")
+            raise CorruptFile(self.path, start, f"the file ends, {pluralize(size, 'more byte')} expected")
         return data
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
-        """Read chunks, see `DataFile`."""
+        """Read chunks, see `ChunkedFile`."""
         if self._checksums is None:
             self._checksums = self._take_checksums()
         start = first * self.chunk_length
@@ -240,7 +240,7 @@ class PlainFile:
         return size
 
 
-def key_at(data: DataFile, position: int) -> bytes:
+def key_at(data: ChunkedFile, position: int) -> bytes:
     """Return the serialised key of the partition that starts at a position.
 
     Raises:
@@ -260,7 +260,7 @@ def key_at(data: DataFile, position: int) -> bytes:
     raise CorruptFile(data.path, position, "a partition was expected")
 
 
-def open_data(location: Location) -> DataFile:
+def open_data(location: Location) -> ChunkedFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:

@@ -9,7 +9,7 @@ import cramjam
 import lz4.block
 import zstandard
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.storage.file_errors import CorruptFile, Unsupported
 
 # Decompresses a block into a buffer of its size; returns the number of bytes.
@@ -38,7 +38,7 @@ def fill(out: memoryview, plain: bytes | memoryview) -> int:
         ValueError: they have another size.
     """
     if len(plain) != len(out):
-        raise ValueError(f"{counted(len(plain), 'byte')} instead of {len(out)}")
+        raise ValueError(f"{pluralize(len(plain), 'byte')} instead of {len(out)}")
     out[:] = plain
     return len(out)
 
@@ -47,7 +47,7 @@ def _lz4(dictionary: bytes) -> Decompress:
     def decompress(data: memoryview, out: memoryview) -> int:
         # Cassandra puts the uncompressed length (4 bytes, little-endian) before an LZ4 block, as both libraries do.
         if len(data) < 4 or _LZ4_LENGTH.unpack_from(data)[0] != len(out):
-            raise ValueError(f"the LZ4 block is not one of {counted(len(out), 'byte')}")
+            raise ValueError(f"the LZ4 block is not one of {pluralize(len(out), 'byte')}")
         if dictionary:
             return fill(out, lz4.block.decompress(data, dict=dictionary))
         return cramjam.lz4.decompress_block_into(data, out)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def _zstd(dictionary: bytes) -> Decompress:
     def decompress(data: memoryview, out: memoryview) -> int:
         # The length is checked before memory is allocated. It is -1 if the frame does not have it.
         if zstandard.frame_content_size(data) not in (-1, len(out)):
-            raise ValueError(f"the Zstandard frame is not one of {counted(len(out), 'byte')}")
+            raise ValueError(f"the Zstandard frame is not one of {pluralize(len(out), 'byte')}")
         return fill(out, decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False))
 
     return decompress

@@ -25,5 +25,5 @@ class Unsupported(StorageError):
     """A valid file that uses an unsupported feature. The text names the feature."""
 
 
-class Missing(StorageError):
+class MissingFile(StorageError):
     """A file that does not exist, or no longer exists."""

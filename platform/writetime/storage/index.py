@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from writetime.storage.file_errors import CorruptFile
+from writetime.storage.kernel.allocate import room
 from writetime.storage.kernel.memory import compiled, load8, load16
 from writetime.storage.kernel.primitives import filter_byte, read_vint, skip, token
-from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_leaf, trie_payloads
 from writetime.storage.locations import Location
 

@@ -10,7 +10,7 @@ from writetime.schema.compatible import is_readable
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, CqlTypeError
-from writetime.storage.file_errors import Missing
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.locations import Location, read_file
 from writetime.storage.statistics import Header, read_header
 
@@ -39,7 +39,7 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
     path = posixpath.join(locations[0].folder, "schema.cql")
     try:
         text = read_file(locations[0].filesystem, path).decode()
-    except Missing:
+    except MissingFile:
         return schema_of_headers([(location, read_header(location)) for location in locations])
     try:
         schemas = parse_schemas(text)

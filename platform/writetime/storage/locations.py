@@ -11,7 +11,7 @@ from pyarrow import NativeFile, fs
 
 from writetime.core.errors import Transient, without_passwords
 from writetime.core.outages import is_outage
-from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
+from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, Unsupported
 from writetime.storage.regular_files import open_regular
 
 # The components that a reader uses. Cassandra and its indexes write others, such as Filter.db and SAI+ba+GroupMeta.db.
@@ -119,7 +119,7 @@ def _open(path: str, opened: Callable[[], _T]) -> _T:
     try:
         return opened()
     except FileNotFoundError:
-        raise Missing(f"{path} does not exist") from None
+        raise MissingFile(f"{path} does not exist") from None
 
 
 def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
@@ -236,7 +236,7 @@ def find_sstables(path: str) -> Iterator[Location]:
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
-        raise Missing(f"{path} does not exist")
+        raise MissingFile(f"{path} does not exist")
     if info.type != fs.FileType.Directory:
         named = parse_name(filesystem, path)
         if named is None:
@@ -262,7 +262,7 @@ def find_sstables(path: str) -> Iterator[Location]:
             _require_received(location, present)
             yield location
         else:
-            raise Missing(f"{location.path('TOC.txt')} is missing, so the SSTable is not complete: {_COPY_AGAIN}")
+            raise MissingFile(f"{location.path('TOC.txt')} is missing, so the SSTable is not complete: {_COPY_AGAIN}")
 
 
 def _require_received(location: Location, present: set[str]) -> None:
@@ -270,7 +270,7 @@ def _require_received(location: Location, present: set[str]) -> None:
     lacking = set() if {"CompressionInfo.db", "CRC.db"} & present else {"CompressionInfo.db"}
     lacking |= {"Data.db", "Statistics.db", *_INDEXES[location.format]} - present
     if lacking:
-        raise Missing(f"{location.path(min(lacking))} is missing, and so is TOC.txt of its SSTable: {_COPY_AGAIN}")
+        raise MissingFile(f"{location.path(min(lacking))} is missing, and so is TOC.txt of its SSTable: {_COPY_AGAIN}")
 
 
 def _require_complete(location: Location, present: set[str]) -> None:
@@ -280,6 +280,8 @@ def _require_complete(location: Location, present: set[str]) -> None:
     except UnicodeDecodeError:
         raise CorruptFile(toc, None, "the names of components were expected") from None
     if "Data.db" not in listed:
-        raise Missing(f"{toc} does not list Data.db, so it is empty or truncated: {_COPY_AGAIN}")
+        raise MissingFile(f"{toc} does not list Data.db, so it is empty or truncated: {_COPY_AGAIN}")
     if missing := sorted((listed & _READ | {"Statistics.db"}) - present):
-        raise Missing(f"{location.path(missing[0])} is missing, and the TOC.txt of its SSTable lists it: {_COPY_AGAIN}")
+        raise MissingFile(
+            f"{location.path(missing[0])} is missing, and the TOC.txt of its SSTable lists it: {_COPY_AGAIN}"
+        )

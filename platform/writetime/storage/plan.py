@@ -14,7 +14,7 @@ from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_o
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel import primitives as P
-from writetime.storage.kernel.room import rooms
+from writetime.storage.kernel.allocate import rooms
 
 _FORMS = {
     "bigint": L.FIXED8,
@@ -54,7 +54,7 @@ _TEXTS = ("text", "ascii", "blob", "empty")
 
 
 @dataclass
-class Line:
+class ColumnLayout:
     """One line of the kernel's COLUMNS. `cells`: its values are cells, with their own times."""
 
     name: str
@@ -70,7 +70,7 @@ class Line:
     former: bool = False
     compare: int = 0
     reverse: bool = False
-    children: list["Line"] = field(default_factory=list)
+    children: list["ColumnLayout"] = field(default_factory=list)
 
     @property
     def form(self) -> int:
@@ -133,7 +133,7 @@ class Plan:
         self.start = self._next = first
         self._fields = fields
         self.key = [
-            self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c), key=True))
+            self._add(ColumnLayout(c.name, c.type, 0, cells=False, wanted=self._wants(c), key=True))
             for c in schema.partition_key
         ]
         self.first = self._next
@@ -141,7 +141,7 @@ class Plan:
         dropped_at: dict[str, int] = {}
         for d in schema.dropped:
             dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, NO_TIME))
-        self.columns: dict[str, Line] = {}
+        self.columns: dict[str, ColumnLayout] = {}
         for columns, static in ((schema.static, True), (schema.regular, False)):
             for column in storage_order(columns):
                 at = dropped_at.get(column.name, NO_TIME)
@@ -149,7 +149,7 @@ class Plan:
         if former is None:
             former = [replace(d, dropped_at=(1 << 63) - 1) for d in schema.dropped if d.name not in self.columns]
         # By kind and name.
-        self._former: dict[tuple[bool, str], Line] = {}
+        self._former: dict[tuple[bool, str], ColumnLayout] = {}
         for d in former:
             kind = bool(d.static), d.name
             if kind not in self._former:
@@ -170,11 +170,11 @@ class Plan:
         """Return whether a field of the change is requested."""
         return self._fields is None or name in self._fields
 
-    def stored(self) -> list[Line]:
+    def stored(self) -> list[ColumnLayout]:
         """The lines of all static and regular columns, including former ones."""
         return [*self.columns.values(), *self._former.values()]
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ColumnLayout]:
         """All lines, in order."""
         lines = [*self.key, *self.clustering]
         for line in self.stored():
@@ -189,21 +189,25 @@ class Plan:
     def _wants(self, column: Column) -> bool:
         return self.wants(field_name(column))
 
-    def _add(self, line: Line) -> Line:
+    def _add(self, line: ColumnLayout) -> ColumnLayout:
         line.index = self._next
         self._next += 1
         return line
 
-    def _clustering(self, column: Column) -> Line:
+    def _clustering(self, column: Column) -> ColumnLayout:
         compare = (
             _COMPARE.get(column.type.name, P.COMPARE_OTHER) if isinstance(column.type, Native) else P.COMPARE_OTHER
         )
-        line = Line(column.name, column.type, 0, cells=False, compare=compare, reverse=column.reversed)
+        line = ColumnLayout(column.name, column.type, 0, cells=False, compare=compare, reverse=column.reversed)
         line.wanted = self._wants(column)
         return self._add(line)
 
-    def _column(self, column: Column, static: bool, dropped_at: int, *, wanted: bool, former: bool = False) -> Line:
-        line = Line(column.name, column.type, 0, static=static, dropped_at=dropped_at, former=former, wanted=wanted)
+    def _column(
+        self, column: Column, static: bool, dropped_at: int, *, wanted: bool, former: bool = False
+    ) -> ColumnLayout:
+        line = ColumnLayout(
+            column.name, column.type, 0, static=static, dropped_at=dropped_at, former=former, wanted=wanted
+        )
         self._add(line)
         if is_complex(column.type):
             line.shape = L.COLLECTION if isinstance(column.type, Collection) else L.UDT
@@ -212,12 +216,14 @@ class Plan:
                 line.children = [self._child(line, name, t) for name, t in udt_fields(column.type)]
         return line
 
-    def _child(self, parent: Line, name: str, cql_type: CqlType, *, cells: bool = True) -> Line:
-        child = Line(name, cql_type, 0, cells=cells, dropped_at=parent.dropped_at, wanted=parent.wanted, part=True)
+    def _child(self, parent: ColumnLayout, name: str, cql_type: CqlType, *, cells: bool = True) -> ColumnLayout:
+        child = ColumnLayout(
+            name, cql_type, 0, cells=cells, dropped_at=parent.dropped_at, wanted=parent.wanted, part=True
+        )
         child.former = parent.former
         return self._add(child)
 
-    def _elements(self, line: Line) -> None:
+    def _elements(self, line: ColumnLayout) -> None:
         assert isinstance(line.type, Collection)
         match line.type.kind, line.type.arguments:
             case "list", (element,):
@@ -294,7 +300,7 @@ class Buffers:
                 for child in line.children:
                     self._recount(child, count)
 
-    def _recount(self, line: Line, count: int) -> None:
+    def _recount(self, line: ColumnLayout, count: int) -> None:
         if not line.wanted:
             return
         state = self.arrays[line.index][L.STATE][:count]
@@ -306,7 +312,7 @@ class Buffers:
         for columns in (self.columns, self._columns_at_start):
             columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 
-    def _of_line(self, line: Line) -> dict[int, _Room]:
+    def _of_line(self, line: ColumnLayout) -> dict[int, _Room]:
         if not line.wanted:
             return {}
         n = self.entries

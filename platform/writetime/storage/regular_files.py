@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.storage.file_errors import StorageError
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -88,5 +88,5 @@ def copy_regular(path: Path, write: Callable[[bytes], object]) -> int:
             write(block)
             left -= len(block)
     if left:
-        raise StorageError(f"{path} has {counted(size - left, 'byte')} now, and had {size} when its copy began")
+        raise StorageError(f"{path} has {pluralize(size - left, 'byte')} now, and had {size} when its copy began")
     return size

@@ -38,9 +38,9 @@ import numpy as np
 from writetime.schema.types import MarshalKey
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.index import PartitionIndex, signed
+from writetime.storage.kernel.allocate import room
 from writetime.storage.kernel.memory import compiled, load8, load16, load32, load64, load_int32
 from writetime.storage.kernel.primitives import read_vint, skip
-from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_payloads
 from writetime.storage.locations import Location
 

@@ -37,9 +37,9 @@ from dataclasses import dataclass
 import numpy as np
 from pyarrow import NativeFile, fs
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.storage.compressors import FAULTS, Decompressor, decompressor
-from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail, Unsupported
+from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, TornTail, Unsupported
 from writetime.storage.locations import entries, open_file, read_file, resolve
 from writetime.storage.regular_files import irregular
 
@@ -57,7 +57,7 @@ BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class SyncMarker:
     """The place of a sync marker: its position in the file, and its logical offset. Reading may begin there."""
 
     position: int
@@ -71,7 +71,7 @@ class Section:
     data: np.ndarray
     offset: int
     is_last: bool
-    next: Place
+    next: SyncMarker
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Stretch:
     offset: int
     sections: np.ndarray
     is_last: bool
-    next: Place
+    next: SyncMarker
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Segment:
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
             lines = read_file(self.filesystem, path).split()
-        except Missing:
+        except MissingFile:
             return None
         if not lines or not lines[0].isdigit() or len(lines[0]) > _DIGITS or lines[1:] not in ([], [b"COMPLETED"]):
             # The node truncates the file before it writes it, so a reader may find it empty.
@@ -152,7 +152,7 @@ class Segment:
             raise CorruptFile(path, 0, "an offset was expected, and optionally COMPLETED in a second line")
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
-    def sections(self, start: int = 0, until: int = END, place: Place | None = None) -> Iterator[Section]:
+    def sections(self, start: int = 0, until: int = END, place: SyncMarker | None = None) -> Iterator[Section]:
         """Read the sections that end after `start` and begin before `until`, in order. Both offsets are logical.
 
         With a `place`, read only the sections after it, and do not walk over the earlier ones.
@@ -167,8 +167,8 @@ class Segment:
         """
         try:
             opened = open_file(self.filesystem, self.path)
-        except Missing:
-            raise Missing(
+        except MissingFile:
+            raise MissingFile(
                 f"{self.path} does not exist, or no longer exists, so its changes are missing: put it back, or read "
                 "the tables' SSTables instead"
             ) from None
@@ -195,7 +195,7 @@ class Segment:
                     body = np.frombuffer(data, np.uint8)
                     if compressor is not None:
                         body = self._decompressed(compressor, data, length, logical, is_last=is_last)
-                    yield Section(body, logical, is_last, Place(end, logical + length))
+                    yield Section(body, logical, is_last, SyncMarker(end, logical + length))
                 logical += length
                 position = end
 
@@ -207,7 +207,7 @@ class Segment:
         try:
             for section in self.sections():
                 end = section.next.offset
-        except (Missing, Unsupported):
+        except (MissingFile, Unsupported):
             return None
         except StorageError:
             # The node reads no more of it, either.
@@ -239,7 +239,7 @@ class Segment:
         # A wrong length must not allocate memory for data that is not there.
         if length > compressor.most * len(data):
             raise fault(
-                self.path, logical, f"{counted(length, 'byte')} cannot come out of the {len(data)} of a section"
+                self.path, logical, f"{pluralize(length, 'byte')} cannot come out of the {len(data)} of a section"
             )
         body = np.empty(length, np.uint8)
         try:
@@ -247,7 +247,7 @@ class Segment:
         except FAULTS as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
         if done != length:
-            raise fault(self.path, logical, f"a section of {counted(length, 'byte')} has {done}")
+            raise fault(self.path, logical, f"a section of {pluralize(length, 'byte')} has {done}")
         return body
 
     def _header(self, file: _Blocks) -> tuple[int, str | None]:
@@ -307,7 +307,7 @@ def list_segments(path: str) -> tuple[list[Segment], dict[str, StorageError]]:
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
-        raise Missing(f"{path} does not exist")
+        raise MissingFile(f"{path} does not exist")
     paths = [path]
     if info.type == fs.FileType.Directory:
         paths = [each for each in entries(filesystem, path) if each.endswith(".log")]

@@ -13,9 +13,9 @@ from writetime.schema.compatible import is_readable
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.types import CqlType
 from writetime.storage.batch import Origin
-from writetime.storage.compression import DataFile, key_at, open_data
+from writetime.storage.compression import ChunkedFile, key_at, open_data
+from writetime.storage.dropped_columns import former_columns
 from writetime.storage.file_errors import CorruptFile
-from writetime.storage.former import former_columns
 from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
 from writetime.storage.kernel.primitives import token
@@ -31,7 +31,7 @@ OnCorrupt = Literal["fail", "skip-partition", "skip-file"]
 
 
 @dataclass
-class Report:
+class ScanReport:
     """The parts that a scan could not read: one text per place, and the number of skipped bytes."""
 
     skipped: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class SSTable:
         return replace(features, unsigned_deletion_time=True) if self.location.exists("Scylla.db") else features
 
     @cached_property
-    def data(self) -> DataFile:
+    def data(self) -> ChunkedFile:
         """The data file."""
         return open_data(self.location)
 
@@ -172,7 +172,7 @@ class SSTable:
         split: Split | None = None,
         tokens: tuple[int, int] = (MIN_TOKEN, MAX_TOKEN),
         on_corrupt: OnCorrupt = "fail",
-        report: Report | None = None,
+        report: ScanReport | None = None,
         window: int = WINDOW,
         origin: Origin | None = None,
     ) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,7 @@ import zlib
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.schema.table import Column, storage_order
 from writetime.schema.types import CqlType, CqlTypeError, MarshalKey, is_complex, parse_marshal, parse_marshal_key
 from writetime.schema.values import read_vint
@@ -240,7 +240,7 @@ class _Reader:
     def _text(self) -> str:
         length = self._vint()
         if length > len(self._data) - self._offset:
-            raise IndexError(f"a text of {counted(length, 'byte')} does not fit")
+            raise IndexError(f"a text of {pluralize(length, 'byte')} does not fit")
         self._offset += length
         return self._data[self._offset - length : self._offset].decode()
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from writetime.schema.table import DroppedColumn, TableSchema
 from writetime.storage.batch import BatchMaker, Origin
-from writetime.storage.compression import DataFile, key_at
+from writetime.storage.compression import ChunkedFile, key_at
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
+from writetime.storage.kernel.allocate import rooms
 from writetime.storage.kernel.primitives import token
-from writetime.storage.kernel.room import rooms
 from writetime.storage.kernel.walk_sstable import walk_sstable
 from writetime.storage.locations import Features
 from writetime.storage.plan import Buffers, Plan
@@ -28,7 +28,7 @@ class Walker:
 
     def __init__(
         self,
-        data: DataFile,
+        data: ChunkedFile,
         header: Header,
         features: Features,
         schema: TableSchema,

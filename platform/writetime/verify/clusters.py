@@ -18,13 +18,13 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
-from writetime.row_events.compare import Matched, Rows
+from writetime.row_events.compare import Matched, OrderedRows
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.verify.compared_rows import differing, digest, json_row, tokens_of
 from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
-from writetime.verify.lag import Lag, lag_of, times_at
+from writetime.verify.lag import WriteLag, lag_of, times_at
 from writetime.verify.suspects import Suspects
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class ClusterDifference:
     """A row that differs between the two clusters; None where it does not exist. `written_at` (microseconds) is the
     newest write time that either database reports of the cells that differ, or else of the row; 0 if none.
     """
@@ -49,7 +49,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ClusterProgress:
     """The progress of a comparison: the share of all tokens (0 to 1), and the rows of both sides."""
 
     share: float
@@ -58,7 +58,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Report:
+class ClusterReport:
     """The rows of both sides, and the remaining differences: at most `suspects.KEPT` rows that differ and as many that
     lag; `differing` and `lagging` are how many there are. `unsettled` is the number of differing partitions that were
     not read again, because others really differ.
@@ -67,7 +67,7 @@ class Report:
     ranges: int
     database_rows: int
     against_rows: int
-    differences: list[Difference]
+    differences: list[ClusterDifference]
     differing: int
     lagging: int
     unsettled: int
@@ -78,7 +78,7 @@ class Report:
         return not self.differing and not self.unsettled
 
     @property
-    def real(self) -> list[Difference]:
+    def real(self) -> list[ClusterDifference]:
         """The differences that are not lag."""
         return [d for d in self.differences if not d.lagging]
 
@@ -88,8 +88,8 @@ def verify_clusters(
     against: str,
     table: str,
     wait_seconds: float = 10.0,
-    progress: Callable[[Progress], None] | None = None,
-) -> Report:
+    progress: Callable[[ClusterProgress], None] | None = None,
+) -> ClusterReport:
     """Compare a table of the database with the same table of another cluster.
 
     Args:
@@ -120,19 +120,19 @@ def verify_clusters(
         _require_same_columns(schema, theirs, against)
         pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
 
-        def settle(tokens: set[int], seconds: float) -> list[Difference]:
+        def settle(tokens: set[int], seconds: float) -> list[ClusterDifference]:
             return pair.settle(tokens, time.monotonic() + seconds, began)
 
-        ranges, suspects, found = 0, Suspects(settle, wait_seconds), Progress(0, 0, 0)
+        ranges, suspects, found = 0, Suspects(settle, wait_seconds), ClusterProgress(0, 0, 0)
         for share, here_rows, there_rows, tokens in pair.compare():
             ranges += 1
             suspects.add(tokens)
-            found = Progress(share, found.database_rows + here_rows, found.against_rows + there_rows)
+            found = ClusterProgress(share, found.database_rows + here_rows, found.against_rows + there_rows)
             if progress is not None:
                 progress(found)
         suspects.read_again()
     counts = suspects.real, suspects.lagging, suspects.unsettled
-    return Report(ranges, found.database_rows, found.against_rows, suspects.left, *counts)
+    return ClusterReport(ranges, found.database_rows, found.against_rows, suspects.left, *counts)
 
 
 class _Pair:
@@ -161,7 +161,7 @@ class _Pair:
                 step = max(int(step * min(max(growth, 1 / _MOST_GROWTH), _MOST_GROWTH)), 1)
                 first = last + 1
 
-    def settle(self, suspects: set[int], deadline: float, began: int) -> list[Difference]:
+    def settle(self, suspects: set[int], deadline: float, began: int) -> list[ClusterDifference]:
         """Read the tokens again, until none differs or the time is over; return the remaining differences."""
         while suspects:
             (here, here_times), (there, there_times) = (
@@ -178,12 +178,12 @@ class _Pair:
         return []
 
 
-def _differences(here: Rows, there: Rows, found: Matched, lag: Lag) -> list[Difference]:
+def _differences(here: OrderedRows, there: OrderedRows, found: Matched, lag: WriteLag) -> list[ClusterDifference]:
     differences = []
     columns = (found.before, found.after, lag.written_at, lag.lagging)
     for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
         token = here.tokens[i] if i >= 0 else there.tokens[j]
-        differences.append(Difference(token.as_py(), json_row(here, i), json_row(there, j), at, lagging))
+        differences.append(ClusterDifference(token.as_py(), json_row(here, i), json_row(there, j), at, lagging))
     return differences
 
 

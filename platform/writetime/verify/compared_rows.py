@@ -9,13 +9,13 @@ import pyarrow as pa
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import bytes_of, mask_of, one_chunk, pc, take
 from writetime.core.printing import json_value
-from writetime.row_events.compare import Matched, Rows, changed, different_values
+from writetime.row_events.compare import Matched, OrderedRows, changed, different_values
 from writetime.row_events.ids import siphash
 from writetime.schema.avro import encode, encode_bytes, joined, nullable
 from writetime.schema.table import TableSchema
 
 
-def digest(rows: Rows, schema: TableSchema) -> str:
+def digest(rows: OrderedRows, schema: TableSchema) -> str:
     """Return a digest of rows in any order: the sum of the SipHash of each one's place and other columns.
 
     The key columns count by their places, because equal decimals (1.0 and 1.00) have one place and may come in any
@@ -30,16 +30,16 @@ def digest(rows: Rows, schema: TableSchema) -> str:
     return "".join(f"{int(word):016x}" for word in hashes.sum(axis=0, dtype=np.uint64))
 
 
-def between(rows: Rows, first: int, last: int) -> Rows:
+def between(rows: OrderedRows, first: int, last: int) -> OrderedRows:
     """Return the rows whose tokens are in a range, both ends included."""
     tokens = rows.tokens.to_numpy()
     start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
     values, *places = (part.slice(start, end - start) for part in (rows.values, rows.tokens, rows.keys, rows.positions))
     lost_bytes = {name: each.slice(start, end - start) for name, each in rows.lost_bytes.items()}
-    return Rows(values, *places, lost_bytes=lost_bytes)
+    return OrderedRows(values, *places, lost_bytes=lost_bytes)
 
 
-def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
+def differing(one: OrderedRows, other: OrderedRows, schema: TableSchema) -> Matched:
     """Return the places that differ, except for the forms of key columns; the first rows are `before`.
 
     If one side has only a row of static columns in a partition, and the other side has other rows, the first of these
@@ -59,13 +59,13 @@ def differing(one: Rows, other: Rows, schema: TableSchema) -> Matched:
     return Matched(beside.before[~same], beside.after[~same])
 
 
-def is_static(rows: Rows, index: np.ndarray) -> np.ndarray:
+def is_static(rows: OrderedRows, index: np.ndarray) -> np.ndarray:
     """Return which of some rows are static columns alone; none where the index is -1."""
     found = pc.equal(take(rows.positions, index), pa.scalar(STATIC_POSITION, pa.binary()))
     return mask_of(found.fill_null(False))
 
 
-def _with_first(index: np.ndarray, present: Rows, of_present: np.ndarray, lacking: Rows) -> np.ndarray:
+def _with_first(index: np.ndarray, present: OrderedRows, of_present: np.ndarray, lacking: OrderedRows) -> np.ndarray:
     """Return the index of rows of a side, with the first row of the partition where it lacks a row of static columns
     alone that the other side has.
     """
@@ -74,13 +74,13 @@ def _with_first(index: np.ndarray, present: Rows, of_present: np.ndarray, lackin
     return np.where(alone, firsts.fill_null(-1).to_numpy(), index)
 
 
-def tokens_of(one: Rows, other: Rows, found: Matched) -> set[int]:
+def tokens_of(one: OrderedRows, other: OrderedRows, found: Matched) -> set[int]:
     """Return the tokens of places that differ."""
     tokens = set(take(one.tokens, found.before).to_pylist()) | set(take(other.tokens, found.after).to_pylist())
     return tokens - {None}
 
 
-def json_row(rows: Rows, index: int) -> dict[str, Any] | None:
+def json_row(rows: OrderedRows, index: int) -> dict[str, Any] | None:
     """Return a row with values as JSON has them; None for the index -1, at which there is none."""
     if index < 0:
         return None

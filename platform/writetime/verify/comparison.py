@@ -33,12 +33,12 @@ from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import held, stopped
 from writetime.merge import merge
-from writetime.row_events.compare import Matched, Rows
+from writetime.row_events.compare import Matched, OrderedRows
 from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
 from writetime.verify.database_table import DatabaseTable
-from writetime.verify.lag import Lag, lag_of, times_at
+from writetime.verify.lag import WriteLag, lag_of, times_at
 from writetime.verify.lost_deletions import FirstRead, compared_rows, rows_with_entries, whole_until
 from writetime.verify.suspects import Suspects
 
@@ -50,7 +50,7 @@ _PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Range:
+class ComparedRange:
     """A token range, both ends included: the number of rows of each side, and their digests at the first read."""
 
     first: int
@@ -62,7 +62,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A row that differs between the two sides; None where it does not exist. `written_at` (microseconds) is the newest
     write time that the database reports of the cells that differ, or else of the row; 0 if none.
     """
@@ -75,7 +75,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """The compared ranges, the remaining differences, and the newest write (microseconds) in the lake at the start.
 
     `differences` are at most `suspects.KEPT` rows that differ and as many that lag; `differing` and `lagging` are their
@@ -85,8 +85,8 @@ class Report:
     is the comparison of the compacted view with the lake's rows as of its last refresh; None if there is no view yet.
     """
 
-    ranges: list[Range]
-    differences: list[Difference]
+    ranges: list[ComparedRange]
+    differences: list[RowDifference]
     newest: int
     differing: int = 0
     lagging: int = 0
@@ -102,12 +102,12 @@ class Report:
         return good_view and not self.differing and not self.unsettled and not self.stopped
 
     @property
-    def real(self) -> list[Difference]:
+    def real(self) -> list[RowDifference]:
         """The differences that are not lag."""
         return [d for d in self.differences if not d.lagging]
 
 
-def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> Report:
+def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> VerifyReport:
     """Compare a table's rows in the lake with the database, and its compacted view with these rows.
 
     Args:
@@ -125,9 +125,9 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     lag_from = max(newest, whole_until(table.changes.load()))
     with connect(settings) as session:
         database = DatabaseTable(session, schema)
-        ranges: list[Range] = []
+        ranges: list[ComparedRange] = []
 
-        def settle(tokens: set[int], seconds: float) -> list[Difference]:
+        def settle(tokens: set[int], seconds: float) -> list[RowDifference]:
             return _settle(table, schema, database, tokens, time.monotonic() + seconds, lag_from=lag_from)
 
         suspects = Suspects(settle, wait_seconds)
@@ -137,10 +137,12 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
         suspects.read_again()
     reasons = stopped(settings, table) if suspects.lagging else []
     counts = suspects.real, suspects.lagging, suspects.unsettled
-    return Report(ranges, suspects.left, newest, *counts, reasons, held(settings, table), compare_view(table))
+    return VerifyReport(ranges, suspects.left, newest, *counts, reasons, held(settings, table), compare_view(table))
 
 
-def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
+def _compare(
+    table: LakeTable, schema: TableSchema, database: DatabaseTable
+) -> Iterator[tuple[ComparedRange, set[int]]]:
     """Yield the ranges, and for each the tokens of rows that differ at the first read."""
     for bucket in range(table.buckets):
         lake, held = _rows_of_bucket(table, schema, bucket)
@@ -154,10 +156,10 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
             ours = between(lake, start, end)
             digests = digest(theirs, schema), digest(ours, schema)
             tokens = set() if digests[0] == digests[1] else tokens_of(ours, theirs, differing(ours, theirs, schema))
-            yield Range(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
+            yield ComparedRange(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
 
 
-def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[Rows, int]:
+def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[OrderedRows, int]:
     """Return the rows of a bucket as of now, and the number of rows and changes in its files."""
     for _ in range(_ATTEMPTS - 1):
         # Files were merged away meanwhile.
@@ -166,7 +168,7 @@ def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple
     return _read_bucket(table, schema, bucket)
 
 
-def _read_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[Rows, int]:
+def _read_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[OrderedRows, int]:
     views = [view for view in bucket_views(table) if view.bucket == bucket]
     held = sum(f.rows for view in views for source in view.contents.sources for f in source.files)
     return compared_rows(*_lake_state(views, schema)), held
@@ -180,7 +182,7 @@ def _settle(
     deadline: float,
     *,
     lag_from: int,
-) -> list[Difference]:
+) -> list[RowDifference]:
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     first: FirstRead | None = None
     while suspects:
@@ -268,10 +270,10 @@ def _lake_state(
     return pa.concat_tables([merge([], schema), *parts]), schema, views[0].as_of
 
 
-def _differences(ours: Rows, theirs: Rows, found: Matched, lag: Lag) -> list[Difference]:
+def _differences(ours: OrderedRows, theirs: OrderedRows, found: Matched, lag: WriteLag) -> list[RowDifference]:
     differences = []
     columns = (found.before, found.after, lag.written_at, lag.lagging)
     for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
         token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
-        differences.append(Difference(token.as_py(), json_row(theirs, j), json_row(ours, i), at, lagging))
+        differences.append(RowDifference(token.as_py(), json_row(theirs, j), json_row(ours, i), at, lagging))
     return differences

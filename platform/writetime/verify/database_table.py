@@ -18,7 +18,7 @@ from writetime.clients.database import DRIVER_FAULTS, nodes_agree
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
-from writetime.row_events.compare import Rows
+from writetime.row_events.compare import OrderedRows
 from writetime.schema.mapping import stored_type
 from writetime.schema.serialise import partition_key
 from writetime.schema.system import read_schema
@@ -68,11 +68,11 @@ class DatabaseTable:
         self._named = with_key_names(schema, known)
         self._position = position_encoder(schema.clustering)
 
-    def rows(self, first: int, last: int) -> Rows:
+    def rows(self, first: int, last: int) -> OrderedRows:
         """Return the rows whose tokens are in a range, both ends included, with their places."""
         return self._rows(self._select([], first, last))
 
-    def first_rows(self, first: int, last: int, limit: int) -> tuple[Rows, int]:
+    def first_rows(self, first: int, last: int, limit: int) -> tuple[OrderedRows, int]:
         """Return the first rows of a range of tokens, and the token up to which these are all: at most `limit` rows, or
         one partition, which is never cut.
         """
@@ -88,7 +88,7 @@ class DatabaseTable:
         end = rows.tokens[-1].as_py() - 1
         return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
 
-    def timed_rows(self, tokens: Sequence[int]) -> tuple[Rows, np.ndarray]:
+    def timed_rows(self, tokens: Sequence[int]) -> tuple[OrderedRows, np.ndarray]:
         """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
         row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
         """
@@ -176,13 +176,13 @@ class DatabaseTable:
             name = self._schema.full_name
             raise kind(f"{name} cannot be read from the database as the lake has it: {e}") from None
 
-    def _rows(self, found: Sequence[Sequence[bytes | None]]) -> Rows:
+    def _rows(self, found: Sequence[Sequence[bytes | None]]) -> OrderedRows:
         schema = self._schema
         arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
         keys = [partition_key(row[: len(schema.partition_key)]) for row in found]
         positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
         lost = {c.name: i for i, c in enumerate(schema.columns) if c in compared_columns(schema)}
-        return Rows(
+        return OrderedRows(
             pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
             pa.array([token(key) for key in keys], pa.int64()),
             pa.array(keys, pa.binary()),

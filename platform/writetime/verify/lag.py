@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from writetime.lake.views import time_now
-from writetime.row_events.compare import Matched, Rows, different_values
+from writetime.row_events.compare import Matched, OrderedRows, different_values
 from writetime.schema.table import TableSchema
 from writetime.verify.compared_rows import is_static
 
@@ -14,7 +14,7 @@ NO_TIME = -(1 << 63)
 
 
 @dataclass(frozen=True)
-class Lag:
+class WriteLag:
     """For each place that differs: the newest write time that counts (microseconds; 0 if none), and if it is lag."""
 
     written_at: np.ndarray
@@ -29,15 +29,15 @@ def times_at(times: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def lag_of(
-    one: Rows,
-    other: Rows,
+    one: OrderedRows,
+    other: OrderedRows,
     found: Matched,
     times: np.ndarray,
     schema: TableSchema,
     *,
     began: int,
     lost: np.ndarray | None = None,
-) -> Lag:
+) -> WriteLag:
     """Return which of the places that differ are lag: all cells that differ were written after the beginning.
 
     So a lost cell does not count as lag only because other cells of its row are often written. CQL has no write time of
@@ -68,10 +68,10 @@ def lag_of(
     newest = np.where(timed | (own & ~some[:, None]), times, NO_TIME).max(axis=1, initial=NO_TIME)
     oldest = np.where(timed, times, newest[:, None]).min(axis=1, initial=now)
     lagging = (began < oldest) & (newest <= now) & (newest != NO_TIME)
-    return Lag(np.maximum(newest, 0), lagging if lost is None else lagging & ~(lost & differs).any(axis=1))
+    return WriteLag(np.maximum(newest, 0), lagging if lost is None else lagging & ~(lost & differs).any(axis=1))
 
 
-def _cells_that_differ(one: Rows, other: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
+def _cells_that_differ(one: OrderedRows, other: OrderedRows, found: Matched, schema: TableSchema) -> np.ndarray:
     """Return for each place and each static and regular column whether the two rows differ in it."""
     columns = [
         different_values(one, found.before, other, found.after, column.name)

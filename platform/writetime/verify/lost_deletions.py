@@ -18,7 +18,7 @@ from writetime.core.arrow import mask_of, one_chunk, pc, take
 from writetime.delta.versions import TableVersion
 from writetime.lake.horizon import complete_snapshot, registered_sources, watermark_of
 from writetime.merge.order import kind_codes
-from writetime.row_events.compare import Matched, Rows, different, match
+from writetime.row_events.compare import Matched, OrderedRows, different, match
 from writetime.row_events.events import indexed_rows
 from writetime.row_events.write_times import latest_of_column
 from writetime.schema.table import TableSchema
@@ -43,7 +43,7 @@ def whole_until(changes: TableVersion) -> int:
 class LakeRows:
     """Rows of the lake, and for each static and regular column, the entries of the state that its values are from."""
 
-    rows: Rows
+    rows: OrderedRows
     entries: Sequence[pa.Array]
 
 
@@ -53,7 +53,7 @@ class FirstRead:
     written in between may have a deletion that the lake need not have yet.
     """
 
-    rows: Rows
+    rows: OrderedRows
     began: int
     ended: int
 
@@ -61,7 +61,7 @@ class FirstRead:
         """Return whether a version of the changes has all writes up to the read."""
         return whole_until(changes) >= self.ended
 
-    def lost(self, lake: LakeRows, database: Rows, found: Matched, schema: TableSchema) -> np.ndarray:
+    def lost(self, lake: LakeRows, database: OrderedRows, found: Matched, schema: TableSchema) -> np.ndarray:
         """Return for each place and each static and regular column whether the lake lost a deletion of one of its
         cells.
 
@@ -104,12 +104,12 @@ def rows_with_entries(state: pa.Table, schema: TableSchema, as_of: int) -> LakeR
     )
 
 
-def compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+def compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> OrderedRows:
     """Return the rows that live in a state at a time (microseconds), with the bytes that decoding lost."""
     return _compared_rows(state, schema, as_of)[0]
 
 
-def _compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+def _compared_rows(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[OrderedRows, np.ndarray, np.ndarray]:
     """Return the rows, and the index of the entry of each row, and of its static row, in the state."""
     rows, index = indexed_rows(state, schema, as_of)
     statics = np.flatnonzero(kind_codes(one_chunk(state["kind"])) == STATIC)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from writetime.clients import quality
-from writetime.clients.quality import gxe
+from writetime.clients import great_expectations
+from writetime.clients.great_expectations import gxe
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -79,8 +79,8 @@ class ExpectedRows:
             for portion in portions(self._parts(files, view_schema(schema)), lambda rows: rows.nbytes):
                 yield _frame(pa.concat_tables(portion))
 
-        found = quality.validate_portions(frames, self._table.name, self._expected, key_columns(schema))
-        if failed := quality.failed(found):
+        found = great_expectations.validate_portions(frames, self._table.name, self._expected, key_columns(schema))
+        if failed := great_expectations.failed(found):
             # A lost view stays empty, too.
             stays = "stays as it was" if self._table.view.load().files else "stays empty"
             remedy = remedy_of(self._table.name)

@@ -56,7 +56,7 @@ def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFi
 
 
 @dataclass(frozen=True)
-class Written:
+class PlacedFiles:
     """The output of a task: the new files, the rows of each file of the view that no longer count, the number of
     changed and removed rows, and the timestamps that do not fit (`row_form.fit`). `counts` has the counts of
     `ChangedRows.found`, and as `THERE` the number of rows that the view has although the batch creates them.
@@ -75,13 +75,13 @@ class WholeBucket:
 
     view: BucketView
 
-    def run(self) -> Written:
+    def run(self) -> PlacedFiles:
         """Run the task."""
         view, unfit = self.view, Counter[str]()
         rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, unfit)
         placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
         counts = Counter({AFTER: len(rows.tokens)})
-        return Written(write_placed(view.target, placed, view.bucket), {}, 0, unfit, counts)
+        return PlacedFiles(write_placed(view.target, placed, view.bucket), {}, 0, unfit, counts)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Refresh:
     cache: Cache
     counts_there: bool = False
 
-    def run(self) -> Written:
+    def run(self) -> PlacedFiles:
         """Run the task."""
-        result = Written([], {}, 0, Counter(), Counter())
+        result = PlacedFiles([], {}, 0, Counter(), Counter())
         gone = 0
         for bucket, events in self.rows.found(result.unfit, result.counts):
             kinds = events["kind"]
@@ -115,7 +115,7 @@ class Refresh:
             values = pa.Table.from_arrays(images.flatten(), [field.name for field in images.type])
             placed = with_places(values, (new[name] for name in _PLACE_NAMES))
             result.files.extend(write_placed(self.storage, placed, bucket))
-        return Written(result.files, result.marks, gone, result.unfit, result.counts)
+        return PlacedFiles(result.files, result.marks, gone, result.unfit, result.counts)
 
     def _marks(self, events: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
         """Yield for each file its rows of the events that counted until now, if it has any."""

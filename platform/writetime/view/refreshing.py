@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.delta.bucketed_table import takes_fields
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import read_vector, write_vectors
-from writetime.delta.live_files import Change, LiveFile, LiveVersion, has_vectors
+from writetime.delta.live_files import LiveFile, LiveVersion, ViewCommit, has_vectors
 from writetime.delta.parquet import Unreadable, WrittenFile, deleted_if_refused
 from writetime.delta.store_clock import require_right_clock
 from writetime.delta.versions import TableVersion
@@ -31,7 +31,7 @@ from writetime.lake import views
 from writetime.lake.contents import StateFiles
 from writetime.lake.state import generation_of, pending
 from writetime.lake.table import LakeTable, created_of, view_schema
-from writetime.lake.view_upkeep import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
+from writetime.lake.view_retention import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import AS_OF, present_views, time_of_lake
 from writetime.row_events.changed_rows import (
     Position,
@@ -42,9 +42,9 @@ from writetime.row_events.changed_rows import (
     position_of,
     reshaped,
 )
-from writetime.row_events.events import Batch
-from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
-from writetime.view.view_packing import pack
+from writetime.row_events.events import EventBatch
+from writetime.view.packing import pack
+from writetime.view.placed_rows import NAMES, PlacedFiles, Refresh, WholeBucket, is_placed
 
 if TYPE_CHECKING:
     import pyroaring
@@ -105,9 +105,10 @@ def refresh(
         run: runs the tasks.
         staged: is called with the new files, and whether they are the whole view, before they are committed; if it
             raises, the view stays as it was, and these files are deleted.
-        unfit: as in `row_form.fit`, for the rows that are written. It is complete when `staged` is called.
-        counts: gets the counts of `Written`, and as `MARKED` the number of rows that are marked. It is complete when
-            `staged` is called. The view is then also searched for created rows, which costs as much as marking rows.
+        unfit: as in `row_form.to_micros`, for the rows that are written. It is complete when `staged` is called.
+        counts: gets the counts of `PlacedFiles`, and as `MARKED` the number of rows that are marked. It is complete
+            when `staged` is called. The view is then also searched for created rows, which costs as much as marking
+            rows.
         whole: write all rows again.
 
     Raises:
@@ -135,7 +136,7 @@ def refresh(
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
-    batch = Batch(generation_of(changes), number, time_of_lake(table))
+    batch = EventBatch(generation_of(changes), number, time_of_lake(table))
     try:
         follows = None if whole else last
         searches = counts is not None
@@ -216,7 +217,7 @@ def move_on(table: LakeTable) -> None:
     if last and before.is_ours and (position := moved_on(table, last)):
         info = {AS_OF: str(last.batch.as_of)}
         numbers, vectors = position.numbers(NAMES), has_vectors(before.version)
-        table.view_files.commit(before, Change(), numbers, info, data_change=False, vectors=vectors)
+        table.view_files.commit(before, ViewCommit(), numbers, info, data_change=False, vectors=vectors)
 
 
 @contextmanager
@@ -236,10 +237,10 @@ def _next(
     *,
     state: TableVersion,
     changes: TableVersion,
-    batch: Batch,
+    batch: EventBatch,
     run: Runner,
     counts_there: bool,
-) -> tuple[Written, Batch]:
+) -> tuple[PlacedFiles, EventBatch]:
     """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
 
     Raises:
@@ -262,14 +263,14 @@ def _next(
         raise _Whole("a column was dropped, or its type changed")
     storage, cache = table.view.storage, table.cache
     tasks = [Refresh(each, _files_of(before, each.bucket), storage, cache, counts_there) for each in rows]
-    done: list[Written] = []
+    done: list[PlacedFiles] = []
     # Of tasks that ended before one failed, too.
     with deleted_if_refused(table.view.storage, (file for each in done for file in each.files)):
         done.extend(run(Refresh.run, tasks))
         found = _joined(done)
         marked = sum(map(len, found.marks.values()))
         if marked != found.gone:
-            raise _Whole(f"it has {marked} of the {counted(found.gone, 'row')} that were changed or removed")
+            raise _Whole(f"it has {marked} of the {pluralize(found.gone, 'row')} that were changed or removed")
     return found, batch
 
 
@@ -277,7 +278,7 @@ def _files_of(version: LiveVersion, bucket: int) -> tuple[LiveFile, ...]:
     return tuple(f for f in version.files.values() if bucket == ALL or f.file.bucket in {bucket, ALL})
 
 
-def _joined(several: Iterable[Written]) -> Written:
+def _joined(several: Iterable[PlacedFiles]) -> PlacedFiles:
     files: list[WrittenFile] = []
     marks: dict[str, pyroaring.BitMap] = {}
     unfit: Counter[str] = Counter()
@@ -290,13 +291,13 @@ def _joined(several: Iterable[Written]) -> Written:
         gone += each.gone
         unfit.update(each.unfit)
         counts.update(each.counts)
-    return Written(files, marks, gone, unfit, counts)
+    return PlacedFiles(files, marks, gone, unfit, counts)
 
 
-def _change(table: LakeTable, before: LiveVersion, found: Written, *, whole: bool) -> Change:
+def _change(table: LakeTable, before: LiveVersion, found: PlacedFiles, *, whole: bool) -> ViewCommit:
     """Return the actions to commit. A file whose rows are all marked leaves the view."""
     if whole:
-        return Change(remove=list(before.files.values()), add=found.files)
+        return ViewCommit(remove=list(before.files.values()), add=found.files)
     storage = table.view.storage
     touched = [before.files[path] for path in found.marks]
     marked = {each.file.path: read_vector(storage, each.vector) | found.marks[each.file.path] for each in touched}
@@ -304,4 +305,4 @@ def _change(table: LakeTable, before: LiveVersion, found: Written, *, whole: boo
     for each in empty:
         del marked[each.file.path]
     vectors = write_vectors(storage, marked)
-    return Change(empty, found.files, [(before.files[path], vector) for path, vector in vectors.items()])
+    return ViewCommit(empty, found.files, [(before.files[path], vector) for path, vector in vectors.items()])

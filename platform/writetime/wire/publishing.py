@@ -33,7 +33,7 @@ from writetime.clients.kafka_errors import may_pass
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
 from writetime.clients.topic_options import Keeps, lossy_faults
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.fingerprints import fingerprint, single_object_header
 
@@ -53,7 +53,7 @@ _SHOWN = 300
 T = TypeVar("T")
 
 
-class Refused(WritetimeError):
+class RefusedMessage(WritetimeError):
     """Kafka refuses messages of a topic, and would refuse them again."""
 
     def __init__(self, message: str, topic: str) -> None:
@@ -145,7 +145,7 @@ class Sender:
                 if stop is not None:
                     return False
                 raise Transient(
-                    f"{self._what}: the broker has acknowledged none of {counted(waiting, 'message')} for "
+                    f"{self._what}: the broker has acknowledged none of {pluralize(waiting, 'message')} for "
                     f"{TIMEOUT_SECONDS:.0f} s"
                 )
         self.check()
@@ -168,8 +168,8 @@ class Sender:
                 deadline = time.monotonic() + TIMEOUT_SECONDS
             elif time.monotonic() > deadline:
                 raise Transient(
-                    f"{self._what}: the client's queue is full with {counted(waiting, 'message')}, and the broker has "
-                    f"acknowledged none for {TIMEOUT_SECONDS:.0f} s"
+                    f"{self._what}: the client's queue is full with {pluralize(waiting, 'message')}, and the broker "
+                    f"has acknowledged none for {TIMEOUT_SECONDS:.0f} s"
                 )
 
     def check(self) -> None:
@@ -192,7 +192,7 @@ class Sender:
         text = f"{self._what}: {error.name()} {error.str()}"
         if may_pass(error):
             return Transient(text)
-        return Refused(f"{text} (topic {topic})", topic) if topic else WritetimeError(text)
+        return RefusedMessage(f"{text} (topic {topic})", topic) if topic else WritetimeError(text)
 
 
 def ensure_schemas_topic(settings: Settings) -> None:

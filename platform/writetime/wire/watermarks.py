@@ -67,7 +67,7 @@ class SourceMarks:
 
 
 @dataclass(frozen=True)
-class Place:
+class LandingPosition:
     """The position of landing of a table at its report: the version of the lake's changes whose commit names the
     offsets, the watermarks of the registered sources, the latest skipped message without a newer snapshot
     (microseconds, 0 if none), and a digest of the schemas that the lake follows.
@@ -118,7 +118,7 @@ class LandingReport:
     fault: str | None = None
     since: Seconds = 0.0
     attempts: int = 0
-    place: Place | None = None
+    place: LandingPosition | None = None
     steps: Mapping[str, StepReport] = field(default_factory=dict)
     steps_at: Seconds = 0.0
 

@@ -20,7 +20,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from queue import SimpleQueue
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import reason_of
 from writetime.workqueue.handling import Handler, Outcome, run_coroutine, run_function
 from writetime.workqueue.items import Entry, Status, is_time_limit
@@ -265,7 +265,7 @@ class Attempts:
         attempt.answer.set_result(attempt.overdue)
         self._release(attempt)
         self._fill(on_coroutines=False)
-        abandoned = counted(len(self._abandoned), "handler")
+        abandoned = pluralize(len(self._abandoned), "handler")
         log.error(
             "%s: %s, and still runs; the worker continues without it (abandoned: %s; it ends with more than %d)",
             attempt.name,

@@ -14,9 +14,9 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.delta.bucketed_table import is_delta_table
 from writetime.delta.storage import lake_storage
-from writetime.workqueue.items import Place, Status
+from writetime.workqueue.items import ItemPartition, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, Tables
+from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, QueueTables
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Brought:
     completed: int
     in_lake: int
     waiting: int
-    differing: list[Place]
+    differing: list[ItemPartition]
 
 
 class InLake(NamedTuple):
@@ -55,7 +55,7 @@ class InLake(NamedTuple):
 class Audit:
     """Reads the items and states of queues over one connection."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: QueueTables) -> None:
         self._tables = tables
 
     def queues(self) -> list[str]:
@@ -74,7 +74,7 @@ class Audit:
         """Return the buckets of a queue that are not dropped, and begin up to a time (milliseconds since 1970)."""
         return asyncio.run(self._tables.buckets(queue, until=until))
 
-    def compare(self, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
+    def compare(self, queue: str, in_lake: Mapping[ItemPartition, InLake]) -> Brought:
         """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
         return asyncio.run(_compare(self._tables, queue, in_lake))
 
@@ -87,16 +87,16 @@ def auditing(settings: Settings) -> Iterator[Audit]:
         DatabaseUnreachable: no contact point answers.
     """
     with connect(settings) as session:
-        yield Audit(Tables(session, settings))
+        yield Audit(QueueTables(session, settings))
 
 
-def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
+def in_lake(settings: Settings, table: str) -> dict[ItemPartition, InLake]:
     """Count the completed items of each bucket in a table of the lake; nothing if it does not exist yet."""
     storage = lake_storage(settings).folder(table)
     if not is_delta_table(storage):
         return {}
-    names = [*Place._fields, "read_at"]
-    found: dict[Place, InLake] = {}
+    names = [*ItemPartition._fields, "read_at"]
+    found: dict[ItemPartition, InLake] = {}
     # Uses a file system that is not Python's, see `BucketedTable.read`.
     dataset = DeltaTable(storage.address, storage_options=dict(storage.options)).to_pyarrow_dataset(
         filesystem=storage.filesystem()
@@ -104,18 +104,18 @@ def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
     for batch in dataset.to_batches(columns=names):
         counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
         for row in counted.to_pylist():
-            place = Place(row["queue"], row["shard"], row["bucket"])
+            place = ItemPartition(row["queue"], row["shard"], row["bucket"])
             before = found.get(place, InLake(0, row["read_at"]))
             found[place] = InLake(before.items + row["count_all"], min(before.read_at, row["read_at"]))
     return found
 
 
-async def _account(tables: Tables, queue: str) -> Account:
+async def _account(tables: QueueTables, queue: str) -> Account:
     shards, _ = await tables.known_queue(queue)
     items = done = dead = still_open = lost = 0
     given_up: set[UUID] = set()
     for row in await tables.buckets(queue):
-        place = Place(queue, row.shard, row.bucket)
+        place = ItemPartition(queue, row.shard, row.bucket)
         # The items are read first: items that finish meanwhile have a state by then.
         ids = await tables.item_ids(place, NO_ID, LAST_ID)
         states = {s.item_id: s.status for s in await tables.states(place, NO_ID)}
@@ -135,11 +135,11 @@ async def _account(tables: Tables, queue: str) -> Account:
     return Account(items, done, dead, still_open, lost, len(given_up - letters))
 
 
-async def _compare(tables: Tables, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
+async def _compare(tables: QueueTables, queue: str, in_lake: Mapping[ItemPartition, InLake]) -> Brought:
     completed = there = waiting = 0
     differing = []
     for row in await tables.buckets(queue):
-        place = Place(queue, row.shard, row.bucket)
+        place = ItemPartition(queue, row.shard, row.bucket)
         states = await tables.states(place, NO_ID)
         done = sum(state.status is Status.COMPLETED for state in states)
         have = in_lake.get(place, InLake(0, 0))

@@ -13,10 +13,10 @@ from uuid import UUID
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
 from writetime.workqueue.items import Entry
-from writetime.workqueue.partition import Fenced, Partition
+from writetime.workqueue.partition import Partition, ShardFenced
 from writetime.workqueue.queue_tables import BucketRow
-from writetime.workqueue.reader import Reader
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.reader import ItemReader
+from writetime.workqueue.statements import UnknownItemWrite
 
 
 class Buckets:
@@ -35,7 +35,7 @@ class Buckets:
         self._epoch = epoch
         self._on_late = on_late
         self._known: dict[int, int | None] = {}
-        self.readers: dict[int, Reader] = {}
+        self.readers: dict[int, ItemReader] = {}
 
     def offer(self, rows: list[BucketRow]) -> bool:
         """Record buckets, and which of them are closed; return whether there is a new one."""
@@ -91,7 +91,7 @@ class Buckets:
             if bucket + grace <= self._clock.now() and reader.closable:
                 await self._apart(bucket, self._close(bucket, reader))
 
-    async def _close(self, bucket: int, reader: Reader) -> None:
+    async def _close(self, bucket: int, reader: ItemReader) -> None:
         now = self._clock.now()
         if missed := await reader.reconcile():
             self._on_late(missed)
@@ -131,7 +131,7 @@ class Buckets:
         """Do work that may wait. A fault of one bucket is recorded, and does not stop other buckets or the shard."""
         try:
             await work
-        except (Fenced, Unknown):
+        except (ShardFenced, UnknownItemWrite):
             raise
         except Exception as e:
             self._faults.note(self._context.queue, f"shard {self._shard}, bucket {bucket}", e)
@@ -145,5 +145,5 @@ class Buckets:
         place = self._context.place(self._shard, bucket)
         return await Partition.open(self._tables, place, self._epoch, self._settings.batch_rows)
 
-    def _reader(self, partition: Partition) -> Reader:
-        return Reader(self._context, partition)
+    def _reader(self, partition: Partition) -> ItemReader:
+        return ItemReader(self._context, partition)

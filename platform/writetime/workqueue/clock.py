@@ -12,7 +12,7 @@ time delays an item, and loses none.
 import time
 from collections.abc import Callable
 
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.queue_tables import QueueTables
 
 LOOK_SECONDS = 60.0
 
@@ -20,7 +20,7 @@ LOOK_SECONDS = 60.0
 class DatabaseClock:
     """Milliseconds since 1970 by the database's clock. `monotonic` is in seconds."""
 
-    def __init__(self, tables: Tables, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tables: QueueTables, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._tables = tables
         self._monotonic = monotonic
         self._offset = 0.0

@@ -16,9 +16,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.workqueue.items import Place
+from writetime.workqueue.items import ItemPartition
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import CompletedItem, Tables
+from writetime.workqueue.queue_tables import CompletedItem, QueueTables
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _READ = pa.schema(
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000, 253_402_300_799_999
 
 
-def read(spark: SparkSession, settings: Settings, places: list[Place]) -> DataFrame:
+def read(spark: SparkSession, settings: Settings, places: list[ItemPartition]) -> DataFrame:
     """Return the completed items of partitions, one row per item; `bucket` is in milliseconds since 1970.
 
     Pass it to `sound` and `faults`.
@@ -58,7 +58,7 @@ def read(spark: SparkSession, settings: Settings, places: list[Place]) -> DataFr
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield from read_place(settings, Place(row["queue"], row["shard"], row["bucket"]))
+                yield from read_place(settings, ItemPartition(row["queue"], row["shard"], row["bucket"]))
 
     return tasks.repartition(max(1, len(places))).mapInArrow(run_task, from_arrow_schema(_READ))
 
@@ -69,14 +69,14 @@ def sound(rows: DataFrame) -> DataFrame:
     return rows.where("fault IS NULL").join(broken, PARTITION, "left_anti").select(SCHEMA.names)
 
 
-def faults(rows: DataFrame) -> dict[Place, str]:
+def faults(rows: DataFrame) -> dict[ItemPartition, str]:
     """Return the places that could not be read, with the reasons."""
-    found = rows.where("fault IS NOT NULL").select(*Place._fields, "fault").collect()
-    return {Place(row.queue, row.shard, row.bucket): row.fault for row in found}
+    found = rows.where("fault IS NOT NULL").select(*ItemPartition._fields, "fault").collect()
+    return {ItemPartition(row.queue, row.shard, row.bucket): row.fault for row in found}
 
 
 def read_place(
-    settings: Settings, place: Place, *, batch_rows: int = 1000, batch_characters: int = 4 << 20
+    settings: Settings, place: ItemPartition, *, batch_rows: int = 1000, batch_characters: int = 4 << 20
 ) -> Iterator[pa.RecordBatch]:
     """Yield the completed items of one partition in batches. A batch is full at a number of rows, or of characters of
     payloads and results. If the partition cannot be read, yield the fault last.
@@ -85,7 +85,7 @@ def read_place(
         Transient: the database does not answer.
     """
     with connect(settings) as session, asyncio.Runner() as runner:
-        tables = Tables(session, settings)
+        tables = QueueTables(session, settings)
         batches = _batches(tables, place, batch_rows, batch_characters)
         try:
             while (batch := runner.run(_next(batches))) is not None:
@@ -99,7 +99,7 @@ def read_place(
             yield pa.RecordBatch.from_pylist([{**place._asdict(), "fault": reason}], _READ)
 
 
-async def _report(tables: Tables, place: Place, reason: str) -> None:
+async def _report(tables: QueueTables, place: ItemPartition, reason: str) -> None:
     try:
         await tables.report_fault(place.queue, "lake", f"shard {place.shard}, bucket {place.bucket}", 1, reason)
     except Exception as e:
@@ -112,7 +112,7 @@ async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None
 
 
 async def _batches(
-    tables: Tables, place: Place, batch_rows: int, batch_characters: int
+    tables: QueueTables, place: ItemPartition, batch_rows: int, batch_characters: int
 ) -> AsyncIterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
     count = size = 0
@@ -130,7 +130,7 @@ async def _batches(
         yield pa.RecordBatch.from_pylist(rows, _READ)
 
 
-def _row(place: Place, item: CompletedItem) -> dict[str, Any]:
+def _row(place: ItemPartition, item: CompletedItem) -> dict[str, Any]:
     return {
         **place._asdict(),
         "item_id": str(item.item_id),

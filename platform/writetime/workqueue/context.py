@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from writetime.core.config import Queue, WorkQueue
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.items import Place
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.items import ItemPartition
+from writetime.workqueue.queue_tables import QueueTables
 
 
 @dataclass(frozen=True)
 class QueueContext:
     """One queue of one worker."""
 
-    tables: Tables
+    tables: QueueTables
     clock: DatabaseClock
     settings: WorkQueue
     queue: str
@@ -25,6 +25,6 @@ class QueueContext:
         """The settings of this queue."""
         return self.settings.queue(self.queue)
 
-    def place(self, shard: int, bucket: int) -> Place:
+    def place(self, shard: int, bucket: int) -> ItemPartition:
         """Return a partition of the queue."""
-        return Place(self.queue, shard, bucket)
+        return ItemPartition(self.queue, shard, bucket)

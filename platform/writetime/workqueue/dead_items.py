@@ -15,19 +15,19 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.insist import insist
-from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
-from writetime.workqueue.queue_tables import DeadLetter, LetterRow, Tables
+from writetime.workqueue.items import Entry, IdMaker, ItemPartition, Status, bucket_of, shard_of, time_of
+from writetime.workqueue.queue_tables import DeadItem, LetterRow, QueueTables
+from writetime.workqueue.retry import retry
 
 
-def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
+def dead_letters(settings: Settings, queue: str) -> list[DeadItem]:
     """Return the dead letters of a queue, oldest first.
 
     Raises:
         WritetimeError: no queue of that name was ever used, or has settings.
     """
     with connect(settings) as session:
-        return asyncio.run(_read(Tables(session, settings), queue))
+        return asyncio.run(_read(QueueTables(session, settings), queue))
 
 
 def redrive(settings: Settings, queue: str) -> int:
@@ -43,12 +43,12 @@ def redrive(settings: Settings, queue: str) -> int:
             name was ever used, or has settings.
     """
     with connect(settings) as session:
-        return asyncio.run(_redrive(Tables(session, settings), settings, queue))
+        return asyncio.run(_redrive(QueueTables(session, settings), settings, queue))
 
 
-async def read_letters(tables: Tables, queue: str, shards: int, bucket_seconds: int) -> list[DeadLetter]:
+async def read_letters(tables: QueueTables, queue: str, shards: int, bucket_seconds: int) -> list[DeadItem]:
     """Return the dead letters of a queue, oldest first."""
-    found: list[DeadLetter] = []
+    found: list[DeadItem] = []
     for shard in range(shards):
         letters = await tables.dead_letters(queue, shard)
         rows = [LetterRow(shard, letter.item_id, letter.redriven_as) for letter in letters]
@@ -57,7 +57,7 @@ async def read_letters(tables: Tables, queue: str, shards: int, bucket_seconds: 
     return sorted(found, key=lambda letter: letter.item_id.int)
 
 
-async def count_letters(tables: Tables, queue: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
+async def count_letters(tables: QueueTables, queue: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
     """Return the number of dead letters of a queue, and how many of them were redriven."""
     dead = redriven = 0
     for shard in range(shards):
@@ -67,13 +67,13 @@ async def count_letters(tables: Tables, queue: str, shards: int, bucket_seconds:
     return dead, redriven
 
 
-async def _counting(tables: Tables, queue: str, bucket_seconds: int, rows: list[LetterRow]) -> set[UUID]:
+async def _counting(tables: QueueTables, queue: str, bucket_seconds: int, rows: list[LetterRow]) -> set[UUID]:
     """Return the items of the letters that count, of one shard."""
     found = {row.item_id for row in rows if row.redriven_as is not None}
-    unsure: dict[Place, list[UUID]] = defaultdict(list)
+    unsure: dict[ItemPartition, list[UUID]] = defaultdict(list)
     for row in rows:
         if row.redriven_as is None:
-            unsure[Place(queue, row.shard, bucket_of(row.item_id, bucket_seconds))].append(row.item_id)
+            unsure[ItemPartition(queue, row.shard, bucket_of(row.item_id, bucket_seconds))].append(row.item_id)
     for place, ids in unsure.items():
         statuses = await tables.statuses(place, ids)
         found |= {item_id for item_id, status in statuses.items() if status is Status.DEAD}
@@ -83,26 +83,26 @@ async def _counting(tables: Tables, queue: str, bucket_seconds: int, rows: list[
     return found
 
 
-async def _read(tables: Tables, queue: str) -> list[DeadLetter]:
+async def _read(tables: QueueTables, queue: str) -> list[DeadItem]:
     return await read_letters(tables, queue, *await tables.known_queue(queue))
 
 
-async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
+async def _redrive(tables: QueueTables, settings: Settings, queue: str) -> int:
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
     shards, bucket_seconds = await tables.known_queue(queue)
     count = 0
-    for letter in await insist(lambda: read_letters(tables, queue, shards, bucket_seconds)):
+    for letter in await retry(lambda: read_letters(tables, queue, shards, bucket_seconds)):
         named, made = letter.redriven_as, None
         while True:
-            await insist(clock.look)
+            await retry(clock.look)
             if named is not None:
-                place = Place(queue, shard_of(letter.key, named, shards), bucket_of(named, bucket_seconds))
+                place = ItemPartition(queue, shard_of(letter.key, named, shards), bucket_of(named, bucket_seconds))
                 dropped = (
                     place.bucket + (bucket_seconds + own.close_after_seconds + own.keep_closed_hours * 3600) * 1000
                 )
                 # Its bucket was dropped, perhaps with the item, or the item is there.
-                if clock.now() >= dropped or await insist(partial(tables.existing, place, [named])):
+                if clock.now() >= dropped or await retry(partial(tables.existing, place, [named])):
                     break
                 # Later, its bucket may be closed, where no worker looks.
                 if clock.now() - time_of(named) <= own.close_after_seconds * 500:
@@ -111,20 +111,20 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
                     await _insert(tables, settings, item)
                     break
             made = ids.make(clock.micros())
-            await insist(partial(tables.mark_redriven, letter, made, before=named))
+            await retry(partial(tables.mark_redriven, letter, made, before=named))
             # The first write counts, which may be that of another redrive, or of this one with a lost answer.
-            named = await insist(partial(tables.redriven_as, letter))
+            named = await retry(partial(tables.redriven_as, letter))
         count += named == made
     return count
 
 
-async def _insert(tables: Tables, settings: Settings, entry: Entry) -> None:
+async def _insert(tables: QueueTables, settings: Settings, entry: Entry) -> None:
     """Insert an item; give up before its bucket may be closed."""
     seconds = settings.workqueue.enqueue_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
-            await insist(partial(tables.insert_bucket, entry.place))
-            await insist(partial(tables.insert_items, [entry]))
+            await retry(partial(tables.insert_bucket, entry.place))
+            await retry(partial(tables.insert_items, [entry]))
     except TimeoutError:
         queue = entry.place.queue
         raise WritetimeError(

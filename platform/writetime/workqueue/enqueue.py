@@ -16,14 +16,23 @@ from uuid import UUID
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import same_json, to_json
 from writetime.core.setting_types import YEAR_SECONDS
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.insist import insist
-from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, is_time_limit, shard_of, time_of
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.items import (
+    Entry,
+    IdMaker,
+    ItemPartition,
+    bucket_of,
+    instant,
+    is_time_limit,
+    shard_of,
+    time_of,
+)
+from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.retry import retry
 
 _T = TypeVar("_T")
 
@@ -66,7 +75,7 @@ class ItemConflict(WritetimeError):
 
     def __init__(self, queue: str, item_ids: list[UUID]) -> None:
         super().__init__(
-            f"queue {queue}: {counted(len(item_ids), 'item id')} belong to items with another payload, key or "
+            f"queue {queue}: {pluralize(len(item_ids), 'item id')} belong to items with another payload, key or "
             f"time limit, which stay as they are: {', '.join(map(str, item_ids[:3]))}; use new ids for other items"
         )
         self.item_ids = item_ids
@@ -94,13 +103,13 @@ class NewItem:
 class AsyncEnqueuer:
     """Enqueues from an event loop."""
 
-    def __init__(self, tables: Tables, settings: Settings) -> None:
+    def __init__(self, tables: QueueTables, settings: Settings) -> None:
         self._tables = tables
         self._settings = settings.workqueue
         self._clock = DatabaseClock(tables)
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
-        self._announced: set[Place] = set()
+        self._announced: set[ItemPartition] = set()
         # The slow calls per queue: the time of the acknowledgement, and the first item. Both increase, so the first
         # call has the first item of all.
         self._slow: dict[str, deque[tuple[int, UUID]]] = {}
@@ -123,7 +132,7 @@ class AsyncEnqueuer:
         deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
         try:
             async with asyncio.timeout_at(deadline):
-                known = await insist(lambda: self._know(queue))
+                known = await retry(lambda: self._know(queue))
                 after = self._first_slow(queue)
                 entries = [
                     self._entry(queue, item, payload, known, after)
@@ -140,7 +149,7 @@ class AsyncEnqueuer:
                     [],
                 ) from None
             raise EnqueueUnknown(
-                f"queue {queue}: the database has not acknowledged {counted(len(items), 'item')} in "
+                f"queue {queue}: the database has not acknowledged {pluralize(len(items), 'item')} in "
                 f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
                 [e.item_id for e in entries],
             ) from None
@@ -176,7 +185,7 @@ class AsyncEnqueuer:
             raise InvalidItem(_TOO_DEEP)
         if size > self._settings.max_payload_bytes:
             raise TooLarge(
-                f"the payload has {counted(size, 'byte')}, more than the {self._settings.max_payload_bytes} allowed"
+                f"the payload has {pluralize(size, 'byte')}, more than the {self._settings.max_payload_bytes} allowed"
             )
         return payload
 
@@ -193,7 +202,7 @@ class AsyncEnqueuer:
         else:
             item_id = self._ids.make(self._clock.micros())
         shards, bucket_seconds = known
-        place = Place(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
+        place = ItemPartition(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
         after = None if item.key is None else after
         limit = item.time_limit_seconds
         return Entry(place, item_id, item.key, payload, delayed, due, after=after, time_limit_seconds=limit)
@@ -233,11 +242,11 @@ class AsyncEnqueuer:
 
     async def _insert(self, entries: list[Entry], given: Collection[UUID]) -> list[UUID]:
         """Insert items; return those `given` ids that other items have."""
-        by_place: dict[Place, list[Entry]] = defaultdict(list)
+        by_place: dict[ItemPartition, list[Entry]] = defaultdict(list)
         for entry in {entry.item_id: entry for entry in entries}.values():
             by_place[entry.place].append(entry)
         for place in by_place.keys() - self._announced:
-            await insist(partial(self._tables.insert_bucket, place))
+            await retry(partial(self._tables.insert_bucket, place))
             self._announced.add(place)
         if len(self._announced) > 10_000:
             self._announced = set(by_place)
@@ -249,7 +258,7 @@ class AsyncEnqueuer:
                 if any(entry.item_id in given for entry in batch):
                     conflicts.extend(await self._insert_new(batch))
                 else:
-                    await insist(partial(self._tables.insert_items, batch))
+                    await retry(partial(self._tables.insert_items, batch))
 
         # Batches of one partition follow each other, so that no item is visible before an earlier one of its key.
         async def insert_all(batches: list[list[Entry]]) -> None:
@@ -266,8 +275,8 @@ class AsyncEnqueuer:
             if not isinstance(refused, WritetimeError):
                 raise refused from None
             raise EnqueueUnknown(
-                f"queue {entries[0].place.queue}: {refused}; of {counted(len(entries), 'item')} some may be enqueued: "
-                "repeat the call with the same item ids",
+                f"queue {entries[0].place.queue}: {refused}; of {pluralize(len(entries), 'item')} some may be "
+                "enqueued: repeat the call with the same item ids",
                 [entry.item_id for entry in entries],
             ) from None
         return conflicts
@@ -278,7 +287,7 @@ class AsyncEnqueuer:
         """
         conflicts: list[UUID] = []
         while entries:
-            existing = {e.item_id: e for e in await insist(partial(self._tables.insert_new, entries))}
+            existing = {e.item_id: e for e in await retry(partial(self._tables.insert_new, entries))}
             if not existing:
                 break
             known = [e for e in entries if e.item_id in existing]
@@ -300,7 +309,7 @@ class Enqueuer:
 
     def __enter__(self) -> Self:
         session = self._resources.enter_context(connect(self._settings))
-        self._async = AsyncEnqueuer(Tables(session, self._settings), self._settings)
+        self._async = AsyncEnqueuer(QueueTables(session, self._settings), self._settings)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="enqueuer")
         thread.start()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.workqueue.queue_tables import Tables
-from writetime.workqueue.worker_metrics import QueueMetrics
+from writetime.workqueue.metrics import QueueMetrics
+from writetime.workqueue.queue_tables import QueueTables
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Faults:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: QueueTables,
         worker: str,
         monotonic: Callable[[], float],
         metrics: Mapping[str, QueueMetrics],
@@ -71,7 +71,7 @@ class Faults:
         if metrics := self._metrics.get(queue):
             metrics.faulted(place.rpartition(", ")[2].split()[0])
         trace = None if isinstance(error, WritetimeError) else error
-        log.error("queue %s, %s: failed %s: %s", queue, place, counted(times, "time"), reason, exc_info=trace)
+        log.error("queue %s, %s: failed %s: %s", queue, place, pluralize(times, "time"), reason, exc_info=trace)
         report = asyncio.create_task(self._report(queue, place, times, reason[:_MAX_REASON_CHARACTERS]))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import plain_text, reason_of
 from writetime.core.json_texts import from_json, to_json
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
@@ -94,5 +94,5 @@ def _result(value: Any) -> str | None:
     except (TypeError, ValueError, RecursionError) as e:
         raise ValueError(f"the handler's result cannot be JSON: {e}") from None
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
-        raise ValueError(f"the handler's result has {counted(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
+        raise ValueError(f"the handler's result has {pluralize(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
     return text

@@ -9,14 +9,14 @@ from typing import Any
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.dead_items import count_letters
-from writetime.workqueue.items import Place, Status, time_of
+from writetime.workqueue.items import ItemPartition, Status, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import BucketRow, Tables
+from writetime.workqueue.queue_tables import BucketRow, QueueTables
 
 # Buckets that are read at once. The ids of their items are in memory together.
 _BUCKETS_AT_ONCE = 8
@@ -58,10 +58,10 @@ class QueueState(Unfinished):
     workers: list[str]
 
 
-class Look:
+class QueueInspector:
     """Reads the states of queues over one connection."""
 
-    def __init__(self, tables: Tables, settings: Settings) -> None:
+    def __init__(self, tables: QueueTables, settings: Settings) -> None:
         self._tables = tables
         self._settings = settings
         self._clock = DatabaseClock(tables)
@@ -97,7 +97,7 @@ class Look:
         now = self._clock.now()
         turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
 
-        async def first(place: Place) -> int:
+        async def first(place: ItemPartition) -> int:
             """Return the time of the first unfinished item of a bucket; now if there is none."""
             async with turn:
                 after = (await self._tables.statics(place)).floor or NO_ID
@@ -109,7 +109,9 @@ class Look:
                     after = ids[-1]
             return now
 
-        found = await asyncio.gather(*(first(Place(queue, r.shard, r.bucket)) for r in rows if r.closed is None))
+        found = await asyncio.gather(
+            *(first(ItemPartition(queue, r.shard, r.bucket)) for r in rows if r.closed is None)
+        )
         return max(0, now - min(found, default=now)) / 1000
 
     async def _state(self, queue: str) -> QueueState:
@@ -145,7 +147,7 @@ class Look:
 
         async def read(row: BucketRow) -> None:
             nonlocal oldest, most_attempts
-            place = Place(queue, row.shard, row.bucket)
+            place = ItemPartition(queue, row.shard, row.bucket)
             floor, states = NO_ID, {}
             async with turn:
                 if opened := row.bucket <= begun:
@@ -177,14 +179,14 @@ class Look:
 
 
 @contextmanager
-def looking(settings: Settings) -> Iterator[Look]:
+def looking(settings: Settings) -> Iterator[QueueInspector]:
     """Connect, and inspect queues.
 
     Raises:
         DatabaseUnreachable: no contact point answers.
     """
     with connect(settings) as session:
-        yield Look(Tables(session, settings), settings)
+        yield QueueInspector(QueueTables(session, settings), settings)
 
 
 def inspect(settings: Settings, queue: str) -> QueueState:
@@ -201,7 +203,7 @@ def inspect(settings: Settings, queue: str) -> QueueState:
 def worker_faults(settings: Settings) -> list[Any]:
     """Return the faults of the last hour of all workers: queue, worker, place, at, times and reason."""
     with connect(settings) as session:
-        return asyncio.run(Tables(session, settings).faults())
+        return asyncio.run(QueueTables(session, settings).faults())
 
 
 def status_lines(settings: Settings) -> Iterator[str]:
@@ -212,5 +214,5 @@ def status_lines(settings: Settings) -> Iterator[str]:
         return
     for row in found:
         at = f"{row.at:%Y-%m-%dT%H:%M:%SZ}"
-        times = counted(row.times, "time")
+        times = pluralize(row.times, "time")
         yield f"queue {row.queue}, {row.place}: failed {times}, last at {at}: {printable(row.reason)}"

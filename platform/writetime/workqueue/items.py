@@ -41,7 +41,7 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.DEAD)
 
 
-class Place(NamedTuple):
+class ItemPartition(NamedTuple):
     """One partition of items and of states. `bucket` is its first millisecond since 1970."""
 
     queue: str
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 class Entry:
     """An item that its shard's owner has read. `due` is in milliseconds of the database's clock."""
 
-    place: Place
+    place: ItemPartition
     item_id: UUID
     key: str | None
     payload: str

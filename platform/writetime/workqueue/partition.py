@@ -15,9 +15,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from writetime.core.errors import WritetimeError
-from writetime.workqueue.insist import insist
-from writetime.workqueue.items import Place, first_id, time_of
-from writetime.workqueue.queue_tables import Change, Statics, Tables
+from writetime.workqueue.items import ItemPartition, first_id, time_of
+from writetime.workqueue.queue_tables import ItemUpdate, QueueTables, Statics
+from writetime.workqueue.retry import retry
 
 NO_ID = first_id(0)
 LAST_ID = UUID(int=2**128 - 1)
@@ -25,21 +25,23 @@ LAST_ID = UUID(int=2**128 - 1)
 _BATCH_BYTES = 256 * 1024
 
 
-class Fenced(WritetimeError):
+class ShardFenced(WritetimeError):
     """The shard has another owner. The changes were not written, and will not be."""
 
 
 class _Group(NamedTuple):
     """Changes that are written together, and their waiting callers."""
 
-    changes: Sequence[Change]
+    changes: Sequence[ItemUpdate]
     written: "asyncio.Future[None]"
 
 
 class Partition:
     """A partition that has our epoch."""
 
-    def __init__(self, tables: Tables, place: Place, epoch: int, statics: Statics, batch_rows: int) -> None:
+    def __init__(
+        self, tables: QueueTables, place: ItemPartition, epoch: int, statics: Statics, batch_rows: int
+    ) -> None:
         self.place = place
         self.closed = statics.closed
         self.floor = statics.floor or NO_ID
@@ -57,7 +59,7 @@ class Partition:
         self._finished: set[UUID] = set()
 
     @classmethod
-    async def open(cls, tables: Tables, place: Place, epoch: int, batch_rows: int) -> "Partition":
+    async def open(cls, tables: QueueTables, place: ItemPartition, epoch: int, batch_rows: int) -> "Partition":
         """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it.
 
         Raises:
@@ -67,7 +69,7 @@ class Partition:
         while True:
             statics = await tables.statics(place)
             if statics.epoch is not None and statics.epoch > epoch:
-                raise Fenced(f"{place} has epoch {statics.epoch}, later than {epoch}")
+                raise ShardFenced(f"{place} has epoch {statics.epoch}, later than {epoch}")
             # Also if an earlier attempt of ours has succeeded.
             if statics.epoch == epoch or await tables.stamp(place, epoch, before=statics.epoch):
                 return cls(tables, place, epoch, statics, batch_rows)
@@ -110,8 +112,8 @@ class Partition:
                 self._known.discard(item_id)
             del self._seen[:done]
 
-    def write(self, changes: Sequence[Change]) -> "asyncio.Future[None]":
-        """Send changes together with the next batch. The future is done once they are applied, or raises `Fenced`.
+    def write(self, changes: Sequence[ItemUpdate]) -> "asyncio.Future[None]":
+        """Send changes together with the next batch. The future is done once they are applied, or raises `ShardFenced`.
 
         There may be at most as many changes as a batch has rows.
         """
@@ -157,7 +159,7 @@ class Partition:
                 batch = []
         except (Exception, asyncio.CancelledError) as e:
             # The database may have applied the batch. Only a new owner may continue, because it reads the partition.
-            self._fault = e if isinstance(e, Exception) else Fenced(f"{self.place} was given up")
+            self._fault = e if isinstance(e, Exception) else ShardFenced(f"{self.place} was given up")
             for _, future in [*batch, *self._waiting]:
                 if not future.done():
                     future.set_exception(self._fault)
@@ -189,13 +191,13 @@ class Partition:
                 return
             statics = await self._tables.statics(self.place)
             if (statics.epoch, statics.op) != (self._epoch, self._op):
-                raise Fenced(f"{self.place}: epoch {statics.epoch} has followed {self._epoch}")
+                raise ShardFenced(f"{self.place}: epoch {statics.epoch} has followed {self._epoch}")
 
-        await insist(apply)
+        await retry(apply)
 
     async def stop(self) -> None:
-        """Stop the write in flight; further writes raise `Fenced`."""
-        self._fault = self._fault or Fenced(f"{self.place} was given up")
+        """Stop the write in flight; further writes raise `ShardFenced`."""
+        self._fault = self._fault or ShardFenced(f"{self.place} was given up")
         if (task := self._flushing) is not None:
             task.cancel()
             await asyncio.wait([task])

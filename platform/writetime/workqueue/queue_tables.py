@@ -24,7 +24,7 @@ from cassandra.query import UNSET_VALUE, BoundStatement, PreparedStatement
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
-from writetime.workqueue.items import Entry, Place, Status, millis
+from writetime.workqueue.items import Entry, ItemPartition, Status, millis
 from writetime.workqueue.statements import answer_of, bigint, bound, double, integer, text, text_of, timestamp, together
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Statics(NamedTuple):
 
 
 @dataclass(slots=True)
-class Change:
+class ItemUpdate:
     """A new state of one item; None leaves a value unchanged. Times are in milliseconds."""
 
     item_id: UUID
@@ -110,7 +110,7 @@ class CompletedItem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadItem:
     """An item that was given up; `dead_at` in milliseconds, `redriven_as` the id of the item that replaced it."""
 
     queue: str
@@ -133,7 +133,7 @@ class LetterRow(NamedTuple):
     redriven_as: UUID | None
 
 
-class Tables:
+class QueueTables:
     """The statements, for one event loop."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
@@ -309,23 +309,23 @@ class Tables:
             if r.item_id is not None
         ]
 
-    async def insert_bucket(self, place: Place) -> None:
+    async def insert_bucket(self, place: ItemPartition) -> None:
         """Record that a partition has items."""
         await self._run(self._insert_bucket, (place.queue, place.bucket, place.shard))
 
-    async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
+    async def items(self, place: ItemPartition, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
         """Return the first items between two ids."""
         return [_entry(place, row) async for row in self._pages(self._items, (*place, after, before, most))]
 
-    async def item_ids(self, place: Place, after: UUID, before: UUID, most: int = _ALL_ROWS) -> list[UUID]:
+    async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = _ALL_ROWS) -> list[UUID]:
         """Return the ids of the first items between two ids, by default of all."""
         return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before, most))]
 
-    async def item(self, place: Place, item_id: UUID) -> Entry:
+    async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         """Return one item that is known to exist."""
         return _entry(place, (await self._run(self._item, (*place, item_id)))[0])
 
-    async def existing(self, place: Place, item_ids: Sequence[UUID]) -> set[UUID]:
+    async def existing(self, place: ItemPartition, item_ids: Sequence[UUID]) -> set[UUID]:
         """Return which of these items exist."""
         return {row.item_id async for row in self._of_items(self._existing, place, item_ids)}
 
@@ -336,11 +336,11 @@ class Tables:
         rows = self._pages(self._buckets, (queue, since, until))
         return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
-    async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
+    async def mark_bucket(self, place: ItemPartition, closed: int | None, *, before: int | None) -> None:
         """Record that a bucket is closed, or open again. If its state is no longer `before`, this has no effect."""
         await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
 
-    async def drop(self, place: Place, before: int, epoch: int) -> None:
+    async def drop(self, place: ItemPartition, before: int, epoch: int) -> None:
         """Delete a closed bucket: all data written before a time (milliseconds), and a later fence.
 
         The registry is written last. While it has the bucket, the other deletions are repeated.
@@ -354,18 +354,20 @@ class Tables:
 
     # -- states
 
-    async def statics(self, place: Place) -> Statics:
+    async def statics(self, place: ItemPartition) -> Statics:
         """Return the fence of a partition, by a serial read, which also completes unfinished writes."""
         rows = await self._run(self._statics, place)
         if not rows:
             return Statics(None, None, None, None)
         return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and _millis(rows[0].closed))
 
-    async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
+    async def stamp(self, place: ItemPartition, epoch: int, *, before: int | None) -> bool:
         """Set a new epoch on a partition that has the epoch `before`."""
         return _applied(await self._run(self._stamp, (epoch, *place, before)))
 
-    async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
+    async def write(
+        self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
+    ) -> bool:
         """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
         partition = _serialised(place)
         rows = [self._guard.bind((op, floor, *place, epoch, op - 1))]
@@ -386,11 +388,11 @@ class Tables:
         ]
         return _applied(await self._run(together(rows)))
 
-    async def close(self, place: Place, epoch: int, op: int, closed: int | None) -> bool:
+    async def close(self, place: ItemPartition, epoch: int, op: int, closed: int | None) -> bool:
         """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
         return _applied(await self._run(self._close, (op, closed, *place, epoch, op - 1)))
 
-    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
         """Return the states of all claimed items beyond an id."""
         rows = self._pages(self._states, (*place, after))
         return [
@@ -399,7 +401,7 @@ class Tables:
             if r.status is not None
         ]
 
-    async def completed(self, place: Place) -> AsyncIterator[CompletedItem]:
+    async def completed(self, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         """Yield the completed items of a partition."""
         states: dict[UUID, Any] = {}
         async for row in self._pages(self._whole_states, place):
@@ -412,7 +414,7 @@ class Tables:
         async for found in self._with_items(place, states):
             yield found
 
-    async def _with_items(self, place: Place, states: dict[UUID, Any]) -> AsyncIterator[CompletedItem]:
+    async def _with_items(self, place: ItemPartition, states: dict[UUID, Any]) -> AsyncIterator[CompletedItem]:
         """Yield the items of states, which are in the order of the database."""
         if not states:
             return
@@ -423,7 +425,7 @@ class Tables:
                 result, worker, at = text_of(s.result), text_of(s.worker), _millis(s.at or b"")
                 yield CompletedItem(row.item_id, e.key, e.payload, result, s.attempts or 0, worker, at)
 
-    async def statuses(self, place: Place, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
+    async def statuses(self, place: ItemPartition, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
         """Return the states of those of these items that were claimed."""
         rows = self._of_items(self._statuses, place, item_ids)
         return {r.item_id: _status(place, r.item_id, r.status) async for r in rows if r.status}
@@ -475,7 +477,7 @@ class Tables:
 
     # -- dead letters
 
-    async def insert_dead(self, letter: DeadLetter) -> None:
+    async def insert_dead(self, letter: DeadItem) -> None:
         """Store an item that is given up."""
         d = letter
         own = text(d.queue), integer(d.shard), d.item_id.bytes
@@ -489,10 +491,10 @@ class Tables:
         )
         await self._run(bound(self._insert_dead, *own, *rest))
 
-    async def dead_letters(self, queue: str, shard: int) -> list[DeadLetter]:
+    async def dead_letters(self, queue: str, shard: int) -> list[DeadItem]:
         """Return the dead letters of a shard. A letter counts only once the item's state is DEAD."""
         return [
-            DeadLetter(
+            DeadItem(
                 queue,
                 shard,
                 r.item_id,
@@ -513,12 +515,12 @@ class Tables:
         rows = self._pages(self._letters, (queue, shard))
         return [LetterRow(shard, r.item_id, r.redriven_as) async for r in rows if r.dead_at is not None]
 
-    async def mark_redriven(self, letter: DeadLetter, as_id: UUID, *, before: UUID | None) -> bool:
+    async def mark_redriven(self, letter: DeadItem, as_id: UUID, *, before: UUID | None) -> bool:
         """Record the item that replaces a dead letter, unless it is no longer `before`."""
         values = (as_id, letter.queue, letter.shard, letter.item_id, before)
         return _applied(await self._run(self._mark_redriven, values))
 
-    async def redriven_as(self, letter: DeadLetter) -> UUID:
+    async def redriven_as(self, letter: DeadItem) -> UUID:
         """Return the item that replaces a redriven letter, by a serial read."""
         return (await self._run(self._redriven_as, (letter.queue, letter.shard, letter.item_id)))[0].redriven_as
 
@@ -549,7 +551,7 @@ class Tables:
                 yield row
 
     async def _of_items(
-        self, statement: PreparedStatement, place: Place, item_ids: Sequence[UUID]
+        self, statement: PreparedStatement, place: ItemPartition, item_ids: Sequence[UUID]
     ) -> AsyncIterator[Any]:
         """Run a statement for items of a partition, and yield its rows."""
         for start in range(0, len(item_ids), _ITEMS_AT_ONCE):
@@ -557,7 +559,7 @@ class Tables:
                 yield row
 
 
-def _serialised(place: Place) -> tuple[bytes, bytes, bytes]:
+def _serialised(place: ItemPartition) -> tuple[bytes, bytes, bytes]:
     return place.queue.encode(), integer(place.shard), bigint(place.bucket)
 
 
@@ -583,14 +585,14 @@ def _millis(timestamp: bytes) -> int:
     return int.from_bytes(timestamp, "big", signed=True)
 
 
-def _entry(place: Place, row: Any) -> Entry:
+def _entry(place: ItemPartition, row: Any) -> Entry:
     delayed = row.not_before is not None
     due = _millis(row.not_before) if delayed else 0
     key, payload, limit = text_of(row.key), text_of(row.payload) or "", row.time_limit_seconds
     return Entry(place, row.item_id, key, payload, delayed, due, after=row.after, time_limit_seconds=limit)
 
 
-def _status(place: Place, item_id: UUID, stored: bytes) -> Status:
+def _status(place: ItemPartition, item_id: UUID, stored: bytes) -> Status:
     """Return a stored status. One that no worker writes counts as RETRY, because it does not show that the item is
     finished.
     """

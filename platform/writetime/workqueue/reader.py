@@ -25,7 +25,7 @@ class _Pass(NamedTuple):
     unsure: UUID
 
 
-class Reader:
+class ItemReader:
     """Reads a partition for its owner."""
 
     def __init__(self, context: QueueContext, partition: Partition) -> None:

@@ -12,14 +12,14 @@ from writetime.workqueue.backlog import Backlog
 from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
-from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.limits import part
 from writetime.workqueue.partition import Partition
-from writetime.workqueue.queue_tables import BucketRow, Change, DeadLetter
-from writetime.workqueue.reader import Reader
-from writetime.workqueue.shards import Hold
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.queue_tables import BucketRow, DeadItem, ItemUpdate
+from writetime.workqueue.reader import ItemReader
+from writetime.workqueue.retry import retry
+from writetime.workqueue.shard_leases import ShardLease
+from writetime.workqueue.statements import UnknownItemWrite
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _LONGEST_SWEEP_SECONDS = 60.0
 class ShardRunner:
     """Processes the items of one shard until it is lost. `wake` is called when items may be taken."""
 
-    def __init__(self, context: QueueContext, hold: Hold, wake: Callable[[], None], faults: Faults) -> None:
+    def __init__(self, context: QueueContext, hold: ShardLease, wake: Callable[[], None], faults: Faults) -> None:
         own, shard, shards = context.own, hold.row.shard, context.shards
         self.queue = context.queue
         self.own = own
@@ -83,7 +83,7 @@ class ShardRunner:
                 found = await self._look()
                 # A bucket that was offered during the look was not read by it.
                 complete = self.offered and not self._news.is_set() and not self.buckets.behind
-            except Unknown as e:
+            except UnknownItemWrite as e:
                 log.warning("queue %s, shard %d: %s", self.queue, self.hold.row.shard, e)
                 found = complete = False
             self.quiet = complete and not found and not self.backlog.waiting and not self.backlog.running
@@ -111,16 +111,16 @@ class ShardRunner:
     async def claim(self, entries: Sequence[Entry]) -> None:
         """Write that items are being processed, and their numbers of attempts. At most a batch of items is allowed."""
         now = self._clock.now()
-        changes: dict[Partition, list[Change]] = defaultdict(list)
+        changes: dict[Partition, list[ItemUpdate]] = defaultdict(list)
         for entry in entries:
             entry.attempts += 1
-            change = Change(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._worker)
+            change = ItemUpdate(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._worker)
             changes[self.buckets.partition(entry)].append(change)
         await asyncio.gather(*(partition.write(together) for partition, together in changes.items()))
 
     def complete(self, entry: Entry, result: str | None) -> "asyncio.Future[None]":
         """Write that an item is done, with the handler's result, in one fenced write; then release it."""
-        change = Change(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
+        change = ItemUpdate(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
         return self.buckets.partition(entry).write([change])
 
     def release(self, entry: Entry) -> None:
@@ -139,7 +139,7 @@ class ShardRunner:
             return Status.DEAD
         ceiling = min(self.own.backoff_cap_seconds, self.own.backoff_base_seconds * 2 ** min(entry.attempts - 1, 32))
         entry.due = self._clock.now() + round(1000 * random.uniform(ceiling / 2, ceiling))
-        change = Change(entry.item_id, Status.RETRY, self._clock.now(), due=entry.due, error=error)
+        change = ItemUpdate(entry.item_id, Status.RETRY, self._clock.now(), due=entry.due, error=error)
         await self.buckets.partition(entry).write([change])
         self.release(entry)
         self.backlog.add(entry, self._clock.now())
@@ -150,7 +150,7 @@ class ShardRunner:
         """Write that a claimed item was not started."""
         entry.attempts -= 1
         now = self._clock.now()
-        change = Change(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
+        change = ItemUpdate(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
         await self.buckets.partition(entry).write([change])
         self.release(entry)
 
@@ -170,9 +170,9 @@ class ShardRunner:
         place, now = entry.place, self._clock.now()
         own = entry.item_id, entry.key, entry.payload, entry.attempts
         limit = entry.time_limit_seconds
-        letter = DeadLetter(place.queue, place.shard, *own, error, now, time_limit_seconds=limit)
-        await insist(partial(self._tables.insert_dead, letter))
-        await self.buckets.partition(entry).write([Change(entry.item_id, Status.DEAD, now, error=error)])
+        letter = DeadItem(place.queue, place.shard, *own, error, now, time_limit_seconds=limit)
+        await retry(partial(self._tables.insert_dead, letter))
+        await self.buckets.partition(entry).write([ItemUpdate(entry.item_id, Status.DEAD, now, error=error)])
 
     async def _look(self) -> bool:
         """Open new buckets, read new items, and manage old buckets; return whether there were new items."""
@@ -193,14 +193,14 @@ class ShardRunner:
             await self.buckets.drop_old()
         return found
 
-    async def _read(self, reader: Reader) -> bool:
+    async def _read(self, reader: ItemReader) -> bool:
         new = await reader.poll()
         if (since := reader.earlier_bucket(new)) is not None:
             # They were recorded as known, so an error must not lose them.
-            self._add(await insist(partial(self._late, reader, since)))
+            self._add(await retry(partial(self._late, reader, since)))
         return self._add(new)
 
-    async def _late(self, reader: Reader, since: UUID) -> list[Entry]:
+    async def _late(self, reader: ItemReader, since: UUID) -> list[Entry]:
         """Return the items that came to the bucket before a reader's."""
         earlier = [b for b in self.buckets.readers if b < reader.partition.place.bucket]
         return await self.buckets.readers[max(earlier)].late(since) if earlier else []

@@ -15,7 +15,7 @@ bigint = Struct(">q").pack
 _double = Struct(">d").pack
 
 
-class Unknown(Transient):
+class UnknownItemWrite(Transient):
     """The database did not answer in time, or not at all: a write may have been applied."""
 
 
@@ -47,7 +47,7 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
     except DRIVER_FAULTS as e:
         if is_without_answer(e):
             # Timeouts, unavailable replicas, overload, lost connections.
-            raise Unknown(f"{type(e).__name__}: {e}") from None
+            raise UnknownItemWrite(f"{type(e).__name__}: {e}") from None
         raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
 
 

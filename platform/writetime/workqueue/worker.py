@@ -20,9 +20,9 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.workqueue.faults import PAUSES, Pauses
 from writetime.workqueue.hints import Hint
-from writetime.workqueue.queue_tables import Tables
-from writetime.workqueue.running import Handler, Running
-from writetime.workqueue.worker_metrics import WorkerMetrics
+from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.worker_loop import Handler, WorkerLoop
 
 
 class Worker:
@@ -59,12 +59,12 @@ class Worker:
             WritetimeError: the database refuses a statement, or too many handlers have not ended within their limits.
         """
         with connect(self._settings) as session:
-            tables = Tables(session, self._settings)
+            tables = QueueTables(session, self._settings)
             return asyncio.run(self._run(tables, stop, until_idle=until_idle))
 
-    async def _run(self, tables: Tables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
+    async def _run(self, tables: QueueTables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
         ended = asyncio.Event()
-        running = Running(tables, self._own, self._handlers, self.name, metrics=self._metrics, pauses=self._pauses)
+        running = WorkerLoop(tables, self._own, self._handlers, self.name, metrics=self._metrics, pauses=self._pauses)
         watcher = asyncio.create_task(_watch(stop, ended))
         if self._hint is not None:
             loop = asyncio.get_running_loop()

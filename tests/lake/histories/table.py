@@ -21,13 +21,13 @@ from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.delta import buckets
 from writetime.files.cache import Cache
-from writetime.files.row_form import fit
+from writetime.files.row_form import to_micros
 from writetime.lake import backfill as backfilling
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.row_events import event_packing, stream
+from writetime.row_events import packing, stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 from writetime.view import refreshing
@@ -122,7 +122,7 @@ class HistoryTable:
         assert in_order(self._consumer.rows) == view_rows([rows]), "the row events, replayed, are not the view"
         if self._complete:
             for second in (self._second, self._second + 4000):
-                answer = fit(node.rows(self.schema, second), self.schema)
+                answer = to_micros(node.rows(self.schema, second), self.schema)
                 found = self._virtual(second)
                 assert_same(with_one_form(found, self.schema), with_one_form(answer, self.schema))
                 assert_same(
@@ -132,8 +132,8 @@ class HistoryTable:
 
     def _pack(self) -> None:
         if self.lake.row_events.exists():
-            with patch.object(event_packing, "FAN", 2):
-                event_packing.pack_events(self.lake)
+            with patch.object(packing, "FAN", 2):
+                packing.pack_events(self.lake)
 
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]

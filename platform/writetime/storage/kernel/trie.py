@@ -7,10 +7,10 @@ Sources: `io.tries.TrieNode` of Cassandra, sstables/trie/bti_node_type.hh and bt
 
 import numpy as np
 
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.storage.file_errors import CorruptFile
+from writetime.storage.kernel.allocate import room
 from writetime.storage.kernel.memory import compiled, inlined, load8, load16
-from writetime.storage.kernel.room import room
 
 # No key is longer. The longest are clustering keys of many columns of 64 KiB each.
 _LONGEST_PATH = 1 << 20
@@ -36,7 +36,7 @@ def trie_payloads(
     start, end = bounds or (0, len(data))
     if not start <= root < end or not 0 < count <= end - start:
         raise CorruptFile(
-            path, None, f"{counted(count, 'key')} and their root at {root} were expected between {start} and {end}"
+            path, None, f"{pluralize(count, 'key')} and their root at {root} were expected between {start} and {end}"
         )
     longest = min(_LONGEST_PATH, (end - start) // 2 + 2)
     payloads = room(2 * count, np.int64).reshape(2, count)
@@ -45,7 +45,7 @@ def trie_payloads(
     if found < 0:
         raise CorruptFile(path, -found - 1, "a node of the index was expected")
     if found != count:
-        raise CorruptFile(path, root, f"{counted(count, 'key')} were expected, {found} found")
+        raise CorruptFile(path, root, f"{pluralize(count, 'key')} were expected, {found} found")
     return payloads
 
 

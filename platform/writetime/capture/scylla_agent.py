@@ -23,12 +23,12 @@ import pyarrow as pa
 from cassandra import Unauthorized
 from cassandra.cluster import Session
 
-from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.durable import lock_and_read, read_json, write_json
+from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, write_status
 from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
-from writetime.capture.taking import NamedTaker
+from writetime.capture.state_files import lock_and_read, read_json, write_json
+from writetime.capture.taken_snapshots import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, local_nodes
@@ -39,7 +39,7 @@ from writetime.core.outages import is_outage
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, StaleSets
+from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, StaleSets
 from writetime.scylla_cdc.offsets import (
     Offset,
     first_offset,
@@ -51,7 +51,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.pieces import Piece
+from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 from writetime.wire.topic_names import changes_topic
@@ -330,7 +330,7 @@ class LogAgent:
             self._publisher.flush(stop)
 
     def _check(
-        self, source: CdcSource, pieces: Sequence[Piece], snapshot_at: int | None, stop: threading.Event
+        self, source: CdcSource, pieces: Sequence[StreamPiece], snapshot_at: int | None, stop: threading.Event
     ) -> None:
         """Read pieces to their end without publishing. Otherwise a fault would publish the changes before it again.
 
@@ -490,8 +490,8 @@ class LogAgent:
         }
         return found | own | {"logs": logs, "held_by": next((t.fault for t in tables if t.fault), None)}
 
-    def _lag(self, tables: Sequence[_Table]) -> Lag:
-        return Lag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
+    def _lag(self, tables: Sequence[_Table]) -> AgentLag:
+        return AgentLag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
 
     def _behind(self, table: _Table) -> float | None:
         """Return the age in seconds of the time up to which a table's log is published."""
@@ -514,7 +514,7 @@ def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.Re
 def _kind_of(fault: Exception) -> str:
     """Return the kind under which a fault is counted."""
     match fault:
-        case Gap():
+        case LogGap():
             return "gap"
         case LogError():
             return "log"

@@ -15,7 +15,7 @@ from writetime.storage.locations import without_secrets
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenSnapshot:
     """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds). If an
     operator took it earlier, `begun_at` is the time of the first of its folders.
     """
@@ -32,7 +32,7 @@ class Taker(Protocol):
         WritetimeError, OSError: a snapshot cannot be taken or deleted.
     """
 
-    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
         """Take a snapshot of tables in one call, under a tag."""
         ...
 
@@ -47,12 +47,12 @@ class NodeTaker:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
         """Flush and snapshot the tables."""
         folders = listed(self._node.setting("data_file_directories") or "")
         found = take(folders, self._jmx_port(), tables, tag)
         taken_at = time.time_ns() // 1000
-        return {table: Taken([str(path) for path in paths], taken_at) for table, paths in found.items()}
+        return {table: TakenSnapshot([str(path) for path in paths], taken_at) for table, paths in found.items()}
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
         """Delete them on the node."""
@@ -75,7 +75,7 @@ class NamedTaker:
         self._since = since
         self._begun_at = begun_at
 
-    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
         """Find the snapshots.
 
         Raises:
@@ -88,7 +88,7 @@ class NamedTaker:
     def delete(self, tables: Sequence[str], tag: str) -> None:
         """Do nothing, because the snapshots belong to the operator."""
 
-    def _find(self, table: str, table_id: UUID) -> Taken:
+    def _find(self, table: str, table_id: UUID) -> TakenSnapshot:
         folders = self._folders[table]
         found = [find_snapshots([folder]) for folder in folders]
         for shown, files in zip(map(without_secrets, folders), found, strict=True):
@@ -109,4 +109,4 @@ class NamedTaker:
                     "later, pass that time as --snapshot-at"
                 )
         times = [self._begun_at or files.taken_at for files in found]
-        return Taken(folders, max(times), min(times))
+        return TakenSnapshot(folders, max(times), min(times))

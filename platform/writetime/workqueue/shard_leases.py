@@ -18,9 +18,9 @@ from typing import Any
 from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
-from writetime.workqueue.insist import insist
 from writetime.workqueue.queue_tables import ShardRow
-from writetime.workqueue.statements import Unknown
+from writetime.workqueue.retry import retry
+from writetime.workqueue.statements import UnknownItemWrite
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _RELEASE_SECONDS = 15.0
 
 
 @dataclass(eq=False)
-class Hold:
+class ShardLease:
     """A shard that this worker owns. `confirmed` is when the last successful renewal was sent."""
 
     row: ShardRow
@@ -55,15 +55,15 @@ class Hold:
         return not self.lost and self.monotonic() < self.confirmed + self.lease_seconds * _STOP_SHARE
 
 
-class Shares:
+class ShardLeases:
     """Keeps this worker's fair share of one queue's shards. All times are of the event loop's monotonic clock."""
 
     def __init__(
         self,
         context: QueueContext,
-        on_gain: Callable[[Hold], None],
-        on_loss: Callable[[Hold], None],
-        on_surplus: Callable[[Hold], Awaitable[None]],
+        on_gain: Callable[[ShardLease], None],
+        on_loss: Callable[[ShardLease], None],
+        on_surplus: Callable[[ShardLease], Awaitable[None]],
         faults: Faults,
     ) -> None:
         """Take shards; `on_surplus` returns once no item of the shard runs."""
@@ -83,7 +83,7 @@ class Shares:
         self._watched: dict[int, tuple[ShardRow, float]] = {}
         self._announced = -math.inf
         self._releases: set[asyncio.Task[None]] = set()
-        self.held: dict[int, Hold] = {}
+        self.held: dict[int, ShardLease] = {}
         self.stopping = False
         # Whether every shard had a live owner at the last look, and we have lost none since.
         self.complete = False
@@ -101,7 +101,7 @@ class Shares:
                 # Even if the database does not answer, the worker must notice the end of its leases.
                 async with asyncio.timeout(self._lease_seconds * _ANSWER_SHARE):
                     await act()
-            except (Unknown, TimeoutError) as e:
+            except (UnknownItemWrite, TimeoutError) as e:
                 log.warning("queue %s: leases cannot be renewed: %s", self._queue, e or "no answer in time")
             except Exception as e:
                 self._faults.note(self._queue, "leases", e)
@@ -109,7 +109,7 @@ class Shares:
                 self.lose(hold)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
 
-    def lose(self, hold: Hold) -> None:
+    def lose(self, hold: ShardLease) -> None:
         """Stop owning a shard, without a message to the others."""
         if not hold.lost:
             hold.lost = True
@@ -117,13 +117,13 @@ class Shares:
             self.held.pop(hold.row.shard, None)
             self._on_loss(hold)
 
-    def set_aside(self, hold: Hold, error: BaseException) -> None:
+    def set_aside(self, hold: ShardLease, error: BaseException) -> None:
         """Release a shard with a fault: it is taken again after a pause, by this worker or another one."""
         if not hold.lost:
             self.lose(hold)
             self._rest(hold, error)
 
-    def _rest(self, hold: Hold, error: BaseException) -> None:
+    def _rest(self, hold: ShardLease, error: BaseException) -> None:
         shard = hold.row.shard
         pause = self._faults.note(self._queue, f"shard {shard}", error)
         self.aside[shard] = self._monotonic() + pause
@@ -144,7 +144,7 @@ class Shares:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._faults.note(self._queue, "leases", error)
 
-    async def release(self, hold: Hold) -> None:
+    async def release(self, hold: ShardLease) -> None:
         """Release a shard once none of its items runs, so that another worker may take it at once."""
         hold.leaving = True
         try:
@@ -153,7 +153,7 @@ class Shares:
             self.set_aside(hold, e)
         await self.abandon(hold)
 
-    async def abandon(self, hold: Hold) -> None:
+    async def abandon(self, hold: ShardLease) -> None:
         """Release a shard at once. Another worker repeats the items that still run, and the fence refuses their results
         of this one.
         """
@@ -242,7 +242,7 @@ class Shares:
             sent = self._monotonic()
             if await self._tables.take(self._queue, row, self._worker):
                 taken = ShardRow(row.shard, self._worker, (row.epoch or 0) + 1, 0)
-                hold = Hold(taken, sent, self._lease_seconds, self._monotonic)
+                hold = ShardLease(taken, sent, self._lease_seconds, self._monotonic)
                 self.held[row.shard] = hold
                 self.aside.pop(row.shard, None)
                 self.given_up.pop(row.shard, None)
@@ -258,4 +258,4 @@ async def _for_a_while(release: Callable[[], Awaitable[None]]) -> None:
     """Repeat a release. If it is lost, other workers wait for a whole lease."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_RELEASE_SECONDS):
-            await insist(release)
+            await retry(release)

@@ -36,7 +36,7 @@ from writetime.clients.kafka import (
     topic_ids,
 )
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.ingest.event import REDRIVEN_HEADER
 
@@ -285,7 +285,7 @@ class _Redriving:
         """
         self._producer.flush()
         if self._errors:
-            failed = f"{len(self._errors)} of {counted(self.count, 'dead letter')} not redriven"
+            failed = f"{len(self._errors)} of {pluralize(self.count, 'dead letter')} not redriven"
             raise WritetimeError(f"{failed}: {self._errors[0]}")
 
     def _produce(
@@ -313,7 +313,7 @@ def status_lines(settings: Settings) -> Iterator[str]:
     with suppress(NoTopic):
         starts, ends = _not_redriven(settings)
         if count := sum(ends.values()) - sum(starts.values()):
-            yield f"ingest     {counted(count, 'dead letter', ',')} not redriven: writetime dead-letters list"
+            yield f"ingest     {pluralize(count, 'dead letter', ',')} not redriven: writetime dead-letters list"
 
 
 def _not_redriven(settings: Settings) -> tuple[dict[int, int], dict[int, int]]:

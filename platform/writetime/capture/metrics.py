@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from writetime.capture.durable import read_json, write_json
 from writetime.capture.progress import Totals
+from writetime.capture.state_files import read_json, write_json
 from writetime.changes.model import KINDS
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
@@ -28,7 +28,7 @@ _FILE = "status.json"
 
 
 @dataclass
-class Lag:
+class AgentLag:
     """The lag of an agent behind its node. The name of each field is the name of a metric."""
 
     lag_bytes: int = 0
@@ -141,7 +141,7 @@ class AgentMetrics:
         self._refused.labels(table).inc(count)
         self.error("refused")
 
-    def lag(self, lag: Lag) -> None:
+    def lag(self, lag: AgentLag) -> None:
         """Set the metrics of the lag."""
         for name, value in asdict(lag).items():
             self._gauges[name].set(value)
@@ -169,7 +169,7 @@ class AgentMetrics:
             for name, gauge in self._snapshots.items():
                 gauge.labels(table).set(values[name])
 
-    def status(self, lag: Lag) -> dict[str, Any]:
+    def status(self, lag: AgentLag) -> dict[str, Any]:
         """Return the progress, and the counts since the start of the agent."""
         return {"at": time.time(), "lag": asdict(lag), "changes": self._counts, "errors": self._faults}
 

@@ -28,26 +28,26 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.left_segments import LeftSegments
 from writetime.capture.log_coverage import Listing, LogCoverage
+from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, write_status
 from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
-from writetime.capture.progress import OPEN, OtherNode, Progress, SegmentProgress
-from writetime.capture.segments import Gap, SegmentFolder, backlog_of, closed_before, readable
+from writetime.capture.progress import OPEN, AgentProgress, OtherNode, SegmentProgress
+from writetime.capture.segments import CaptureGap, SegmentFolder, backlog_of, closed_before, readable
 from writetime.capture.snapshots import Snapshots, id_of
-from writetime.capture.taking import NodeTaker
+from writetime.capture.taken_snapshots import NodeTaker
 from writetime.capture.truncations import read_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.file_errors import MissingFile, StorageError
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark
 
@@ -114,7 +114,7 @@ def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Count
             belongs to another node.
     """
     with (
-        closing(Progress(settings.capture.state_dir)) as progress,
+        closing(AgentProgress(settings.capture.state_dir)) as progress,
         connect(settings) as session,
         closing(Agent(settings, Node(session, settings.capture.node), progress, pace, stop)) as agent,
     ):
@@ -129,7 +129,7 @@ class Agent:
         self,
         settings: Settings,
         node: Node,
-        progress: Progress,
+        progress: AgentProgress,
         pace: Pace = _USUAL,
         stop: threading.Event | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ class Agent:
         # Log files that are not segments of a known version, or not regular files, by path.
         self._refused: Mapping[str, StorageError] = {}
         self._left = LeftSegments(pace.left)
-        self._lag = Lag()
+        self._lag = AgentLag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
@@ -171,7 +171,7 @@ class Agent:
         self._truncations: Mapping[UUID, Truncation] = {}
         # Why the record of a table's last truncation cannot be read. The table's watermark waits.
         self._truncation_faults: Mapping[UUID, str] = {}
-        self._gaps_now: list[Gap] = []
+        self._gaps_now: list[CaptureGap] = []
         # Why completed segments stay where they are, and when each was last tried.
         self._stuck: dict[int, tuple[str, float]] = {}
         # Before any segment is released again, and before one that failed earlier is.
@@ -359,7 +359,7 @@ class Agent:
                         self._announce_marks(stop)
                 if stop.is_set():
                     break
-        except Missing as e:
+        except MissingFile as e:
             # Recorded with the rest of its progress at the end of the round.
             log.warning("%s", e)
         except OSError as e:
@@ -400,17 +400,17 @@ class Agent:
         # It may have changes behind the offset in its index.
         return next((f"{name} is not published" for name in self._left.recent), None)
 
-    def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
+    def _gaps(self, found: list[tuple[Segment, int]]) -> list[CaptureGap]:
         """Return the gaps in the listed segments and in earlier ones."""
         looked_at = [self._progress.segments[segment.id] for segment, _ in found]
         here = [
-            Gap(p.reason, p.gap_until(), p.set_aside_at, None if p.lacking is None else frozenset(p.lacking))
+            CaptureGap(p.reason, p.gap_until(), p.set_aside_at, None if p.lacking is None else frozenset(p.lacking))
             for p in looked_at
             if p.reason is not None
         ]
         return here + self._folder.gaps() + self._coverage.gaps()
 
-    def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
+    def _mark(self, until: int, not_published: str | None, gaps: list[CaptureGap], stop: threading.Event) -> None:
         """Announce that all writes before a time are published. If some are not published, repeat the last
         announcement. A gap holds a table if the table's snapshot began before the end of the gap.
         """
@@ -516,7 +516,7 @@ class Agent:
             return
         log.info(
             "%s: %s read, %s published",
-            *(segment.name, counted(progress.mutations, "mutation"), counted(progress.published, "change")),
+            *(segment.name, pluralize(progress.mutations, "mutation"), pluralize(progress.published, "change")),
         )
         self._progress.forget(segment.id)
         self._progress.save()
@@ -564,7 +564,7 @@ class Agent:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
-        self._lag = lag = Lag(
+        self._lag = lag = AgentLag(
             lag_bytes=sum(size for _, size in sizes) + sum(refused) + self._folder.aside_bytes(),
             lag_segments=len(unread) + len(refused) + aside,
             lag_seconds=max(
@@ -587,7 +587,7 @@ class Agent:
             log.warning(
                 "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% the node refuses writes to "
                 "tables with cdc = true; not published yet: %s",
-                *(lag.backlog_bytes >> 20, share * 100, counted(lag.lag_bytes, "byte")),
+                *(lag.backlog_bytes >> 20, share * 100, pluralize(lag.lag_bytes, "byte")),
             )
 
     def _status(self) -> dict[str, Any]:
@@ -601,7 +601,7 @@ class Agent:
             "not_captured": self._decoder.faults,
         }
 
-    def _holds(self, gap: Gap) -> bool:
+    def _holds(self, gap: CaptureGap) -> bool:
         """Return whether a gap holds the watermark of a table."""
         ids = map(id_of, self._decoder.captured)
         return any(gap.concerns(i) and gap.until > self.snapshots.covers_until(i) for i in ids)

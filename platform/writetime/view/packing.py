@@ -15,7 +15,7 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.deletion_vectors import read_vector
-from writetime.delta.live_files import Change, LiveFile, LiveVersion
+from writetime.delta.live_files import LiveFile, LiveVersion, ViewCommit
 from writetime.delta.parquet import PLACE, WrittenFile, conform, open_file
 from writetime.delta.storage import Storage
 from writetime.files.merging import Runner, portions
@@ -102,7 +102,7 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     removed = [file for _, files in chosen for file in files]
     try:
         info = {AS_OF: str(before.version.transaction(NAMES.as_of) or 0)}
-        table.view_files.commit(before, Change(removed, written), {}, info, data_change=False)
+        table.view_files.commit(before, ViewCommit(removed, written), {}, info, data_change=False)
     except Conflict:
         # A refresh has marked rows of these files meanwhile.
         return 0

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from writetime.core.config import WorkQueue
-from writetime.core.counts import counted
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.attempts import GRACE_SECONDS, Attempts
 from writetime.workqueue.clock import DatabaseClock
@@ -20,12 +20,12 @@ from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import PAUSES, TRIES, Faults, Pauses
 from writetime.workqueue.handling import Handler, Outcome
 from writetime.workqueue.items import Entry, Status, time_of
-from writetime.workqueue.partition import Fenced
-from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
+from writetime.workqueue.partition import ShardFenced
+from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.runner import ShardRunner
-from writetime.workqueue.shards import Hold, Shares
-from writetime.workqueue.statements import Unknown
-from writetime.workqueue.worker_metrics import QueueMetrics, WorkerMetrics
+from writetime.workqueue.shard_leases import ShardLease, ShardLeases
+from writetime.workqueue.statements import UnknownItemWrite
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ _IDLE_ROUNDS_SECONDS = 0.2
 _OBSERVE_SECONDS = 5.0
 
 
-class Running:
+class WorkerLoop:
     """A running worker, on one event loop and one set of tables."""
 
     def __init__(
         self,
-        tables: Tables,
+        tables: QueueTables,
         settings: WorkQueue,
         handlers: Mapping[str, Handler],
         name: str,
@@ -61,8 +61,8 @@ class Running:
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
         self._faults = Faults(tables, name, self._monotonic, self._metrics, pauses)
-        self._shares: dict[str, Shares] = {}
-        self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
+        self._shares: dict[str, ShardLeases] = {}
+        self._runners: dict[ShardLease, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
         # Queues that cannot be opened, or whose buckets cannot be listed, with the database's reasons.
         self._unopened: dict[str, str] = {}
@@ -137,7 +137,7 @@ class Running:
                 await self._open(queue)
             except Exception as e:
                 self._not_opened(queue, e)
-                if not isinstance(e, Unknown):
+                if not isinstance(e, UnknownItemWrite):
                     refused.append(e)
         if len(refused) == len(self._handlers):
             await self._faults.end()
@@ -149,17 +149,17 @@ class Running:
         shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
         if not shards or shards < 1 or not bucket_seconds or bucket_seconds < 1:
             raise WritetimeError(
-                f"queue {queue} has {counted(shards, 'shard')} and buckets of {bucket_seconds} s in the table "
+                f"queue {queue} has {pluralize(shards, 'shard')} and buckets of {bucket_seconds} s in the table "
                 "queues; restore the values that it was created with"
             )
         if own.concurrency is not None and own.concurrency < shards:
             raise WritetimeError(
-                f"queue {queue}: concurrency {own.concurrency} is less than its {counted(shards, 'shard')}, each of "
+                f"queue {queue}: concurrency {own.concurrency} is less than its {pluralize(shards, 'shard')}, each of "
                 "which runs at least one item"
             )
         context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
         self._contexts[queue] = context
-        self._shares[queue] = Shares(context, partial(self._gain, context), self._lose, self._drain, self._faults)
+        self._shares[queue] = ShardLeases(context, partial(self._gain, context), self._lose, self._drain, self._faults)
         self._unopened.pop(queue, None)
 
     async def _work_on(self, queue: str) -> None:
@@ -178,7 +178,7 @@ class Running:
     def _not_opened(self, queue: str, error: Exception) -> None:
         self._faults.note(queue, "opening", error)
         # A database that does not answer may do so soon.
-        if not isinstance(error, Unknown):
+        if not isinstance(error, UnknownItemWrite):
             self._unopened[queue] = reason_of(error)
 
     def _given_up(self) -> list[str]:
@@ -189,7 +189,7 @@ class Running:
             found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in shares.given_up.items()]
         return found
 
-    def _gain(self, context: QueueContext, hold: Hold) -> None:
+    def _gain(self, context: QueueContext, hold: ShardLease) -> None:
         runner = ShardRunner(context, hold, self._work.set, self._faults)
         task = asyncio.create_task(runner.run())
         task.add_done_callback(lambda task: self._runner_ended(hold, task))
@@ -197,30 +197,30 @@ class Running:
         self._news[context.queue].set()
         log.info("queue %s, shard %d: taken with epoch %d", context.queue, hold.row.shard, hold.epoch)
 
-    def _runner_ended(self, hold: Hold, task: asyncio.Task[None]) -> None:
+    def _runner_ended(self, hold: ShardLease, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Fenced):
+        if isinstance(error, ShardFenced):
             self._fenced(hold)
         elif error is not None:
             self._set_aside(hold, error)
 
-    def _set_aside(self, hold: Hold, error: BaseException) -> None:
+    def _set_aside(self, hold: ShardLease, error: BaseException) -> None:
         for shares in self._shares.values():
             if shares.held.get(hold.row.shard) is hold:
                 shares.set_aside(hold, error)
 
-    def _fenced(self, hold: Hold) -> None:
+    def _fenced(self, hold: ShardLease) -> None:
         for shares in self._shares.values():
             if shares.held.get(hold.row.shard) is hold:
                 shares.lose(hold)
 
-    def _lose(self, hold: Hold) -> None:
+    def _lose(self, hold: ShardLease) -> None:
         runner, task = self._runners.pop(hold)
         task.cancel()
         self._start(runner.stop())
         log.info("queue %s, shard %d: given up, epoch %d", runner.queue, hold.row.shard, hold.epoch)
 
-    async def _drain(self, hold: Hold) -> None:
+    async def _drain(self, hold: ShardLease) -> None:
         await self._runners[hold][0].drained()
 
     def _note_fault(self, task: "asyncio.Task[None]") -> None:
@@ -244,7 +244,7 @@ class Running:
         """
         around = _REGISTRY_BUCKETS * self._contexts[queue].bucket_seconds * 1000
         ahead = around + round(self._settings.clock_tolerance_seconds * 1000)
-        told: set[Hold] = set()
+        told: set[ShardLease] = set()
         complete = self._monotonic()
         while True:
             news = self._news[queue]
@@ -266,7 +266,7 @@ class Running:
                 told = set(runners)
                 self._listed.add(queue)
                 self._unlisted.pop(queue, None)
-            except Unknown as e:
+            except UnknownItemWrite as e:
                 self._listed.discard(queue)
                 log.warning("queue %s: buckets cannot be listed: %s", queue, e)
             except Exception as e:
@@ -328,7 +328,7 @@ class Running:
                 fresh.append(entry)
             else:
                 # Each attempt ended with the end of its worker.
-                error = f"no outcome of {counted(entry.attempts, 'attempt')}: their workers ended"
+                error = f"no outcome of {pluralize(entry.attempts, 'attempt')}: their workers ended"
                 self._start(self._fail(runner, entry, error, give_up=True))
         try:
             await runner.claim(fresh)
@@ -398,11 +398,11 @@ class Running:
         self._settled(count)
         if self._over:
             return
-        if not isinstance(error, Fenced):
+        if not isinstance(error, ShardFenced):
             self._set_aside(runner.hold, error)
             return
         self._count(runner, "fenced", count)
-        log.warning("queue %s: %s: refused: %s", runner.queue, counted(count, "item"), error)
+        log.warning("queue %s: %s: refused: %s", runner.queue, pluralize(count, "item"), error)
         self._fenced(runner.hold)
 
     def _count(self, runner: ShardRunner, outcome: str, count: int = 1) -> None:
@@ -486,7 +486,7 @@ class Running:
         except TimeoutError:
             seconds = self._settings.drain_seconds
             log.warning(
-                "%s not finished after %g s; other workers repeat the work", counted(self._claimed, "item"), seconds
+                "%s not finished after %g s; other workers repeat the work", pluralize(self._claimed, "item"), seconds
             )
             held = [(s, h) for s in self._shares.values() for h in list(s.held.values())]
             await asyncio.gather(*(s.abandon(h) for s, h in held), return_exceptions=True)
