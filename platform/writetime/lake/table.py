@@ -285,7 +285,7 @@ def create_table(
     schema: TableSchema,
     more: Mapping[str, str] = {},
 ) -> LakeTable:
-    """Open a table of the lake and let it follow this schema. If it does not exist, create it with `delta.buckets`
+    """Open a table of the lake and let it follow this schema. If it does not exist, create it with `lake.buckets`
     buckets, and with `more` properties of its changes.
 
     Raises:
