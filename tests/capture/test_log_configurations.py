@@ -233,22 +233,26 @@ def with_a_link(captured: Captured) -> dict[str, Any]:
     return {"cdc_raw_directory": str(link)}
 
 
+_LONG = pytest.mark.long_only("one configuration is enough for each run, because a node restarts three times for each")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"commitlog_compression": _LZ4},
-        {"commit_failure_policy": "ignore", "disk_failure_policy": "ignore"},
-        with_a_link,
+        pytest.param({"commit_failure_policy": "ignore", "disk_failure_policy": "ignore"}, marks=_LONG),
+        pytest.param(with_a_link, marks=_LONG),
         pytest.param(
-            {"memtable": {"configurations": _TRIES}}, marks=pytest.mark.cassandra_5_only("others have no tries")
+            {"memtable": {"configurations": _TRIES}},
+            marks=[_LONG, pytest.mark.cassandra_5_only("others have no tries")],
         ),
         pytest.param(
             {"commitlog_disk_access_mode": "direct"},
-            marks=pytest.mark.cassandra_5_only("others have no such setting"),
+            marks=[_LONG, pytest.mark.cassandra_5_only("others have no such setting")],
         ),
         pytest.param(
             {"commitlog_sync": "group", "commitlog_sync_group_window": "10ms"},
-            marks=pytest.mark.cassandra_5_only("others have another name for it"),
+            marks=[_LONG, pytest.mark.cassandra_5_only("others have another name for it")],
         ),
     ],
     ids=["compressed", "failures ignored", "link", "tries", "direct", "group"],
