@@ -90,20 +90,20 @@ _AT_ONCE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from writetime.clients import quality
-from writetime.core.config import Table
+from writetime.clients import great_expectations as library
+from writetime.core.config import TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime.view.expected_rows import of_each_row, of_entry
 
 sys.setswitchinterval(1e-6)
 together = Barrier(4)
-entry = FollowedTable("shop.orders", Table(expect=[{"type": "expect_column_values_to_not_be_null", "column": "id"}]))
+entry = FollowedTable("shop.orders", TableEntry(expect=[{"type": "expect_column_values_to_not_be_null", "column": "id"}]))
 
 def first(use):
     together.wait()
     return use()
 
-uses = 3 * [lambda: of_each_row(of_entry(entry))] + [lambda: quality.gxe.ExpectColumnValuesToNotBeNull]
+uses = 3 * [lambda: of_each_row(of_entry(entry))] + [lambda: library.gxe.ExpectColumnValuesToNotBeNull]
 with ThreadPoolExecutor(len(uses)) as threads:
     list(threads.map(first, uses))
 """
