@@ -155,8 +155,9 @@ def test_tutorial(installation: Path, were_programs: set[str], monkeypatch: pyte
         clone.end()
 
 
-def test_checks_that_operations_names_exist() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+def test_checks_that_documents_name_exist() -> None:
+    _, _, rest = (ROOT / "docs/dagster.md").read_text().partition("\n## Checks\n")
+    text = rest.partition("\n## ")[0]
     code = "".join(path.read_text() for part in ("platform", "assets") for path in (ROOT / part).rglob("*.py"))
     checks = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`[a-z_`, ]+`) \| `[^|]+` \|", text))))
     assert len(checks) > 15
