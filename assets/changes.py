@@ -132,7 +132,7 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
         with retry_if_transient():
             settings, warn = kafka.settings, AssetCheckSeverity.WARN
             waiting, freshness, fresh = 0, {}, False
-            reasons = stopped(settings, LakeTable(table_storage(settings, table.name), 0), shared_watermarks)
+            reasons = stopped(settings, LakeTable(table_storage(settings, table.name)), shared_watermarks)
             fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
             if not fix:
                 waiting = not_landed(settings, table.name)

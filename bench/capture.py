@@ -361,7 +361,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
                 late = follow(node, seen, 0, (rate, seconds))
             print(f"writetime  {conditions}, in Kafka: {percentiles(late)}", flush=True)
             with program(home, "landing", [sys.executable, "-m", "writetime", "follow"], environment(home)):
-                changes = LakeTable(table_storage(settings, "bench.writes"), 0).changes
+                changes = LakeTable(table_storage(settings, "bench.writes")).changes
                 while not (changes.exists() and view_keys(settings)):
                     time.sleep(0.1)
                 late = follow(node, lambda: view_keys(settings), 10**6, (rate, seconds))

@@ -248,7 +248,7 @@ class Soak:
             )
         self._show_steps(seconds)
         for table in self._tables:
-            lake = LakeTable(table_storage(self._settings, table), 0)
+            lake = LakeTable(table_storage(self._settings, table))
             for part in (lake.changes, lake.state, lake.row_events, lake.view):
                 if part.exists():
                     folder = Path(part.storage.address)

@@ -216,7 +216,7 @@ def once_before(monkeypatch: pytest.MonkeyPatch, of: object, step: str, other: C
 def test_two_processes_follow_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, step: str) -> None:
     """No column is lost, and none of its values."""
     table = new_table(tmp_path)
-    other = LakeTable(table.storage, table.buckets)
+    other = LakeTable(table.storage)
 
     def meanwhile() -> None:
         joined = other.follow(with_columns(Column("x", INT), Column("y", INT)))
@@ -234,7 +234,7 @@ def test_two_processes_follow_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_table_is_created_again_while_others_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schema of the earlier table is not taken for that of the later one."""
     table = new_table(tmp_path, replace(SCHEMA, id=uuid1()))
-    other = LakeTable(table.storage, table.buckets)
+    other = LakeTable(table.storage)
     later = replace(SCHEMA, id=uuid1())
     once_before(monkeypatch, table.view, "add_fields", lambda: other.begin(later))
     with pytest.raises(SchemaError, match="was dropped and created again"):
@@ -245,7 +245,7 @@ def test_a_table_is_created_again_while_others_follow(tmp_path: Path, monkeypatc
 
 def test_two_processes_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path, replace(SCHEMA, id=uuid1()))
-    other = LakeTable(table.storage, table.buckets)
+    other = LakeTable(table.storage)
     later = replace(with_columns(Column("x", INT)), id=uuid1())
 
     def meanwhile() -> None:

@@ -114,7 +114,7 @@ def test_two_processes_raise_at_once(
 ) -> None:
     """The higher time stays."""
     table = new_table(tmp_path)
-    other = LakeTable(table.storage, table.buckets)
+    other = LakeTable(table.storage)
     load = table.changes.load
 
     def load_before_other() -> TableVersion:

@@ -26,7 +26,7 @@ def die(*_: object) -> None:
 def test_a_table_shows_no_time_from_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str) -> None:
     """That was created, or created again, even if landing was killed between the two steps."""
     settings = settings_at(tmp_path)
-    table = LakeTable(table_storage(settings, SCHEMA.full_name), settings.lake.buckets)
+    table = LakeTable(table_storage(settings, SCHEMA.full_name))
     schemas = LakeSchemas(settings, table)
     for offset in range(2):
         schema = replace(SCHEMA, id=uuid1())
@@ -46,7 +46,7 @@ def test_a_table_shows_no_time_from_before_it(tmp_path: Path, monkeypatch: pytes
 def test_a_column_that_is_back_with_another_type(tmp_path: Path) -> None:
     """Each landing sees both schemas, the older one too, and the lake's stays as it is."""
     settings = settings_at(tmp_path)
-    table = LakeTable(table_storage(settings, SCHEMA.full_name), settings.lake.buckets)
+    table = LakeTable(table_storage(settings, SCHEMA.full_name))
     schemas = LakeSchemas(settings, table)
     text, ascii_ = Native("text"), Native("ascii")
     was = replace(SCHEMA, id=uuid1(), regular=(Column("v", ascii_), Column("w", Native("int"))))

@@ -176,7 +176,7 @@ def test_two_that_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def other_first(*arguments: Any) -> pa.Table:
         monkeypatch.setattr(packing, "read_file", read_file)
-        assert pack_events(LakeTable(_folder(table), table.buckets)) > 0
+        assert pack_events(LakeTable(_folder(table))) > 0
         return read_file(*arguments)
 
     monkeypatch.setattr(packing, "read_file", other_first)

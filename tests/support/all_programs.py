@@ -90,7 +90,7 @@ class Platform:
             with database.connect(self.admin) as session:
                 users = list(session.execute(f"SELECT user_id FROM {self.settings.cassandra.keyspace}.user_events"))
                 rows = {row.id for row in session.execute(f"SELECT id FROM {self.table}")}
-            view = by_query(LakeTable(table_storage(self.settings, self.table), 0).view.storage.address)
+            view = by_query(LakeTable(table_storage(self.settings, self.table)).view.storage.address)
         except (*DRIVER_FAULTS, DeltaError, WritetimeError, OSError) as e:
             return {f"nothing can be read: {e}": {0}}
         there = {

@@ -41,7 +41,7 @@ def shown(settings: Settings, name: str) -> list[str]:
 
 def rows_shown(settings: Settings, name: str) -> int:
     """The number of the compacted view's rows, from its log: reading the rows takes ten times as long."""
-    view = LakeTable(table_storage(settings, name), 0).view
+    view = LakeTable(table_storage(settings, name)).view
     return LiveFiles(view).load().rows if view.exists() else 0
 
 

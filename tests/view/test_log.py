@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
     caplog.clear()
     refreshed(5)
     assert not caplog.text
-    table.view_trims_at = 0.0
+    table.view_files.trims_at = 0.0
     refreshed(6)
     assert "what its view has replaced cannot be deleted" in caplog.text
 

@@ -181,7 +181,7 @@ def test_one_of_two_refreshes_at_once_counts(table: LakeTable, settings: Setting
 
 
 def open_again(table: LakeTable) -> LakeTable:
-    return LakeTable(table.view.storage.__class__(str(Path(table.view.storage.address).parent)), 4, table.cache)
+    return LakeTable(table.view.storage.__class__(str(Path(table.view.storage.address).parent)), table.cache)
 
 
 def test_a_refusal_leaves_the_view(table: LakeTable, settings: Settings) -> None:

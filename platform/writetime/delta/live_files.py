@@ -78,6 +78,8 @@ class LiveFiles:
         self._id = ""
         self._at = -1
         self._files: dict[str, LiveFile] = {}
+        # The time at which replaced files may be deleted again after a failure (monotonic seconds).
+        self.trims_at = 0.0
 
     def load(self) -> LiveVersion:
         """Return the newest version.

@@ -8,10 +8,10 @@ The table's schema is kept as JSON (`schema.stored`) in the properties of `chang
 (`lake.labels`).
 """
 
-import copy
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -47,7 +47,8 @@ def view_schema(schema: TableSchema) -> pa.Schema:
 
 
 class LakeTable:
-    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it.
+    """A captured table of the lake; see the module. It may not exist yet; `open_table` and `create_table` return one
+    that does.
 
     Its parts stay open from one use to the next (`BucketedTable`), so an object is for one thread.
     """
@@ -55,32 +56,55 @@ class LakeTable:
     def __init__(
         self,
         storage: Storage,
-        buckets: int,
         cache: Cache = Cache(),  # noqa: B008 It is frozen.
     ) -> None:
         self.storage = storage
         self.name = PurePosixPath(storage.address).name
-        self.buckets = buckets
         self.cache = cache
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         self.view_files = LiveFiles(self.view)
-        # The time at which a refresh may try again to delete replaced files (monotonic seconds).
-        self.view_trims_at = 0.0
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 
-    def with_buckets(self, buckets: int) -> "LakeTable":
-        """Return the same table with this number of buckets. Its parts stay open."""
-        found = copy.copy(self)
-        found.buckets = buckets
-        return found
+    @cached_property
+    def buckets(self) -> int:
+        """The number of buckets of each part. It never changes.
+
+        Raises:
+            WritetimeError: the table does not exist, or has no valid number of them.
+        """
+        return check_buckets(int(self.changes.load().properties.get(BUCKETS) or 0))
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:
         """The three Delta tables."""
         return self.changes, self.state, self.view
+
+    def require_parts(self) -> None:
+        """Check that all parts exist, with one number of buckets, and keep this number.
+
+        Raises:
+            WritetimeError: a part is missing, or they have different numbers of buckets.
+        """
+        try:
+            found = {part.storage.address: part.load().properties.get(BUCKETS) for part in self.parts}
+        except WritetimeError:
+            if gone := [part.storage.address for part in self.parts if not part.exists()]:
+                raise WritetimeError(
+                    f"{' and '.join(gone)} cannot be opened as Delta tables: if they are lost, rebuild them from the "
+                    f"changes with `writetime rebuild {self.name}`"
+                ) from None
+            raise
+        first = found[self.changes.storage.address]
+        for address, buckets in found.items():
+            if buckets is None or buckets != first:
+                raise WritetimeError(
+                    f"{address} has {BUCKETS} = {buckets}, and its changes have {first}: the number of buckets never "
+                    "changes; restore the property"
+                )
+        self.buckets = check_buckets(int(first or 0))
 
     def schema(self, changes: TableVersion | None = None) -> TableSchema:
         """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
@@ -200,7 +224,7 @@ def table_storage(settings: Settings, name: str) -> Storage:
 
 def is_in_lake(settings: Settings, name: str) -> bool:
     """Return whether the lake has the table `keyspace.table`."""
-    return LakeTable(table_storage(settings, name), 0).changes.exists()
+    return LakeTable(table_storage(settings, name)).changes.exists()
 
 
 def open_table(settings: Settings, name: str) -> LakeTable:
@@ -212,24 +236,8 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     """
     storage = table_storage(settings, name)
     table = _with_changes(storage, name, Cache.of(settings))
-    try:
-        found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
-    except WritetimeError:
-        if gone := [part.storage.address for part in table.parts if not part.exists()]:
-            raise WritetimeError(
-                f"{' and '.join(gone)} cannot be opened as Delta tables: if they are lost, rebuild them from the "
-                f"changes with `writetime rebuild {name}`"
-            ) from None
-        raise
-    first = found[table.changes.storage.address]
-    for address, buckets in found.items():
-        if buckets is None or buckets != first:
-            raise WritetimeError(
-                f"{address} has {BUCKETS} = {buckets}, and its changes have {first}: the number of buckets never "
-                "changes; restore the property"
-            )
-    # Its parts stay open.
-    return table.with_buckets(check_buckets(int(first or 0)))
+    table.require_parts()
+    return table
 
 
 def create_missing_parts(settings: Settings, name: str, wanted: Collection[str] = ()) -> list[str]:
@@ -274,7 +282,7 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
 
 
 def _with_changes(storage: Storage, name: str, cache: Cache) -> LakeTable:
-    table = LakeTable(storage, 0, cache)
+    table = LakeTable(storage, cache)
     if not table.changes.exists():
         raise NotInLake(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
     return table
@@ -293,7 +301,7 @@ def create_table(
     """
     storage = table_storage(settings, schema.full_name)
     buckets = settings.lake.buckets
-    table = LakeTable(storage, buckets)
+    table = LakeTable(storage)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
     properties = {**FORGET_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}

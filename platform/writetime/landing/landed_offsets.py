@@ -37,7 +37,7 @@ def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
     Raises:
         WritetimeError: the topic is missing.
     """
-    changes = LakeTable(table_storage(settings, table), 0).changes
+    changes = LakeTable(table_storage(settings, table)).changes
     now = changes.load() if changes.exists() else None
     topic = changes_topic(table)
     firsts = beginning_offsets(settings, topic)

@@ -52,7 +52,7 @@ from writetime.lake.horizon import (
 )
 from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
-from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
+from writetime.lake.table import GENERATION, LakeTable, table_storage
 from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
@@ -170,9 +170,9 @@ class Landing:
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
         self._watermark_micros = min(WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
-        self._lake = LakeTable(table_storage(settings, table), 0)
+        self._lake = LakeTable(table_storage(settings, table))
         self._schemas = LakeSchemas(settings, self._lake)
-        self._opened: LakeTable | None = None
+        self._is_whole = False
         # The schemas that the lake's table follows, as of that read of their topic.
         self._followed: tuple[RegisteredSchema, ...] | None = None
         # With the sources' reports of truncations and table ids.
@@ -246,16 +246,17 @@ class Landing:
         now = self._schemas.follow(schemas)
         self._followed, self._marked = schemas, _marked(self.name, sources)
         if now is None:
-            self._opened = None
+            self._is_whole = False
             if not any(ends.values()):
                 return 0
             raise WritetimeError(
                 f"{self._topic} has no schema of format version {FORMAT_VERSION} in the topic of the schemas: no agent "
                 "of this Writetime has written to it"
             )
-        if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
-            self._opened = self._lake.with_buckets(open_table(self._settings, self.name).buckets)
-        table = self._opened
+        table = self._lake
+        if not self._is_whole or table.buckets != int(now.properties[BUCKETS]):
+            table.require_parts()
+            self._is_whole = True
         if _follow_sources(table, now, sources):
             now = table.changes.load()
         table_id = table.schema(now).id

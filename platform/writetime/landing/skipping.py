@@ -124,7 +124,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
         WritetimeError: there is no such message, it was landed or skipped before, or the lake has no such table.
     """
     topic = changes_topic(place.table)
-    changes = LakeTable(table_storage(settings, place.table), 0).changes
+    changes = LakeTable(table_storage(settings, place.table)).changes
     now = changes.find()
     if now is None:
         raise WritetimeError(f"the lake has no table {place.table}: run `writetime land {place.table}` first")

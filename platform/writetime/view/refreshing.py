@@ -167,7 +167,7 @@ def refresh(
     numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
     trimmed = before.version.transaction(TRIMMED) or 0
     trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
-    if trims := trims and time.monotonic() >= table.view_trims_at:
+    if trims := trims and time.monotonic() >= table.view_files.trims_at:
         with _logged(table):
             require_right_clock(table.view.storage)
             numbers[TRIMMED] = trim_view(table, trimmed)
@@ -226,7 +226,7 @@ def _logged(table: LakeTable) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        table.view_trims_at = time.monotonic() + DUE_SECONDS
+        table.view_files.trims_at = time.monotonic() + DUE_SECONDS
         _log.warning("%s: what its view has replaced cannot be deleted: %s", table.name, reason_of(e))
 
 
