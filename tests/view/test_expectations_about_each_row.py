@@ -97,7 +97,8 @@ from writetime.view.expected_rows import of_each_row, of_entry
 
 sys.setswitchinterval(1e-6)
 together = Barrier(4)
-entry = FollowedTable("shop.orders", TableEntry(expect=[{"type": "expect_column_values_to_not_be_null", "column": "id"}]))
+expectation = {"type": "expect_column_values_to_not_be_null", "column": "id"}
+entry = FollowedTable("shop.orders", TableEntry(expect=[expectation]))
 
 def first(use):
     together.wait()
