@@ -86,6 +86,29 @@ class _Whole(Exception):
     """All rows of the view must be written. The text is the reason."""
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """The versions of a table's parts that a refresh reads.
+
+    They are opened in this order: the state never holds more than the changes that are read after it.
+    """
+
+    before: LiveVersion
+    state: TableVersion
+    changes: TableVersion
+
+    @property
+    def last(self) -> Position | None:
+        return position_of(self.before.version, NAMES)
+
+    @property
+    def unchanged(self) -> Refreshed:
+        return Refreshed(self.before.rows, 0, 0, 0, False)
+
+    def next_batch(self, now: int) -> EventBatch:
+        return EventBatch(generation_of(self.changes), self.last.batch.sequence + 1 if self.last else 1, now)
+
+
 def refresh(
     settings: Settings,
     table: LakeTable,
@@ -96,7 +119,9 @@ def refresh(
     counts: Counter[str] | None = None,
     whole: bool = False,
 ) -> Refreshed:
-    """Bring the compacted view up to date, in one commit. Then pack its files, if this is worth it.
+    """Bring the compacted view up to date, in one commit: (1) open the versions, (2) write the rows that changed, or
+    all, (3) let `staged` check the files, (4) delete replaced files if this is due, (5) commit, (6) pack the view's
+    files if this is worth it.
 
     Args:
         settings: `lake.view` decides whether the view has deletion vectors, or all rows are written each time that one
@@ -114,57 +139,72 @@ def refresh(
     Raises:
         Conflict: another process changed the view meanwhile: run this again.
     """
-    before = table.view_files.load()
-    # The state first: it never holds more than the changes that are read after it.
-    state = table.state.load()
-    changes = table.changes.load()
-    if generation_of(state) != generation_of(changes):
+    opened = _Opened(table.view_files.load(), table.state.load(), table.changes.load())
+    if generation_of(opened.state) != generation_of(opened.changes):
         # Landing is about to rebuild the state.
-        return Refreshed(before.rows, 0, 0, 0, False)
-    # Another program may have restored a version from before a column was added.
-    wanted = view_schema(table.schema(changes))
-    if not takes_fields(before.version.fields, wanted):
-        # An earlier release wrote values in another form.
-        table.view.replace(before.version, [], wanted, {})
-        before, whole = table.view_files.load(), True
-    if table.view.add_fields(wanted):
-        before = table.view_files.load()
+        return opened.unchanged
+    opened, begins = _with_fields(table, opened)
+    whole = whole or begins
     if settings.lake.view == "rewritten":
-        if not whole and _has_present_rows(table, before, state, changes):
-            return Refreshed(before.rows, 0, 0, 0, False)
+        if not whole and _has_present_rows(table, opened):
+            return opened.unchanged
         rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit, counts)
         return Refreshed(rows, rows, 0, 0, True)
-    last = position_of(before.version, NAMES)
-    number = last.batch.sequence + 1 if last else 1
-    batch = EventBatch(generation_of(changes), number, time_of_lake(table))
-    try:
-        follows = None if whole else last
-        searches = counts is not None
-        found, batch = _next(
-            table, before, follows, state=state, changes=changes, batch=batch, run=run, counts_there=searches
-        )
-        whole = False
-    except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
-        if before.files and not whole:
-            _log.info("%s: the view is written whole: %s", table.name, e)
-        whole = True
-        tasks = [WholeBucket(each) for each in present_views(table, state, changes, batch.as_of)]
-        found = _joined(run(WholeBucket.run, tasks))
+    batch = opened.next_batch(time_of_lake(table))
+    found, batch, whole = _write(table, opened, batch, run, whole=whole, searches=counts is not None)
     if unfit is not None:
         unfit.update(found.unfit)
     if counts is not None:
         counts.update(found.counts + Counter({MARKED: sum(map(len, found.marks.values()))}))
-    is_new = not last or last.changes.version != changes.version or batch.as_of < last.batch.as_of
+    last = opened.last
+    is_new = not last or last.changes.version != opened.changes.version or batch.as_of < last.batch.as_of
     if not whole and not found.files and not found.marks and not is_new:
-        return Refreshed(before.rows, 0, 0, 0, False)
+        return opened.unchanged
     if staged:
         # Only now, even if another process was first: a store may report a conflict although it made the commit.
         with deleted_if_refused(table.view.storage, found.files):
             staged(found.files, whole=whole)
-    change = _change(table, before, found, whole=whole)
+    packed = _commit(table, opened, batch, found, run, whole=whole)
     written = sum(file.rows for file in found.files)
-    rows = written if whole else before.rows + written - found.gone
-    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
+    return Refreshed(
+        written if whole else opened.before.rows + written - found.gone, written, found.gone, packed, whole
+    )
+
+
+def _with_fields(table: LakeTable, opened: _Opened) -> tuple[_Opened, bool]:
+    """Give the view the columns of the table's schema, and return whether its rows must be written again for them."""
+    # Another program may have restored a version from before a column was added.
+    wanted = view_schema(table.schema(opened.changes))
+    begins = not takes_fields(opened.before.version.fields, wanted)
+    if begins:
+        # An earlier release wrote values in another form.
+        table.view.replace(opened.before.version, [], wanted, {})
+    if table.view.add_fields(wanted) or begins:
+        opened = replace(opened, before=table.view_files.load())
+    return opened, begins
+
+
+def _write(
+    table: LakeTable, opened: _Opened, batch: EventBatch, run: Runner, *, whole: bool, searches: bool
+) -> tuple[PlacedFiles, EventBatch, bool]:
+    """Write the rows that changed, or all. Return their files with the batch, and whether they are all rows."""
+    if not whole:
+        try:
+            return *_write_changed(table, opened, batch, run, searches=searches), False
+        except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
+            if opened.before.files:
+                _log.info("%s: the view is written whole: %s", table.name, e)
+    tasks = [WholeBucket(each) for each in present_views(table, opened.state, opened.changes, batch.as_of)]
+    return _joined(run(WholeBucket.run, tasks)), batch, True
+
+
+def _commit(
+    table: LakeTable, opened: _Opened, batch: EventBatch, found: PlacedFiles, run: Runner, *, whole: bool
+) -> int:
+    """Commit the files of a refresh, delete what it replaced if this is due, and return the number of packed files."""
+    before = opened.before
+    change = _change(table, before, found, whole=whole)
+    numbers = Position(batch, opened.changes.commit_id, opened.state.commit_id).numbers(NAMES)
     trimmed = before.version.transaction(TRIMMED) or 0
     trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
     if trims := trims and time.monotonic() >= table.view_files.trims_at:
@@ -177,14 +217,14 @@ def refresh(
         with _logged(table):
             require_right_clock(table.view.storage)
             table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
-    return Refreshed(rows, written, found.gone, packed, whole)
+    return packed
 
 
-def _has_present_rows(table: LakeTable, before: LiveVersion, state: TableVersion, changes: TableVersion) -> bool:
+def _has_present_rows(table: LakeTable, opened: _Opened) -> bool:
     """Return whether a view without deletion vectors has the present rows: since it was written, no change came, no
     column was added or dropped, and nothing expired.
     """
-    last = position_of(before.version, NAMES)
+    before, changes, last = opened.before, opened.changes, opened.last
     if last is None or has_vectors(before.version) or not before.is_ours:
         return False
     if last.batch.generation != generation_of(changes) or created_of(before.version) != created_of(changes):
@@ -197,8 +237,8 @@ def _has_present_rows(table: LakeTable, before: LiveVersion, state: TableVersion
     if now < last.batch.as_of:
         return False
     # With the data that lived then, expired since, and was dropped.
-    waiting = pending(table, changes, state)
-    held = StateFiles(table, state, last.batch.as_of).all_contents(waiting).values()
+    waiting = pending(table, changes, opened.state)
+    held = StateFiles(table, opened.state, last.batch.as_of).all_contents(waiting).values()
     sources = [source for each in held for source in each.sources]
     expires_at = next_expiry(sources, last.batch.as_of // 1_000_000, table.cache)
     return expires_at is None or expires_at > now // 1_000_000
@@ -230,16 +270,8 @@ def _logged(table: LakeTable) -> Iterator[None]:
         _log.warning("%s: what its view has replaced cannot be deleted: %s", table.name, reason_of(e))
 
 
-def _next(
-    table: LakeTable,
-    before: LiveVersion,
-    last: Position | None,
-    *,
-    state: TableVersion,
-    changes: TableVersion,
-    batch: EventBatch,
-    run: Runner,
-    counts_there: bool,
+def _write_changed(
+    table: LakeTable, opened: _Opened, batch: EventBatch, run: Runner, *, searches: bool
 ) -> tuple[PlacedFiles, EventBatch]:
     """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
 
@@ -247,9 +279,10 @@ def _next(
         _Whole: all rows must be written.
         TooLate, Unreadable, FileNotFoundError: the rows as of the last refresh no longer exist, or are damaged.
     """
+    before, last = opened.before, opened.last
     if last is None:
         raise _Whole("it was not written with deletion vectors")
-    if last.batch.generation != batch.generation or created_of(before.version) != created_of(changes):
+    if last.batch.generation != batch.generation or created_of(before.version) != created_of(opened.changes):
         raise _Whole("the table began a generation")
     if unknown := [each for each in before.files.values() if not is_placed(each)]:
         raise _Whole(
@@ -258,11 +291,11 @@ def _next(
     if not before.is_ours:
         raise _Whole("another program changed its files or deletion vectors")
     batch = replace(batch, as_of=as_of_next(last, batch.as_of))
-    rows = next_rows(table, last, state, changes, batch)
+    rows = next_rows(table, last, opened.state, opened.changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
     storage, cache = table.view.storage, table.cache
-    tasks = [Refresh(each, _files_of(before, each.bucket), storage, cache, counts_there) for each in rows]
+    tasks = [Refresh(each, _files_of(before, each.bucket), storage, cache, searches) for each in rows]
     done: list[PlacedFiles] = []
     # Of tasks that ended before one failed, too.
     with deleted_if_refused(table.view.storage, (file for each in done for file in each.files)):
