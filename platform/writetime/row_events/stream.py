@@ -103,7 +103,8 @@ def extend(
     rebuild: bool = False,
 ) -> int:
     """Add the next batch of events to the stream: all rows that have changed or expired since the last one. Return the
-    number of events. Small batches are packed from time to time.
+    number of events. (1) Open the versions, (2) choose the batch, (3) write its events, (4) let `staged` check the
+    files, (5) commit, (6) pack small batches from time to time.
 
     If the table has begun a generation since (`lake.generation`), if a dropped column was added again, or to `rebuild`
     the stream, the batch creates all present rows, and belongs to the stream's next generation. Earlier batches are
@@ -122,11 +123,9 @@ def extend(
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run this again.
         WritetimeError: the files with the earlier rows no longer exist, because the last batch was too long ago.
     """
-    if _has_other_form(table):
-        rebuild = True
+    rebuild = rebuild or _has_other_form(table)
     delta = create_stream(table)
     stream = delta.load()
-    last = position_of(stream, NAMES)
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
@@ -134,26 +133,11 @@ def extend(
     if generation_of(state) != generation:
         # Landing is about to rebuild the state.
         return 0
-    now = time_of_lake(table)
-    instant = now if as_of is None else as_of
-    follows = last is not None and not rebuild and generation_of(stream) == generation
-    # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.
-    number = now // 1_000_000
+    now, newest = time_of_lake(table), position_of(stream, NAMES)
     try:
-        if last and follows:
-            require_same_changes(table, last, changes)
-            # Events from before the drop have values that the column no longer has.
-            follows = not _column_is_back(table, last, changes)
-        if last is None:
-            batch = EventBatch(number, 1, instant)
-        elif follows:
-            batch = EventBatch(last.batch.generation, last.batch.sequence + 1, as_of_next(last, instant))
-        else:
-            batch = EventBatch(max(number, last.batch.generation + 1), last.batch.sequence + 1, instant)
-        if last and follows:
-            rows = next_rows(table, last, state, changes, batch)
-        else:
-            rows = first_rows(table, state, changes, batch)
+        last = None if rebuild else _followed(table, stream, changes)
+        batch = _batch_after(last, newest, now, as_of)
+        rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
         tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
         done = list(run(_Write.run, tasks))
     except (Unreadable, FileNotFoundError, TooLate) as e:
@@ -163,18 +147,44 @@ def extend(
         counts.update(sum((each for _, each in done), Counter[str]()))
     if staged:
         staged(written)
-    if last and follows and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
+    if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
         return 0
     numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES) | {TABLE_GENERATION: generation}
-    if not follows:
+    if not last:
         numbers[FIRST] = batch.sequence
-    if last is not None and not follows:
+    if newest and not last:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
     elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
         # The other batch may have read only earlier changes.
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
     _pack_in_turn(table, batch)
     return sum(file.rows for file in written)
+
+
+def _followed(table: LakeTable, stream: TableVersion, changes: TableVersion) -> Position | None:
+    """Return the position of the stream's last batch, or None if the next one does not follow it.
+
+    Raises:
+        OtherChanges: the changes are others than those of the last batch.
+    """
+    last = position_of(stream, NAMES)
+    if last is None or generation_of(stream) != generation_of(changes):
+        return None
+    require_same_changes(table, last, changes)
+    # Events from before the drop have values that the column no longer has.
+    return None if _column_is_back(table, last, changes) else last
+
+
+def _batch_after(last: Position | None, newest: Position | None, now: int, as_of: int | None) -> EventBatch:
+    """Return the batch after `last`, or the first one of a generation after `newest`, the stream's last batch."""
+    instant = now if as_of is None else as_of
+    if last:
+        return EventBatch(last.batch.generation, last.batch.sequence + 1, as_of_next(last, instant))
+    # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.
+    number = now // 1_000_000
+    if newest is None:
+        return EventBatch(number, 1, instant)
+    return EventBatch(max(number, newest.batch.generation + 1), newest.batch.sequence + 1, instant)
 
 
 def require_stream(table: LakeTable) -> None:
