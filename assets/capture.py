@@ -30,7 +30,7 @@ from writetime.clients.topic_retention import waiting_too_long
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.views import time_now
 from writetime.landing.landed_offsets import landed_offsets, not_landed
-from writetime.landing.landing import is_published
+from writetime.landing.topics import is_published
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 from writetime_dagster.assets.checks import from_waiting

@@ -28,8 +28,9 @@ from writetime.lake.horizon import captured_until, horizon_of
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
 from writetime.landing.landed_offsets import not_landed
-from writetime.landing.landing import Incomplete, Landing, is_published
+from writetime.landing.landing import Incomplete, Landing
 from writetime.landing.reports import stopped
+from writetime.landing.topics import is_published
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.followed import shared_watermarks

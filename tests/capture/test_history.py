@@ -16,7 +16,8 @@ from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import create_table, open_table
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.schema.stored import from_json
 from writetime.schema.system import from_rows
 from writetime.schema.table import Column, SchemaError, TableSchema

@@ -26,7 +26,8 @@ from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing
 from writetime.landing.landed_offsets import not_landed
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.wire.topic_names import changes_topic
 
 pytestmark = pytest.mark.long

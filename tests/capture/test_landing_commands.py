@@ -30,8 +30,9 @@ from writetime.lake.horizon import captured_until, raise_complete_snapshot, rais
 from writetime.lake.table import is_in_lake, open_table, table_storage
 from writetime.lake.views import time_now
 from writetime.landing import landing
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
 from writetime.landing.reports import stopped
+from writetime.landing.topics import captured_tables
 from writetime.schema.cql import parse_table
 from writetime.schema.stored import to_json
 from writetime.scylla_cdc.findings import (

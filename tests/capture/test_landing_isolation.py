@@ -25,7 +25,8 @@ from writetime.lake.views import time_now
 from writetime.landing import following, schema_changes
 from writetime.landing import reports as sending
 from writetime.landing.following import LandedTables
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.schema.fingerprints import fingerprint
 from writetime.wire import publishing, watermarks
 from writetime.wire.change_messages import change_avro

@@ -27,7 +27,8 @@ from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.runtime.nodetool import nodetool
 from writetime.servers.process import free_port
 

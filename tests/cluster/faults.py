@@ -44,7 +44,8 @@ from writetime.files.row_form import to_micros
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
-from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema

@@ -17,8 +17,8 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
 from writetime.landing import landed_offsets
 from writetime.landing.landed_offsets import not_landed
-from writetime.landing.landing import Topics
 from writetime.landing.skipping import skips_of
+from writetime.landing.topics import Topics
 from writetime.wire.publishing import CompactedTopic
 from writetime.wire.topic_names import changes_topic
 
@@ -92,7 +92,7 @@ def test_ids_of_many_topics_are_requested_at_once(settings: Settings, monkeypatc
 
     names = [changes_topic(f"{settings.cassandra.keyspace}.t{n}") for n in range(10)]
     ensure_topics(settings, {name: {} for name in names}, 1)
-    monkeypatch.setattr("writetime.landing.landing.topic_ids", ask)
+    monkeypatch.setattr("writetime.landing.topics.topic_ids", ask)
     topics = Topics(settings)
     assert {name: topics.id_of(name) for name in names} == topic_ids(settings, names)
     assert len(asked) < len(names)
@@ -138,8 +138,8 @@ def test_ids_are_requested_by_threads(settings: Settings, monkeypatch: pytest.Mo
     """As many tables land at the same time."""
     names = [changes_topic(f"shop.t{n:02}") for n in range(40)]
     wanted = {name: number for number, name in enumerate(names, 1)}
-    monkeypatch.setattr("writetime.landing.landing.topic_ids", lambda _, topics: {t: wanted[t] for t in topics})
-    monkeypatch.setattr("writetime.landing.landing.captured_tables", lambda _: [])
+    monkeypatch.setattr("writetime.landing.topics.topic_ids", lambda _, topics: {t: wanted[t] for t in topics})
+    monkeypatch.setattr("writetime.landing.topics.captured_tables", lambda _: [])
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

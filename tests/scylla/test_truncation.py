@@ -20,7 +20,8 @@ from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
-from writetime.landing.landing import Landing, is_published
+from writetime.landing.landing import Landing
+from writetime.landing.topics import is_published
 from writetime.schema.system import read_schema
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.verify.comparison import verify

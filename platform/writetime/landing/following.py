@@ -19,9 +19,10 @@ from writetime.core.errors import MissingTable, WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.files.merging import Runner
 from writetime.landing.landed_offsets import landed_offsets
-from writetime.landing.landing import Landing, Topics, no_topic
+from writetime.landing.landing import Landing
 from writetime.landing.reports import Reporter
 from writetime.landing.step_counts import StepCounts
+from writetime.landing.topics import Topics, no_topic
 from writetime.wire.topic_names import changes_topic, table_of_topic
 from writetime.wire.watermarks import LandingReport, Sources, StepReport
 

@@ -19,22 +19,22 @@ columns are found automatically.
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
 from writetime.changes.starts import LATEST, Start
-from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, has_topic, topic_ids, topic_names
+from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
-from writetime.core.errors import MissingTable, WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
 from writetime.delta.bucketed_table import Conflict
+from writetime.delta.parquet import WrittenFile
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.merging import Runner
 from writetime.lake import retention
@@ -58,11 +58,12 @@ from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
 from writetime.landing.tasks import DECODED_TOGETHER, LandedFiles, MessageRange, gap_remedy, write_part
+from writetime.landing.topics import Topics, no_topic
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
-from writetime.wire.publishing import RegisteredSchema, SchemaTopic
-from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import LandingPosition, Sources, TableMark, WatermarkTopic
+from writetime.wire.publishing import RegisteredSchema
+from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import LandingPosition, Sources, TableMark
 
 # Messages of a partition per batch, for few large files in the lake and batches of limited duration.
 BATCH_MESSAGES = 1_000_000
@@ -73,8 +74,6 @@ WATERMARK_MICROS = 300_000_000
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
-# The id of a topic is requested with the others if it was needed within this time.
-_USED_SECONDS = 10.0
 # The number of commits that are read to find one with the progress of landing. Others are backfills and properties.
 _COMMITS_LOOKED_AT = 5
 
@@ -83,70 +82,33 @@ class Incomplete(WritetimeError):
     """The files of a batch do not have one change for each message, so the batch is not committed."""
 
 
-def captured_tables(settings: Settings) -> list[str]:
-    """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table are ignored."""
-    return sorted(table for topic in topic_names(settings) if (table := table_of_topic(topic)) is not None)
+@dataclass(frozen=True)
+class _Batch:
+    """The messages that the next commit lands, from offset `begins` to `reached` of each partition.
 
+    Attributes:
+        follows: the version of the changes that the commit follows.
+        topic_id: the id of the topic, 0 if it is unknown.
+        is_other: the topic is not the one that was landed before.
+        landed: the offsets up to which the lake has the topic.
+        begins: the offsets of the first messages: later than `landed` after an accepted gap.
+        reached: the offsets after the last messages.
+        ends: the ends of the partitions.
+        known: the watermarks of registered sources in the lake.
+        moved: the watermarks that the commit moves.
+        held: since when messages that were skipped hold the watermarks, 0 if there are none.
+    """
 
-def no_topic(table: str) -> MissingTable:
-    """Return the error of a table that has no topic."""
-    return MissingTable(
-        f"{changes_topic(table)} does not exist: no agent has published {table} yet. Start `writetime agent`, and "
-        "check that the table has cdc = true",
-        table,
-    )
-
-
-def is_published(settings: Settings, table: str) -> bool:
-    """Return whether there is a topic of a table's changes."""
-    return has_topic(settings, changes_topic(table))
-
-
-class Topics:
-    """The topics of the schemas and the watermarks, read once for the landings of several tables."""
-
-    def __init__(self, settings: Settings, id_seconds: float = 1.0) -> None:
-        """Store the settings. The id of a topic is requested again after `id_seconds`, because no topic is deleted,
-        created and filled in less than a second.
-        """
-        self.schemas = SchemaTopic(settings)
-        self.watermarks = WatermarkTopic(settings)
-        self._settings = settings
-        self._id_seconds = id_seconds
-        # The id of each topic, the time of its request, and the time at which it was last needed.
-        self._ids: dict[str, int] = {}
-        self._asked: dict[str, float] = {}
-        self._used: dict[str, float] = {}
-        # Tables land in several threads.
-        self._lock = threading.Lock()
-
-    def id_of(self, topic: str) -> int:
-        """Return the id of a topic of changes, at most `id_seconds` old, and 0 if there is none. One request covers all
-        topics that may be needed next: a request per table would delay a round over many tables.
-
-        Raises:
-            WritetimeError: Kafka does not answer, or refuses to describe the topic.
-        """
-        with self._lock:
-            now = time.monotonic()
-            self._used[topic] = now
-            if now - self._asked.get(topic, -self._id_seconds) >= self._id_seconds:
-                self._ask_with(topic, now)
-            found = self._ids.get(topic)
-        if found is None:
-            # This topic alone, to get the reason, and so that the others do not wait for it.
-            found = topic_ids(self._settings, [topic]).get(topic, 0)
-        return found
-
-    def _ask_with(self, topic: str, now: float) -> None:
-        """Request the ids of a topic and of others that may be needed next."""
-        asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
-        if topic not in self._asked:
-            # Other topics are probably new, too.
-            asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
-        found = topic_ids(self._settings, sorted(asked))
-        self._ids = {each: known for each, known in self._ids.items() if each not in asked} | found
-        self._asked |= dict.fromkeys(asked, now)
+    follows: TableVersion
+    topic_id: int
+    is_other: bool
+    landed: Mapping[int, int]
+    begins: Mapping[int, int]
+    reached: Mapping[int, int]
+    ends: Mapping[int, int]
+    known: dict[str, int]
+    moved: dict[str, int]
+    held: int
 
 
 class Landing:
@@ -228,7 +190,9 @@ class Landing:
         accept_gap: bool = False,
         one_batch: bool = False,
     ) -> int:
-        """Land the messages below the ends of the partitions; return the number of changes.
+        """Land the messages below the ends of the partitions; return the number of changes. (1) Follow the table's
+        schemas, sources and generation; then, batch by batch, (2) find its messages and watermarks, (3) write its
+        files, (4) commit, (5) pack earlier batches if it is their turn.
 
         Args:
             ends: the end offsets of the topic's partitions.
@@ -240,15 +204,43 @@ class Landing:
         Raises:
             WritetimeError: as in `drain`.
         """
-        if self.is_current(ends, sources):
+        if self.is_current(ends, sources) or (now := self._follow(ends, sources, run)) is None:
             return 0
+        landed = self._landed_by(now, ends)
+        firsts = landed if landed == ends else beginning_offsets(self._settings, self._topic, list(ends))
+        topic_id = self.topics.id_of(self._topic)
+        count = 0
+        while True:
+            batch = self._next(now, topic_id, firsts, ends, sources, accept_gap=accept_gap)
+            ends = batch.ends
+            if batch.reached == batch.landed and not batch.is_other and not self._is_far(batch.known, batch.moved):
+                self._keep_place(now, batch.reached, batch.known, batch.held)
+                return count
+            files, messages = self._write(batch, run, accept_gap=accept_gap)
+            number = self._commit(batch, files)
+            now = self._lake.changes.load()
+            if number is None:
+                # Another process landed first.
+                continue
+            count += sum(file.rows for file in files)
+            self.offsets_landed += messages
+            if number % FAN == 0:
+                now = self._pack(now, number)
+            if one_batch or batch.reached == ends:
+                self._keep_place(now, batch.reached, batch.known | batch.moved, batch.held)
+                return count
+
+    def _follow(self, ends: Mapping[int, int], sources: Sources, run: Runner) -> TableVersion | None:
+        """Bring the lake's table up to its schemas, sources and generation. Return its changes, or None if nothing was
+        published.
+        """
         schemas = self.topics.schemas.of_namespace(self.namespace)
         now = self._schemas.follow(schemas)
         self._followed, self._marked = schemas, _marked(self.name, sources)
         if now is None:
             self._is_whole = False
             if not any(ends.values()):
-                return 0
+                return None
             raise WritetimeError(
                 f"{self._topic} has no schema of format version {FORMAT_VERSION} in the topic of the schemas: no agent "
                 "of this Writetime has written to it"
@@ -270,90 +262,102 @@ class Landing:
             renew(table, starts, run)
             now = table.changes.load()
             self._generation = (generation_of(now), starts)
-        count = 0
-        topic_id = self.topics.id_of(self._topic)
-        firsts: Mapping[int, int] | None = None
-        while True:
-            landed = {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
-            if landed != ends and firsts is None:
-                firsts = beginning_offsets(self._settings, self._topic, list(ends))
-            first = landed if firsts is None else firsts
-            is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
-            if is_other and not accept_gap:
-                raise WritetimeError(
-                    f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
-                    f"was deleted. Its messages that had not landed are lost. {gap_remedy(self.name)}"
-                )
-            if is_other:
-                begins = beginning_offsets(self._settings, self._topic, list(ends))
-            else:
-                ends = {p: max(end, landed[p]) for p, end in ends.items()}
-                begins = {p: self._start(p, landed[p], first[p], accept_gap=accept_gap) for p in ends}
-            if is_other:
-                self._backlog = None
-            if is_other or begins != landed:
-                raise_history(table, time_of_lake(table))
-            reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
-            known = {source: watermark_of(now, source) for source in registered_sources(now)}
-            held = held_since(now)
-            if held and release(table, now, sources):
-                held = 0
-            self._next_release = time.monotonic() + _RELEASE_SECONDS
-            self.held_by = _needs_snapshot(self.name, now, starts)
-            complete = self._complete(reached, ends, sources)
-            moved = {} if held or self.held_by else self._moved(known, complete)
-            if reached == landed and not is_other and not self._is_far(known, moved):
-                self._keep_place(now, reached, known, held)
-                return count
-            self._note_snapshots(table)
-            skipped = {(s.partition, s.offset) for s in skips_of(now) if s.topic_id == topic_id}
-            writer = ChangeWriter.of(table, table.schema(now))
-            parts = self._parts(begins, reached, writer, skipped, starts, accept_gap=accept_gap)
-            written = list(run(write_part, parts))
-            missing = sum(each.missing for each in written)
-            if missing:
-                raise_history(table, time_of_lake(table))
-            files = [file for each in written for file in each.files]
-            messages = self._require_all(parts, written)
-            number = (now.transaction(self._topic) or 0) + 1
-            places = {place_name(self._topic, p): offset for p, offset in reached.items()}
-            if topic_id:
-                places[id_name(self._topic)] = topic_id
-            if is_other:
-                places |= dict.fromkeys(_other_places(now, self._topic, len(ends)), 0)
-            for source, until in moved.items():
-                places |= watermark(source, until)
-            given = {GENERATION: generation_of(now)}
-            is_new = table.changes.append(files, self._topic, number, places, given)
-            if is_new:
-                count += sum(file.rows for file in files)
-                self.offsets_landed += messages
-            now = table.changes.load()
-            if is_new and number % FAN == 0:
-                # A conflict is no fault: the next batches try again.
-                with suppress(Conflict):
-                    pack_batches(table, now)
-                if number % _TRIM_BATCHES == 0:
-                    retention.trim_stream(table, self._settings.lake.vacuum_hours)
-                now = table.changes.load()
-            if is_new and (one_batch or reached == ends):
-                self._keep_place(now, reached, known | moved, held)
-                return count
+        return now
 
-    def _parts(
+    def _landed_by(self, now: TableVersion, ends: Mapping[int, int]) -> dict[int, int]:
+        return {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
+
+    def _next(
         self,
-        begins: Mapping[int, int],
+        now: TableVersion,
+        topic_id: int,
+        firsts: Mapping[int, int],
         ends: Mapping[int, int],
-        writer: ChangeWriter,
-        skipped: Collection[tuple[int, int]],
-        starts: Mapping[str, Start],
+        sources: Sources,
         *,
         accept_gap: bool,
-    ) -> list[MessageRange]:
+    ) -> _Batch:
+        """Return the batch that follows a version of the changes, and the watermarks that it moves.
+
+        Raises:
+            WritetimeError: the topic is not the earlier one, or has lost messages that have not landed.
+        """
+        landed = self._landed_by(now, ends)
+        is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
+        if is_other and not accept_gap:
+            raise WritetimeError(
+                f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
+                f"was deleted. Its messages that had not landed are lost. {gap_remedy(self.name)}"
+            )
+        if is_other:
+            begins = beginning_offsets(self._settings, self._topic, list(ends))
+            self._backlog = None
+        else:
+            ends = {p: max(end, landed[p]) for p, end in ends.items()}
+            begins = {p: self._start(p, landed[p], firsts[p], accept_gap=accept_gap) for p in ends}
+        if is_other or begins != landed:
+            raise_history(self._lake, time_of_lake(self._lake))
+        reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
+        known = {source: watermark_of(now, source) for source in registered_sources(now)}
+        held = held_since(now)
+        if held and release(self._lake, now, sources):
+            held = 0
+        self._next_release = time.monotonic() + _RELEASE_SECONDS
+        self.held_by = _needs_snapshot(self.name, now, self._starts)
+        complete = self._complete(reached, ends, sources)
+        moved = {} if held or self.held_by else self._moved(known, complete)
+        return _Batch(now, topic_id, is_other, landed, begins, reached, ends, known, moved, held)
+
+    @property
+    def _starts(self) -> Mapping[str, Start]:
+        return self._generation[1] if self._generation else {}
+
+    def _write(self, batch: _Batch, run: Runner, *, accept_gap: bool) -> tuple[list[WrittenFile], int]:
+        """Write the files of a batch. Return them, and the number of its messages that are changes.
+
+        Raises:
+            Incomplete: the changes are not as many as the messages.
+            WritetimeError: a message is not a change of this table.
+        """
+        self._note_snapshots(self._lake)
+        parts = self._parts(batch, accept_gap=accept_gap)
+        written = list(run(write_part, parts))
+        if any(each.missing for each in written):
+            raise_history(self._lake, time_of_lake(self._lake))
+        return [file for each in written for file in each.files], self._require_all(parts, written)
+
+    def _commit(self, batch: _Batch, files: Sequence[WrittenFile]) -> int | None:
+        """Commit the files of a batch with its offsets and watermarks. Return the number of the commit, or None if
+        another process landed first.
+        """
+        number = (batch.follows.transaction(self._topic) or 0) + 1
+        places = {place_name(self._topic, p): offset for p, offset in batch.reached.items()}
+        if batch.topic_id:
+            places[id_name(self._topic)] = batch.topic_id
+        if batch.is_other:
+            places |= dict.fromkeys(_other_places(batch.follows, self._topic, len(batch.ends)), 0)
+        for source, until in batch.moved.items():
+            places |= watermark(source, until)
+        given = {GENERATION: generation_of(batch.follows)}
+        return number if self._lake.changes.append(files, self._topic, number, places, given) else None
+
+    def _pack(self, now: TableVersion, number: int) -> TableVersion:
+        """Pack earlier batches, and delete the files that this replaced if it is their turn."""
+        # A conflict is no fault: the next batches try again.
+        with suppress(Conflict):
+            pack_batches(self._lake, now)
+        if number % _TRIM_BATCHES == 0:
+            retention.trim_stream(self._lake, self._settings.lake.vacuum_hours)
+        return self._lake.changes.load()
+
+    def _parts(self, batch: _Batch, *, accept_gap: bool) -> list[MessageRange]:
         """Share the partitions out: each separately, or few messages together, because each part costs a connection."""
+        now, begins, ends = batch.follows, batch.begins, batch.reached
         new = [p for p, begin in begins.items() if begin < ends[p]]
         few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
+        writer = ChangeWriter.of(self._lake, self._lake.schema(now))
+        skipped = frozenset((s.partition, s.offset) for s in skips_of(now) if s.topic_id == batch.topic_id)
         return [
             MessageRange(
                 self._settings,
@@ -362,8 +366,8 @@ class Landing:
                 writer,
                 schemas,
                 self._registry,
-                frozenset(skipped),
-                {source: start for source, start in starts.items() if start.since or start.truncation},
+                skipped,
+                {source: start for source, start in self._starts.items() if start.since or start.truncation},
                 accept_gap,
             )
             for some in ([new] if few and new else [[p] for p in new])
@@ -453,11 +457,10 @@ class Landing:
         """Return the watermarks of registered sources that are beyond the known ones, except for sources that have only
         an earlier table of the name.
         """
-        starts = self._generation[1] if self._generation else {}
         found = {
             source: marks.tables[self.name].until
             for source, marks in sources.of(self.name).items()
-            if source in known and starts.get(source, Start()).since < LATEST
+            if source in known and self._starts.get(source, Start()).since < LATEST
         }
         return {source: until for source, until in found.items() if until > known[source]}
 

@@ -13,7 +13,7 @@ from writetime.core.errors import MissingTable, NotInLake, WritetimeError
 from writetime.delta.storage import lake_storage
 from writetime.lake.followed_tables import are_captured, cdc_statement, read_entries
 from writetime.lake.table import names_table
-from writetime.landing.landing import captured_tables
+from writetime.landing.topics import captured_tables
 from writetime.schema.similar_tables import most_similar
 
 
