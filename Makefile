@@ -13,8 +13,8 @@ CLASSES := $(VENV)/spark.jsa
 MODULES := $(VENV)/.modules
 # More processes than cores, because tests often wait.
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
-# Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which quarter of them runs, so
-# that a commit always has the same tests, and the next commits have the others. PART=all runs all.
+# Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which sixth of them runs, so
+# that a commit always has the same tests, and other commits have the others. PART=all runs all.
 PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || echo 0))
 # Java ignores an archive that is missing, or that has other jars or comes from another Java. Spark removes the quotes.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-PARTS = 4
+PARTS = 6
 
 
 def of_other_parts(modules: Sequence[str], number: int) -> set[str]:
