@@ -6,6 +6,7 @@ a batch that was killed before its commit leaves nothing, and a repeated one cou
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -129,8 +130,7 @@ def extend(
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
-    generation = generation_of(changes)
-    if generation_of(state) != generation:
+    if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
         return 0
     now, newest = time_of_lake(table), position_of(stream, NAMES)
@@ -138,20 +138,15 @@ def extend(
         last = None if rebuild else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
         rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
-        tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
-        done = list(run(_Write.run, tasks))
+        written = _write(table, rows, run, counts)
     except (Unreadable, FileNotFoundError, TooLate) as e:
         raise _cannot_continue(table, e) from None
-    written = [file for files, _ in done for file in files]
-    if counts is not None:
-        counts.update(sum((each for _, each in done), Counter[str]()))
     if staged:
         staged(written)
     if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
         return 0
-    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES) | {TABLE_GENERATION: generation}
-    if not last:
-        numbers[FIRST] = batch.sequence
+    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
+    numbers |= {TABLE_GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})
     if newest and not last:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
     elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
@@ -159,6 +154,17 @@ def extend(
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
     _pack_in_turn(table, batch)
     return sum(file.rows for file in written)
+
+
+def _write(
+    table: LakeTable, rows: Iterable[ChangedRows], run: Runner, counts: Counter[str] | None
+) -> list[WrittenFile]:
+    """Write the events of some rows, and add the counts of `ChangedRows.found` to `counts`."""
+    tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
+    done = list(run(_Write.run, tasks))
+    if counts is not None:
+        counts.update(sum((each for _, each in done), Counter[str]()))
+    return [file for files, _ in done for file in files]
 
 
 def _followed(table: LakeTable, stream: TableVersion, changes: TableVersion) -> Position | None:
