@@ -201,7 +201,9 @@ def _write(
 def _commit(
     table: LakeTable, opened: _Opened, batch: EventBatch, found: PlacedFiles, run: Runner, *, whole: bool
 ) -> int:
-    """Commit the files of a refresh, delete what it replaced if this is due, and return the number of packed files."""
+    """Delete files that earlier refreshes replaced, if this is due. Commit the files of this one, and pack the view's.
+    Return the number of packed files.
+    """
     before = opened.before
     change = _change(table, before, found, whole=whole)
     numbers = Position(batch, opened.changes.commit_id, opened.state.commit_id).numbers(NAMES)
