@@ -43,21 +43,25 @@ def missing(program: str) -> list[str]:
     for node in (node for statement in statements(program) for node in ast.walk(statement)):
         if isinstance(node, ast.ImportFrom) and OURS.match(f"from {node.module}"):
             for name in node.names:
-                value = _imported(str(node.module), name.name)
-                if value is None:
+                try:
+                    value = _imported(str(node.module), name.name)
+                except ModuleNotFoundError:
                     found.append(f"{node.module}.{name.name}")
-                elif isinstance(value, ModuleType):
+                    continue
+                if isinstance(value, ModuleType):
                     modules[name.asname or name.name] = value
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             found += [f"{node.value.id}.{node.attr}"] * (not hasattr(modules[node.value.id], node.attr))
     return found
 
 
-def _imported(module: str, name: str) -> object | None:
-    try:
-        return getattr(importlib.import_module(module), name, None) or importlib.import_module(f"{module}.{name}")
-    except ModuleNotFoundError:
-        return None
+def _imported(module: str, name: str) -> object:
+    owner = importlib.import_module(module)
+    return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(f"{module}.{name}")
+
+
+def test_programs_of_documents_and_of_tests_are_found() -> None:
+    assert {"docs", "tests"} <= {place.partition("/")[0] for place, _ in programs()}
 
 
 @pytest.mark.parametrize(("place", "program"), programs(), ids=lambda value: value if "\n" not in value else "")
