@@ -11,8 +11,11 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 MODULES := $(VENV)/.modules
-# More processes than cores, because tests often wait.
-PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+# More processes than cores, because tests often wait. A test has 900 seconds (timeout in pyproject.toml), and fails then.
+# If it hangs in native code, which no signal ends, its process ends later, and prints what each thread does.
+HANGS_AFTER = 1800
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder \
+	-o faulthandler_timeout=$(HANGS_AFTER) -o faulthandler_exit_on_timeout=true
 # Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which sixth of them runs, so
 # that a commit always has the same tests, and other commits have the others. PART=all runs all.
 PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || echo 0))
@@ -73,6 +76,7 @@ coverage: compiled
 	@$(PYTEST) --without-shared-servers --ignore tests/security --cov --cov-report term
 
 # The same as `make test`, with long tests of faults at their full length, and all examples of tests of properties.
+test-long: HANGS_AFTER = 4000
 test-long: prepared $(CLASSES) $(MODULES)
 	@$(PYTEST) --long
 

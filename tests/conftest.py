@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support import cassandra_versions, scylla_server
 from tests.support.parts import PARTS, of_other_parts
@@ -101,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.disable()
     if config.getoption("--long"):
         os.environ["LONG_TESTS"] = "1"
+        config.option.timeout = 3600
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
@@ -151,13 +153,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 class Scheduling(LoadScopeScheduling):
     """Gives each module to one process, or each whole folder that shares more than all tests do. (Groups by marks, as
-    xdist 3.8 has them, are lost on pytest 9.2.)
+    xdist 3.8 has them, are lost on pytest 9.2.) A test whose process ends has failed, and is not run again: a test that
+    hangs would end the next process, too.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         folder = nodeid.split("/")[1]
         is_whole = folder in _WHOLE and not self.config.getoption("--without-servers")
         return folder if is_whole else nodeid.partition("::")[0]
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        for tests in self.assigned_work[node].values():
+            for test in tests:
+                if not tests[test]:
+                    tests[test] = True
+                    super().remove_node(node)
+                    return test
+        return super().remove_node(node)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

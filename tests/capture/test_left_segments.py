@@ -64,7 +64,6 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("CommitLog-*.log")}
 
 
-@pytest.mark.timeout(3600)
 def test_a_node_that_restarts_again_and_again_accepts_writes(crowded: Captured, is_long: bool) -> None:
     """Stopped and killed, with an agent that goes on. The agent leaves the node's present segments in place."""
     signals = itertools.cycle([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])

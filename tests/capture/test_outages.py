@@ -43,7 +43,6 @@ def test_an_agent_publishes_again_after_each_outage(
 
 
 @pytest.mark.long_only("kills and starts its node again and again")
-@pytest.mark.timeout(3600)
 def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured) -> None:
     with captured.agent():
         captured.settle()

@@ -129,7 +129,6 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
     assert "what its view has replaced cannot be deleted" in caplog.text
 
 
-@pytest.mark.timeout(3600)
 def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     """Each replaces a file and marks a row of another one, as a refresh does, and every 64th trims."""
     table = new_table(tmp_path)

@@ -103,7 +103,6 @@ class Followed:
         return in_order(rows_after(self.writes, self.second))
 
 
-@pytest.mark.timeout(3600)
 def test_each_reader_after_each_refresh(tmp_path: Path, spark: SparkSession, is_long: bool) -> None:
     followed = Followed(tmp_path, SEED)
     earlier, at_first = DeltaTable(followed.address), followed.wanted()
