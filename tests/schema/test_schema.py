@@ -5,7 +5,6 @@ Oracle: the type or table before it was written as text: our parser reads what o
 
 import json
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID, uuid1
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.generate import UDTS, Generator
 from writetime.schema.cql import parse_schemas, parse_table
-from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type, stored_type
+from writetime.schema.mapping import arrow_type, avro_type, spark_type, stored_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema
@@ -259,11 +258,6 @@ def test_the_history_follows_a_type_inside_the_key() -> None:
     for other in (table(a), table(b, a), table(a, ("b", Native("int"))), table(a, b, kind="set")):
         with pytest.raises(SchemaError, match="primary key"):
             history.add(other)
-
-
-def test_the_page_of_data_types_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "data-types.md"
-    assert page.read_text() == data_types_page()
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False))
