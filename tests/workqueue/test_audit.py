@@ -50,7 +50,8 @@ def closed_bucket(settings: Settings, jobs: str) -> ItemPartition:
 async def drop(tables: QueueTables, place: ItemPartition, *, whole: bool) -> None:
     """Drop a bucket, or begin to: items and states go first."""
     until = round(time.time() * 1000) + 60_000
-    for statement in tables._drop if whole else tables._drop[:2]:
+    cql = tables._cql
+    for statement in [cql.drop_items, cql.drop_state] + [cql.drop_buckets] * whole:
         await tables._run(statement, (until * 1000, *place))
 
 

@@ -87,7 +87,8 @@ def test_a_bucket_that_is_dropped_meanwhile_does_not_replace_its_items_in_the_la
     original = QueueTables.completed
 
     async def drop(self: QueueTables, place: ItemPartition) -> AsyncIterator[CompletedItem]:
-        deletions = iter(self._drop[: 3 - kept])
+        cql = self._cql
+        deletions = iter([cql.drop_items, cql.drop_state, cql.drop_buckets][: 3 - kept])
         async for item in original(self, place):
             for deletion in deletions:
                 await self._run(deletion, (round(time.time() * 1e6) + 10**8, *place))

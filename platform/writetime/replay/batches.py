@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cassandra import ConsistencyLevel, InvalidRequest
+from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.query import BatchStatement, PreparedStatement
@@ -31,18 +31,16 @@ from writetime.clients.database import DRIVER_FAULTS, is_without_answer, largest
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
+from writetime.replay.batch_statements import PAGE, BatchStatements
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000
 _IN_FLIGHT = 16
-# Seals that are read at once.
-_PAGE = 100
 # The most batches, and the most bytes, that are read ahead.
 _AHEAD = 4
 _AHEAD_BYTES = 64 << 20
 # The time after which the database's clock is read again.
 _CLOCK_SECONDS = 60.0
-_BLOCK_WRITE_TIME = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -122,73 +120,22 @@ class Batches:
         """Prepare the statements.
 
         Raises:
-            WritetimeError: the tables are missing, or reads would not see acknowledged writes.
+            WritetimeError: as `Statements` does.
         """
-        if settings.cassandra.consistency == "LOCAL_ONE":
-            raise WritetimeError(
-                "replay queues need cassandra.consistency LOCAL_QUORUM or more: reads must see all writes"
-            )
         self._session = session
-        self._keyspace = settings.cassandra.keyspace
         self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
+        self._cql = BatchStatements(session, settings)
         self._others: dict[str, PreparedStatement] = {}
         # The database's time, and the monotonic one at which it was read.
         self._time: tuple[datetime, float] | None = None
         self._largest_write: int | None = None
-        of_batch = "queue = ? AND era = ? AND n"
-        fields = "queue, n, attempt, items, bytes, blocks, sha256, producer, sequence, published_at"
-        self._insert_block = self._prepare(
-            "INSERT INTO {}.replay_blocks (queue, attempt, chunk, idx, data) VALUES (?, ?, ?, ?, ?) "
-            f"USING TIMESTAMP {_BLOCK_WRITE_TIME}"
-        )
-        self._blocks = self._prepare(
-            "SELECT idx, data FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?"
-        )
-        self._seal = self._prepare(
-            f"INSERT INTO {{}}.replay_batches (era, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
-        )
-        self._get = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} = ?")
-        self._published_at = self._prepare(
-            f"SELECT published_at, writetime(attempt) AS sealed_at FROM {{}}.replay_batches WHERE {of_batch} = ?"
-        )
-        self._get.consistency_level = self._published_at.consistency_level = self._serial
-        self._last = self._prepare(
-            f"SELECT {fields} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1"
-        )
-        self._queues = self._prepare("SELECT DISTINCT queue, era FROM {}.replay_batches")
-        self._between = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} >= ? AND n <= ?")
-        self._following = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} > ? LIMIT {_PAGE}")
-        self._record = self._prepare(
-            "INSERT INTO {}.replay_producers (queue, producer, sequence, n) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
-        )
-        self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
-        self._recorded = self._prepare("SELECT sequence, n FROM {}.replay_producers WHERE queue = ? AND producer = ?")
-        self._keep_cursor = self._prepare(
-            "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
-        )
-        self._forget_cursor = self._prepare(
-            "DELETE FROM {}.replay_cursors USING TIMESTAMP ? WHERE queue = ? AND processor = ?"
-        )
-        self._cursor_time = self._prepare(
-            "SELECT WRITETIME(n) AS at FROM {}.replay_cursors WHERE queue = ? AND processor = ?"
-        )
-        self._cursors = self._prepare("SELECT processor, n FROM {}.replay_cursors WHERE queue = ?")
-        of_chunk = "queue = ? AND attempt = ? AND chunk = ?"
-        self._delete_blocks = self._prepare(f"DELETE FROM {{}}.replay_blocks WHERE {of_chunk}")
-        self._newest_block = self._prepare(
-            f"SELECT max(WRITETIME(data)) AS at FROM {{}}.replay_blocks WHERE {of_chunk}"
-        )
-        self._delete_newer = self._prepare(f"DELETE FROM {{}}.replay_blocks USING TIMESTAMP ? WHERE {of_chunk}")
-        self._announce = self._prepare("INSERT INTO {}.replay_floors (queue, gone) VALUES (?, ?) USING TIMESTAMP ?")
-        self._deleted = self._prepare("INSERT INTO {}.replay_floors (queue, deleted) VALUES (?, ?) USING TIMESTAMP ?")
-        self._floor = self._prepare("SELECT gone, deleted FROM {}.replay_floors WHERE queue = ?")
 
     # -- blocks
 
     def insert_blocks(self, queue: str, attempt: UUID, blocks: Sequence[bytes]) -> None:
         """Insert the blocks of an attempt; it may be repeated."""
         rows = [(queue, attempt, *divmod(i, CHUNK_BLOCKS), block) for i, block in enumerate(blocks)]
-        self._run_all(self._insert_block, rows)
+        self._run_all(self._cql.insert_block, rows)
 
     def read(self, seal: Seal) -> Batch:
         """Return a batch with its items.
@@ -197,7 +144,7 @@ class Batches:
             Damaged: they differ from the seal.
             Gone: retention has deleted them.
         """
-        blocks = [row.data for row in self._run_all(self._blocks, _chunks(seal))]
+        blocks = [row.data for row in self._run_all(self._cql.blocks, _chunks(seal))]
         try:
             return self._compared(seal, blocks)
         except DamagedBatch:
@@ -236,12 +183,12 @@ class Batches:
 
     def seal(self, seal: Seal) -> Seal:
         """Publish a batch under its number, unless that is taken; return the published one."""
-        row = self._run(self._seal, (_era(seal.n), *_values(seal)))[0]
+        row = self._run(self._cql.seal, (_era(seal.n), *_values(seal)))[0]
         return seal if row.applied else _seal(row)
 
     def get(self, queue: str, n: int) -> Seal | None:
         """Return the batch published under a number, by a serial read, which also completes unfinished writes."""
-        rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
+        rows = self._run(self._cql.get, (queue, _era(n), n)) if n > 0 else []
         return _seal(rows[0]) if rows else None
 
     def published_at(self, queue: str, n: int) -> datetime | None:
@@ -254,7 +201,7 @@ class Batches:
         Cassandra's ballot has the time of its millisecond's begin (`ClientState.getTimestampForPaxos`), so the end of
         that millisecond counts.
         """
-        rows = self._run(self._published_at, (queue, _era(n), n))
+        rows = self._run(self._cql.published_at, (queue, _era(n), n))
         if not rows:
             return None
         sealed_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=rows[0].sealed_at // 1000 + 1)
@@ -262,7 +209,7 @@ class Batches:
 
     def has(self, queue: str, n: int) -> bool:
         """Return whether a batch that was sealed exists."""
-        return bool(self._run(self._between, (queue, _era(n), n, n)))
+        return bool(self._run(self._cql.between, (queue, _era(n), n, n)))
 
     def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
         """Yield the seals of batches, in order.
@@ -273,7 +220,7 @@ class Batches:
         n = first
         while n <= last:
             began = n
-            for row in self._run(self._between, (queue, _era(n), n, last)):
+            for row in self._run(self._cql.between, (queue, _era(n), n, last)):
                 if row.n != n:
                     break
                 yield _seal(row)
@@ -288,10 +235,10 @@ class Batches:
 
     def after(self, queue: str, n: int) -> Iterator[Seal]:
         """Yield the seals of the batches after a number, in order; batches that were just sealed may be missing."""
-        found = _PAGE
-        while found == _PAGE:
+        found = PAGE
+        while found == PAGE:
             found = 0
-            for row in self._run(self._following, (queue, _era(n + 1), n)):
+            for row in self._run(self._cql.following, (queue, _era(n + 1), n)):
                 if row.n != n + 1:
                     return
                 n, found = row.n, found + 1
@@ -307,7 +254,7 @@ class Batches:
         if at_least and found is None:
             raise NoBatch(f"the database has no batch {queue}-{at_least}")
         era = _era(max(at_least, 1))
-        while rows := self._run(self._last, (queue, era)):
+        while rows := self._run(self._cql.last, (queue, era)):
             found = _seal(rows[0])
             era += 1
         while following := self.get(queue, (found.n if found else 0) + 1):
@@ -322,25 +269,25 @@ class Batches:
         machine may drift from the database's clock. Too early is right for retention, which then deletes later.
         """
         if self._time is None or time.monotonic() - self._time[1] >= _CLOCK_SECONDS:
-            (row,) = self._run(self._now, ())
+            (row,) = self._run(self._cql.now, ())
             self._time = timestamp_as_written(row.now), time.monotonic()
         found, at = self._time
         return found + timedelta(seconds=time.monotonic() - at)
 
     def queues(self) -> set[str]:
         """Return the queues with batches."""
-        return {row.queue for row in self._run(self._queues, ())}
+        return {row.queue for row in self._run(self._cql.queues, ())}
 
     # -- producers and cursors
 
     def record(self, seal: Seal) -> None:
         """Store the producer and sequence of a batch; it may be repeated at any time."""
         if seal.producer is not None:
-            self._run(self._record, (seal.queue, seal.producer, seal.sequence, seal.n, seal.n))
+            self._run(self._cql.record, (seal.queue, seal.producer, seal.sequence, seal.n, seal.n))
 
     def recorded(self, queue: str, producer: str) -> tuple[int, int] | None:
         """Return the last published sequence of a producer, and the batch's number."""
-        rows = self._run(self._recorded, (queue, producer))
+        rows = self._run(self._cql.recorded, (queue, producer))
         return (rows[0].sequence, rows[0].n) if rows else None
 
     def cursor_time(self, queue: str, processor: str) -> int:
@@ -348,7 +295,7 @@ class Batches:
         write time of the present copy if that is later. Take it before the cursor is moved. Then copies replace each
         other in the order of the moves.
         """
-        rows = self._run(self._cursor_time, (queue, processor))
+        rows = self._run(self._cql.cursor_time, (queue, processor))
         return self.later(rows[0].at or 0 if rows else 0)
 
     def later(self, at: int) -> int:
@@ -357,39 +304,39 @@ class Batches:
 
     def keep_cursor(self, queue: str, processor: str, n: int, at: int) -> None:
         """Store a copy of a cursor, with a write time of `cursor_time`."""
-        self._run(self._keep_cursor, (queue, processor, n, _EPOCH + timedelta(microseconds=at), at))
+        self._run(self._cql.keep_cursor, (queue, processor, n, _EPOCH + timedelta(microseconds=at), at))
 
     def cursors(self, queue: str) -> dict[str, int]:
         """Return the copies of the cursors."""
-        return {row.processor: row.n for row in self._run(self._cursors, (queue,))}
+        return {row.processor: row.n for row in self._run(self._cql.cursors, (queue,))}
 
     def forget_cursor(self, queue: str, processor: str) -> None:
         """Delete the copy of a cursor."""
-        self._run(self._forget_cursor, (self.cursor_time(queue, processor), queue, processor))
+        self._run(self._cql.forget_cursor, (self.cursor_time(queue, processor), queue, processor))
 
     # -- retention
 
     def floor(self, queue: str) -> Floor:
         """Return the progress of retention."""
-        rows = self._run(self._floor, (queue,))
+        rows = self._run(self._cql.floor, (queue,))
         return Floor(rows[0].gone or 0, rows[0].deleted or 0) if rows else Floor(0, 0)
 
     def announce(self, queue: str, n: int) -> None:
         """Announce that the batches up to a number are gone, before they are deleted."""
-        self._run(self._announce, (queue, n, n))
+        self._run(self._cql.announce, (queue, n, n))
 
     def delete_blocks(self, seals: Sequence[Seal]) -> None:
         """Delete the items of batches; it may be repeated."""
         chunks = [chunk for seal in seals for chunk in _chunks(seal)]
-        self._run_all(self._delete_blocks, chunks)
+        self._run_all(self._cql.delete_blocks, chunks)
         # Blocks without the write time of this version have that of their publisher, whose clock may have been ahead.
-        left = self._run_all(self._newest_block, chunks)
+        left = self._run_all(self._cql.newest_block, chunks)
         newer = [(row.at, *chunk) for row, chunk in zip(left, chunks, strict=True) if row.at is not None]
-        self._run_all(self._delete_newer, newer)
+        self._run_all(self._cql.delete_newer, newer)
 
     def say_deleted(self, queue: str, n: int) -> None:
         """Record that the items of batches up to a number are deleted."""
-        self._run(self._deleted, (queue, n, n))
+        self._run(self._cql.deleted, (queue, n, n))
 
     # -- statements of others
 
@@ -417,12 +364,6 @@ class Batches:
         statement = self.prepared(text)
         statement.consistency_level = self._serial
         return self._run(statement, values)
-
-    def _prepare(self, text: str) -> PreparedStatement:
-        try:
-            return self._session.prepare(text.replace("{}", self._keyspace))
-        except InvalidRequest as e:
-            raise WritetimeError(f"the replay queues' tables are not as expected ({e}); run `writetime init`") from None
 
     def _run(self, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
         with named("the replay queues"):

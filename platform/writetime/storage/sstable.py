@@ -212,17 +212,8 @@ class SSTable:
             except CorruptFile as fault:
                 if on_corrupt == "fail":
                     raise
-                at = max(split.start.offset, fault.offset or 0)
-                resume = end
-                # A fault without a position may be anywhere, so data after it may have been returned already.
-                if on_corrupt == "skip-partition" and fault.offset is not None:
-                    positions = self.index.positions
-                    later = positions[positions > max(at, walker.sound_until - 1)]
-                    resume = min(int(later[0]), end) if len(later) else end
-                if report is not None:
-                    report.skipped.append(f"{fault} (continued at offset {resume})" if resume < end else str(fault))
-                    report.skipped_bytes += max(0, resume - at)
-                split = Split(Cut(resume), split.end)
+                sound_until = walker.sound_until if on_corrupt == "skip-partition" else None
+                split = Split(Cut(self._resume(fault, split, sound_until, report)), split.end)
             else:
                 break
         try:
@@ -232,3 +223,19 @@ class SSTable:
                 raise
             if report is not None:
                 report.skipped.append(str(fault))
+
+    def _resume(self, fault: CorruptFile, split: Split, sound_until: int | None, report: ScanReport | None) -> int:
+        """Return the offset at which a scan continues after a fault, and record the part that it leaves out: up to the
+        next partition in the index after `sound_until`, or up to the end of the split if this is None.
+        """
+        at, end = max(split.start.offset, fault.offset or 0), split.end.offset
+        resume = end
+        # A fault without a position may be anywhere, so data after it may have been returned already.
+        if sound_until is not None and fault.offset is not None:
+            positions = self.index.positions
+            later = positions[positions > max(at, sound_until - 1)]
+            resume = min(int(later[0]), end) if len(later) else end
+        if report is not None:
+            report.skipped.append(f"{fault} (continued at offset {resume})" if resume < end else str(fault))
+            report.skipped_bytes += max(0, resume - at)
+        return resume

@@ -1,13 +1,9 @@
-"""The queue's tables: all CQL statements of the work queue, without any decisions.
+"""The queue's tables: what the work queue reads and writes, without any decisions.
 
 Buckets, dead letters, and items with new ids are inserted without conditions. Conditional writes decide ownership,
 states, and which item has an id that a caller gives. If the answer of a conditional write is lost, it raises `Unknown`.
 Each one may be repeated unchanged: its condition names the values that it replaces, and its values are this worker's
 alone, so a repeat shows whether it was applied.
-
-Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
-of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
-times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
 import difflib
@@ -17,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
 from cassandra.query import UNSET_VALUE, BoundStatement, PreparedStatement
 
@@ -25,23 +20,16 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.items import Entry, ItemPartition, Status, millis
+from writetime.workqueue.queue_statements import WHOLE_ROWS, QueueStatements
 from writetime.workqueue.statements import answer_of, bigint, bound, double, integer, text, text_of, timestamp, together
 
 log = logging.getLogger(__name__)
 
 PAGE_ROWS = 1000
-# A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
-_WHOLE_ROWS = 100
 # The largest `LIMIT`.
 _ALL_ROWS = 2**31 - 1
 # ScyllaDB allows no more in one statement (max_clustering_key_restrictions_per_query).
 _ITEMS_AT_ONCE = 100
-# How long `writetime status` shows a fault.
-_FAULT_SECONDS = 3600
-_ITEM = (
-    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, "
-    "after, time_limit_seconds"
-)
 # The latest `timestamp`.
 END_OF_TIME = 2**63 - 1
 # Cassandra accepts no smaller write time.
@@ -140,131 +128,18 @@ class QueueTables:
         """Prepare the statements.
 
         Raises:
-            WritetimeError: the tables are missing, or reads would not see acknowledged writes.
+            WritetimeError: as `Statements` does.
         """
-        if settings.cassandra.consistency == "LOCAL_ONE":
-            raise WritetimeError(
-                "work queues need cassandra.consistency LOCAL_QUORUM or more: reads must see all writes"
-            )
         self._session = session
         self._own = settings.workqueue
-        self._keyspace = settings.cassandra.keyspace
-        self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
-        part = "queue = ? AND shard = ? AND bucket = ?"
-        self._queue = self._prepare("SELECT shards, bucket_seconds FROM {}.queues WHERE queue = ?", serial=True)
-        self._make_queue = self._prepare(
-            "INSERT INTO {}.queues (queue, shards, bucket_seconds) VALUES (?, ?, ?) IF NOT EXISTS"
-        )
-        self._all_queues = self._prepare("SELECT queue FROM {}.queues")
-        self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
-        self._insert_item = self._prepare(
-            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
-            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        self._insert_new_item = self._prepare(
-            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
-            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
-        )
-        self._items = self._prepare(
-            f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
-        )
-        self._item_ids = self._prepare(
-            f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
-        )
-        self._item = self._prepare(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id = ?")
-        self._existing = self._prepare(f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id IN ?")
-        self._statuses = self._prepare(
-            f"SELECT item_id, textAsBlob(status) AS status FROM {{}}.queue_state WHERE {part} AND item_id IN ?"
-        )
-        self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
-        self._buckets = self._prepare(
-            "SELECT timestampAsBlob(bucket) AS bucket, shard, timestampAsBlob(closed) AS closed FROM {}.queue_buckets "
-            "WHERE queue = ? AND bucket >= ? AND bucket <= ?"
-        )
-        self._mark_bucket = self._prepare(
-            "UPDATE {}.queue_buckets SET closed = ? WHERE queue = ? AND bucket = ? AND shard = ? IF closed = ?"
-        )
-        self._statics = self._prepare(
-            f"SELECT DISTINCT epoch, op, floor, timestampAsBlob(closed) AS closed FROM {{}}.queue_state WHERE {part}",
-            serial=True,
-        )
-        self._stamp = self._prepare(f"UPDATE {{}}.queue_state SET epoch = ?, op = 0 WHERE {part} IF epoch = ?")
-        self._guard = self._prepare(
-            f"UPDATE {{}}.queue_state SET op = ?, floor = ? WHERE {part} IF epoch = ? AND op = ?"
-        )
-        self._close = self._prepare(
-            f"UPDATE {{}}.queue_state SET op = ?, closed = ? WHERE {part} IF epoch = ? AND op = ?"
-        )
-        self._change = self._prepare(
-            "UPDATE {}.queue_state SET status = ?, at = ?, attempts = ?, due = ?, worker = ?, error = ?, result = ? "
-            f"WHERE {part} AND item_id = ?"
-        )
-        self._states = self._prepare(
-            "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
-            f"WHERE {part} AND item_id > ?"
-        )
-        self._whole_states = self._prepare(
-            "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, "
-            f"textAsBlob(worker) AS worker, textAsBlob(result) AS result FROM {{}}.queue_state WHERE {part}"
-        )
-        self._items_from_to = self._prepare(
-            f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id >= ? AND item_id <= ?"
-        )
-        self._whole_states.fetch_size = self._items_from_to.fetch_size = _WHOLE_ROWS
-        owners = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
-        self._shards, self._shards_serial = self._prepare(owners), self._prepare(owners, serial=True)
-        self._take = self._prepare(
-            "UPDATE {}.queue_shards SET owner = ?, epoch = ?, beat = 0 WHERE queue = ? AND shard = ? "
-            "IF epoch = ? AND beat = ? AND owner = ?"
-        )
-        self._renew = self._prepare(
-            "UPDATE {}.queue_shards SET beat = ? WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ? AND beat = ?"
-        )
-        self._release = self._prepare(
-            "UPDATE {}.queue_shards SET owner = null WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ?"
-        )
-        self._announce = self._prepare("INSERT INTO {}.queue_workers (queue, worker) VALUES (?, ?) USING TTL ?")
-        self._leave = self._prepare("DELETE FROM {}.queue_workers WHERE queue = ? AND worker = ?")
-        self._report_fault = self._prepare(
-            "INSERT INTO {}.queue_faults (queue, worker, place, at, times, reason) "
-            f"VALUES (?, ?, ?, toTimestamp(now()), ?, ?) USING TTL {_FAULT_SECONDS}"
-        )
-        self._faults = self._prepare("SELECT queue, worker, place, at, times, reason FROM {}.queue_faults")
-        self._workers = self._prepare("SELECT worker FROM {}.queue_workers WHERE queue = ?")
-        self._insert_dead = self._prepare(
-            "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at, "
-            "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        self._dead = self._prepare(
-            "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
-            "textAsBlob(error) AS error, dead_at, redriven_as, time_limit_seconds FROM {}.queue_dead_letters "
-            "WHERE queue = ? AND shard = ?"
-        )
-        self._letters = self._prepare(
-            "SELECT item_id, redriven_as, timestampAsBlob(dead_at) AS dead_at FROM {}.queue_dead_letters "
-            "WHERE queue = ? AND shard = ?"
-        )
-        self._mark_redriven = self._prepare(
-            "UPDATE {}.queue_dead_letters SET redriven_as = ? WHERE queue = ? AND shard = ? AND item_id = ? "
-            "IF redriven_as = ?"
-        )
-        self._redriven_as = self._prepare(
-            "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
-        )
-        self._drop_fence = self._prepare(
-            f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {part} IF epoch = ?"
-        )
-        self._drop = [
-            self._prepare(f"DELETE FROM {{}}.{table} USING TIMESTAMP ? WHERE {part}")
-            for table in ("queue_items", "queue_state", "queue_buckets")
-        ]
+        self._cql = QueueStatements(session, settings)
 
     # -- queues, clock
 
     async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
         """Return the number of shards and the seconds of a bucket of a queue, which is created with these."""
-        while not (rows := await self._run(self._queue, (name,))):
-            await self._run(self._make_queue, (name, shards, bucket_seconds))
+        while not (rows := await self._run(self._cql.queue, (name,))):
+            await self._run(self._cql.make_queue, (name, shards, bucket_seconds))
         return rows[0].shards, rows[0].bucket_seconds
 
     async def known_queue(self, name: str) -> tuple[int, int]:
@@ -273,7 +148,7 @@ class QueueTables:
         Raises:
             WritetimeError: it is neither, such as a misspelt one.
         """
-        if rows := await self._run(self._queue, (name,)):
+        if rows := await self._run(self._cql.queue, (name,)):
             return rows[0].shards, rows[0].bucket_seconds
         if (own := self._own.queues.get(name)) is not None:
             return own.shards, self._own.bucket_seconds
@@ -283,23 +158,23 @@ class QueueTables:
 
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used."""
-        return sorted([row.queue async for row in self._pages(self._all_queues, ())])
+        return sorted([row.queue async for row in self._pages(self._cql.all_queues, ())])
 
     async def now(self) -> int:
         """Return the coordinator's clock in milliseconds since 1970."""
-        return millis((await self._run(self._now, ()))[0].now)
+        return millis((await self._run(self._cql.now, ()))[0].now)
 
     # -- items
 
     async def insert_items(self, entries: Sequence[Entry]) -> None:
         """Insert items of one partition, all or none."""
-        await self._run(together([_item_row(self._insert_item, entry) for entry in entries]))
+        await self._run(together([_item_row(self._cql.insert_item, entry) for entry in entries]))
 
     async def insert_new(self, entries: Sequence[Entry]) -> list[Entry]:
         """Insert items of one partition, if none of them exists. Return the existing ones, with key, payload
         and time limit.
         """
-        rows = await self._run(together([_item_row(self._insert_new_item, entry) for entry in entries]))
+        rows = await self._run(together([_item_row(self._cql.insert_new_item, entry) for entry in entries]))
         if _applied(rows):
             return []
         place = entries[0].place
@@ -311,69 +186,68 @@ class QueueTables:
 
     async def insert_bucket(self, place: ItemPartition) -> None:
         """Record that a partition has items."""
-        await self._run(self._insert_bucket, (place.queue, place.bucket, place.shard))
+        await self._run(self._cql.insert_bucket, (place.queue, place.bucket, place.shard))
 
     async def items(self, place: ItemPartition, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
         """Return the first items between two ids."""
-        return [_entry(place, row) async for row in self._pages(self._items, (*place, after, before, most))]
+        return [_entry(place, row) async for row in self._pages(self._cql.items, (*place, after, before, most))]
 
     async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = _ALL_ROWS) -> list[UUID]:
         """Return the ids of the first items between two ids, by default of all."""
-        return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before, most))]
+        return [row.item_id async for row in self._pages(self._cql.item_ids, (*place, after, before, most))]
 
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         """Return one item that is known to exist."""
-        return _entry(place, (await self._run(self._item, (*place, item_id)))[0])
+        return _entry(place, (await self._run(self._cql.item, (*place, item_id)))[0])
 
     async def existing(self, place: ItemPartition, item_ids: Sequence[UUID]) -> set[UUID]:
         """Return which of these items exist."""
-        return {row.item_id async for row in self._of_items(self._existing, place, item_ids)}
+        return {row.item_id async for row in self._of_items(self._cql.existing, place, item_ids)}
 
     # -- buckets
 
     async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
         """Return the buckets of all shards that begin between two times (milliseconds), oldest first."""
-        rows = self._pages(self._buckets, (queue, since, until))
+        rows = self._pages(self._cql.buckets, (queue, since, until))
         return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
     async def mark_bucket(self, place: ItemPartition, closed: int | None, *, before: int | None) -> None:
         """Record that a bucket is closed, or open again. If its state is no longer `before`, this has no effect."""
-        await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
+        await self._run(self._cql.mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
 
     async def drop(self, place: ItemPartition, before: int, epoch: int) -> None:
         """Delete a closed bucket: all data written before a time (milliseconds), and a later fence.
 
         The registry is written last. While it has the bucket, the other deletions are repeated.
         """
-        items, states, registry = self._drop
         at = max(before * 1000, _FIRST_WRITE_TIME)
-        await self._run(items, (at, *place))
-        await self._run(states, (at, *place))
-        await self._run(self._drop_fence, (*place, epoch))
-        await self._run(registry, (at, *place))
+        await self._run(self._cql.drop_items, (at, *place))
+        await self._run(self._cql.drop_state, (at, *place))
+        await self._run(self._cql.drop_fence, (*place, epoch))
+        await self._run(self._cql.drop_buckets, (at, *place))
 
     # -- states
 
     async def statics(self, place: ItemPartition) -> Statics:
         """Return the fence of a partition, by a serial read, which also completes unfinished writes."""
-        rows = await self._run(self._statics, place)
+        rows = await self._run(self._cql.statics, place)
         if not rows:
             return Statics(None, None, None, None)
         return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and _millis(rows[0].closed))
 
     async def stamp(self, place: ItemPartition, epoch: int, *, before: int | None) -> bool:
         """Set a new epoch on a partition that has the epoch `before`."""
-        return _applied(await self._run(self._stamp, (epoch, *place, before)))
+        return _applied(await self._run(self._cql.stamp, (epoch, *place, before)))
 
     async def write(
         self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
     ) -> bool:
         """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
         partition = _serialised(place)
-        rows = [self._guard.bind((op, floor, *place, epoch, op - 1))]
+        rows = [self._cql.guard.bind((op, floor, *place, epoch, op - 1))]
         rows += [
             bound(
-                self._change,
+                self._cql.change,
                 text(c.status),
                 timestamp(c.at),
                 UNSET_VALUE if c.attempts is None else integer(c.attempts),
@@ -390,11 +264,11 @@ class QueueTables:
 
     async def close(self, place: ItemPartition, epoch: int, op: int, closed: int | None) -> bool:
         """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
-        return _applied(await self._run(self._close, (op, closed, *place, epoch, op - 1)))
+        return _applied(await self._run(self._cql.close, (op, closed, *place, epoch, op - 1)))
 
     async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
         """Return the states of all claimed items beyond an id."""
-        rows = self._pages(self._states, (*place, after))
+        rows = self._pages(self._cql.states, (*place, after))
         return [
             StateRow(r.item_id, _status(place, r.item_id, r.status), r.attempts or 0, r.due and _millis(r.due))
             async for r in rows
@@ -404,10 +278,10 @@ class QueueTables:
     async def completed(self, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         """Yield the completed items of a partition."""
         states: dict[UUID, Any] = {}
-        async for row in self._pages(self._whole_states, place):
+        async for row in self._pages(self._cql.whole_states, place):
             if row.status == Status.COMPLETED.encode():
                 states[row.item_id] = row
-            if len(states) == _WHOLE_ROWS:
+            if len(states) == WHOLE_ROWS:
                 async for found in self._with_items(place, states):
                     yield found
                 states = {}
@@ -419,7 +293,7 @@ class QueueTables:
         if not states:
             return
         first, last = next(iter(states)), next(reversed(states))
-        async for row in self._pages(self._items_from_to, (*place, first, last)):
+        async for row in self._pages(self._cql.items_from_to, (*place, first, last)):
             if (s := states.get(row.item_id)) is not None:
                 e = _entry(place, row)
                 result, worker, at = text_of(s.result), text_of(s.worker), _millis(s.at or b"")
@@ -427,53 +301,53 @@ class QueueTables:
 
     async def statuses(self, place: ItemPartition, item_ids: Sequence[UUID]) -> dict[UUID, Status]:
         """Return the states of those of these items that were claimed."""
-        rows = self._of_items(self._statuses, place, item_ids)
+        rows = self._of_items(self._cql.statuses, place, item_ids)
         return {r.item_id: _status(place, r.item_id, r.status) async for r in rows if r.status}
 
     # -- shards and workers
 
     async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
         """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
-        rows = self._pages(self._shards_serial if serial else self._shards, (queue,))
+        rows = self._pages(self._cql.shards_serial if serial else self._cql.shards, (queue,))
         return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) async for row in rows}
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         """Make `owner` the owner of a shard, with the next epoch, if it is unchanged since it was read."""
         epoch = (old.epoch or 0) + 1
         values = (owner, epoch, queue, old.shard, old.epoch, old.beat, old.owner)
-        return _applied(await self._run(self._take, values))
+        return _applied(await self._run(self._cql.take, values))
 
     async def renew(self, queue: str, held: Sequence[ShardRow]) -> bool:
         """Renew the leases of shards, all or none; `held` has them as they were after the last renewal."""
-        rows = [self._renew.bind(((s.beat or 0) + 1, queue, s.shard, s.owner, s.epoch, s.beat)) for s in held]
+        rows = [self._cql.renew.bind(((s.beat or 0) + 1, queue, s.shard, s.owner, s.epoch, s.beat)) for s in held]
         return _applied(await self._run(together(rows)))
 
     async def release(self, queue: str, held: ShardRow) -> None:
         """Release a shard."""
-        await self._run(self._release, (queue, held.shard, held.owner, held.epoch))
+        await self._run(self._cql.release, (queue, held.shard, held.owner, held.epoch))
 
     async def announce(self, queue: str, worker: str, seconds: int) -> None:
         """Announce that a worker is alive, for this many seconds."""
-        await self._run(self._announce, (queue, worker, seconds))
+        await self._run(self._cql.announce, (queue, worker, seconds))
 
     async def leave(self, queue: str, worker: str) -> None:
         """Record that a worker has ended."""
-        await self._run(self._leave, (queue, worker))
+        await self._run(self._cql.leave, (queue, worker))
 
     async def workers(self, queue: str) -> list[str]:
         """Return the live workers, in the order of their names."""
-        return sorted([row.worker async for row in self._pages(self._workers, (queue,))])
+        return sorted([row.worker async for row in self._pages(self._cql.workers, (queue,))])
 
     # -- faults
 
     async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
         """Keep a worker's fault for an hour; a later one at the same place replaces it."""
         values = text(queue), text(worker), text(place), integer(times), reason.encode(errors="backslashreplace")
-        await self._run(bound(self._report_fault, *values))
+        await self._run(bound(self._cql.report_fault, *values))
 
     async def faults(self) -> list[Any]:
         """Return the faults of the last hour of all workers: queue, worker, place, at, times and reason."""
-        return sorted([row async for row in self._pages(self._faults, ())], key=lambda row: row[:3])
+        return sorted([row async for row in self._pages(self._cql.faults, ())], key=lambda row: row[:3])
 
     # -- dead letters
 
@@ -489,7 +363,7 @@ class QueueTables:
             timestamp(d.dead_at),
             double(d.time_limit_seconds),
         )
-        await self._run(bound(self._insert_dead, *own, *rest))
+        await self._run(bound(self._cql.insert_dead, *own, *rest))
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadItem]:
         """Return the dead letters of a shard. A letter counts only once the item's state is DEAD."""
@@ -506,34 +380,25 @@ class QueueTables:
                 r.redriven_as,
                 r.time_limit_seconds,
             )
-            async for r in self._pages(self._dead, (queue, shard))
+            async for r in self._pages(self._cql.dead, (queue, shard))
             if r.dead_at is not None
         ]
 
     async def letters(self, queue: str, shard: int) -> list[LetterRow]:
         """Return the dead letters of a shard without their content."""
-        rows = self._pages(self._letters, (queue, shard))
+        rows = self._pages(self._cql.letters, (queue, shard))
         return [LetterRow(shard, r.item_id, r.redriven_as) async for r in rows if r.dead_at is not None]
 
     async def mark_redriven(self, letter: DeadItem, as_id: UUID, *, before: UUID | None) -> bool:
         """Record the item that replaces a dead letter, unless it is no longer `before`."""
         values = (as_id, letter.queue, letter.shard, letter.item_id, before)
-        return _applied(await self._run(self._mark_redriven, values))
+        return _applied(await self._run(self._cql.mark_redriven, values))
 
     async def redriven_as(self, letter: DeadItem) -> UUID:
         """Return the item that replaces a redriven letter, by a serial read."""
-        return (await self._run(self._redriven_as, (letter.queue, letter.shard, letter.item_id)))[0].redriven_as
+        return (await self._run(self._cql.redriven_as, (letter.queue, letter.shard, letter.item_id)))[0].redriven_as
 
     # -- running statements
-
-    def _prepare(self, query: str, *, serial: bool = False) -> PreparedStatement:
-        try:
-            statement = self._session.prepare(query.replace("{}", self._keyspace))
-        except InvalidRequest as e:
-            raise WritetimeError(f"the work queue's tables are not as expected ({e}); run `writetime init`") from None
-        if serial:
-            statement.consistency_level = self._serial
-        return statement
 
     async def _run(self, statement: Any, values: Sequence[Any] | None = None) -> list[Any]:
         """Run a statement that changes data or returns one row at most; return its rows."""

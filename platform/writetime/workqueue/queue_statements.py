@@ -1,0 +1,121 @@
+"""All CQL statements of the work queue.
+
+Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
+of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
+times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
+"""
+
+from writetime.clients.prepared_statements import Statement, Statements
+
+# A page of whole rows: payloads may have 256 KiB each, and results 4 MiB.
+WHOLE_ROWS = 100
+# How long `writetime status` shows a fault.
+_FAULT_SECONDS = 3600
+_PART = "queue = ? AND shard = ? AND bucket = ?"
+_ITEM = (
+    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, "
+    "after, time_limit_seconds"
+)
+_OWNERS = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
+
+
+class QueueStatements(Statements):
+    """The statements of the work queue."""
+
+    needed_by = "work queues"
+
+    queue = Statement("SELECT shards, bucket_seconds FROM {}.queues WHERE queue = ?", serial=True)
+    make_queue = Statement("INSERT INTO {}.queues (queue, shards, bucket_seconds) VALUES (?, ?, ?) IF NOT EXISTS")
+    all_queues = Statement("SELECT queue FROM {}.queues")
+    now = Statement("SELECT toTimestamp(now()) AS now FROM system.local")
+    insert_item = Statement(
+        "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
+        "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    insert_new_item = Statement(
+        "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
+        "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
+    )
+    items = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
+    item_ids = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
+    item = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id = ?")
+    existing = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id IN ?")
+    statuses = Statement(
+        f"SELECT item_id, textAsBlob(status) AS status FROM {{}}.queue_state WHERE {_PART} AND item_id IN ?"
+    )
+    insert_bucket = Statement("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
+    buckets = Statement(
+        "SELECT timestampAsBlob(bucket) AS bucket, shard, timestampAsBlob(closed) AS closed FROM {}.queue_buckets "
+        "WHERE queue = ? AND bucket >= ? AND bucket <= ?"
+    )
+    mark_bucket = Statement(
+        "UPDATE {}.queue_buckets SET closed = ? WHERE queue = ? AND bucket = ? AND shard = ? IF closed = ?"
+    )
+    statics = Statement(
+        f"SELECT DISTINCT epoch, op, floor, timestampAsBlob(closed) AS closed FROM {{}}.queue_state WHERE {_PART}",
+        serial=True,
+    )
+    stamp = Statement(f"UPDATE {{}}.queue_state SET epoch = ?, op = 0 WHERE {_PART} IF epoch = ?")
+    guard = Statement(f"UPDATE {{}}.queue_state SET op = ?, floor = ? WHERE {_PART} IF epoch = ? AND op = ?")
+    close = Statement(f"UPDATE {{}}.queue_state SET op = ?, closed = ? WHERE {_PART} IF epoch = ? AND op = ?")
+    change = Statement(
+        "UPDATE {}.queue_state SET status = ?, at = ?, attempts = ?, due = ?, worker = ?, error = ?, result = ? "
+        f"WHERE {_PART} AND item_id = ?"
+    )
+    states = Statement(
+        "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
+        f"WHERE {_PART} AND item_id > ?"
+    )
+    whole_states = Statement(
+        "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, "
+        f"textAsBlob(worker) AS worker, textAsBlob(result) AS result FROM {{}}.queue_state WHERE {_PART}",
+        page_rows=WHOLE_ROWS,
+    )
+    items_from_to = Statement(
+        f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id >= ? AND item_id <= ?",
+        page_rows=WHOLE_ROWS,
+    )
+    shards = Statement(_OWNERS)
+    shards_serial = Statement(_OWNERS, serial=True)
+    take = Statement(
+        "UPDATE {}.queue_shards SET owner = ?, epoch = ?, beat = 0 WHERE queue = ? AND shard = ? "
+        "IF epoch = ? AND beat = ? AND owner = ?"
+    )
+    renew = Statement(
+        "UPDATE {}.queue_shards SET beat = ? WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ? AND beat = ?"
+    )
+    release = Statement(
+        "UPDATE {}.queue_shards SET owner = null WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ?"
+    )
+    announce = Statement("INSERT INTO {}.queue_workers (queue, worker) VALUES (?, ?) USING TTL ?")
+    leave = Statement("DELETE FROM {}.queue_workers WHERE queue = ? AND worker = ?")
+    report_fault = Statement(
+        "INSERT INTO {}.queue_faults (queue, worker, place, at, times, reason) "
+        f"VALUES (?, ?, ?, toTimestamp(now()), ?, ?) USING TTL {_FAULT_SECONDS}"
+    )
+    faults = Statement("SELECT queue, worker, place, at, times, reason FROM {}.queue_faults")
+    workers = Statement("SELECT worker FROM {}.queue_workers WHERE queue = ?")
+    insert_dead = Statement(
+        "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at, "
+        "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    dead = Statement(
+        "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
+        "textAsBlob(error) AS error, dead_at, redriven_as, time_limit_seconds FROM {}.queue_dead_letters "
+        "WHERE queue = ? AND shard = ?"
+    )
+    letters = Statement(
+        "SELECT item_id, redriven_as, timestampAsBlob(dead_at) AS dead_at FROM {}.queue_dead_letters "
+        "WHERE queue = ? AND shard = ?"
+    )
+    mark_redriven = Statement(
+        "UPDATE {}.queue_dead_letters SET redriven_as = ? WHERE queue = ? AND shard = ? AND item_id = ? "
+        "IF redriven_as = ?"
+    )
+    redriven_as = Statement(
+        "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
+    )
+    drop_fence = Statement(f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {_PART} IF epoch = ?")
+    drop_items = Statement(f"DELETE FROM {{}}.queue_items USING TIMESTAMP ? WHERE {_PART}")
+    drop_state = Statement(f"DELETE FROM {{}}.queue_state USING TIMESTAMP ? WHERE {_PART}")
+    drop_buckets = Statement(f"DELETE FROM {{}}.queue_buckets USING TIMESTAMP ? WHERE {_PART}")
