@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSeverity,
     AssetCheckSpec,
     AssetExecutionContext,
     AssetMaterialization,
@@ -48,7 +47,7 @@ from writetime_dagster.assets import expectations
 from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import documents, key_of, pool_of
-from writetime_dagster.assets.staging import StagedFiles
+from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 # The number of parts of the token range. If a table has fewer buckets, some parts have no work.
@@ -160,9 +159,8 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
             in_lake = create_table(lake.settings, found.schema)
 
             staged = StagedFiles(
-                {"changes_are_in_place": AssetCheckSeverity.ERROR},
+                {"changes_are_in_place": Suite(expectations.of_changes)},
                 lambda files: expectations.changes(spark.spark_session, in_lake, files),
-                lambda _files: {"changes_are_in_place": expectations.of_changes()},
                 f"{table.name}: the changes of the snapshot are not as expected; they are not committed",
             )
             shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))

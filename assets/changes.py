@@ -35,7 +35,7 @@ from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
-from writetime_dagster.assets.staging import StagedFiles
+from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and check that the table has cdc = true"
@@ -212,12 +212,11 @@ def build_state_asset(table: FollowedTable) -> AssetsDefinition:
             in_lake = open_table(lake.settings, table.name)
 
             staged = StagedFiles(
-                {"levels_are_a_state": AssetCheckSeverity.ERROR, "write_times_are_past": AssetCheckSeverity.WARN},
-                lambda levels: expectations.levels(spark.spark_session, in_lake, levels),
-                lambda _levels: {
-                    "levels_are_a_state": expectations.of_levels(),
-                    "write_times_are_past": expectations.of_write_times(),
+                {
+                    "levels_are_a_state": Suite(expectations.of_levels),
+                    "write_times_are_past": Suite(expectations.of_write_times, AssetCheckSeverity.WARN),
                 },
+                lambda levels: expectations.levels(spark.spark_session, in_lake, levels),
                 f"{table.name}: the merged levels are not as expected; they are not committed",
             )
             began = time.monotonic()

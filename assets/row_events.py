@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSeverity,
     AssetCheckSpec,
     AssetsDefinition,
     MaterializeResult,
@@ -32,7 +31,7 @@ from writetime.wire.topic_names import row_events_topic
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
-from writetime_dagster.assets.staging import StagedFiles
+from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
@@ -76,9 +75,8 @@ def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
                 counted.update({row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()})
 
             staged = StagedFiles(
-                {"events_are_of_their_kinds": AssetCheckSeverity.ERROR},
+                {"events_are_of_their_kinds": Suite(lambda: expectations.of_events(counts))},
                 frame,
-                lambda _files: {"events_are_of_their_kinds": expectations.of_events(counts)},
                 f"{table.name}: the new row events are not as expected; they are not committed",
                 count=count,
                 keys=["event_id"],

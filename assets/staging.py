@@ -3,7 +3,8 @@
 The expectations are in `writetime_dagster.assets.expectations`.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dagster import AssetCheckResult, AssetCheckSeverity
@@ -18,6 +19,15 @@ from writetime_dagster.assets.failures import ToCorrect
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class Suite:
+    """The expectations of an asset check, its severity, and its remedy if it is not about Writetime itself."""
+
+    expectations: "Callable[[], list[gxe.Expectation]]"
+    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
+    remedy: str = ""
+
+
 class StagedFiles:
     """Validates staged files with Great Expectations: one suite for each asset check.
 
@@ -27,35 +37,29 @@ class StagedFiles:
 
     def __init__(
         self,
-        checks: Mapping[str, AssetCheckSeverity],
+        suites: Mapping[str, Suite],
         frame: Callable[[Sequence[WrittenFile]], DataFrame],
-        suites: "Callable[[Sequence[WrittenFile]], Mapping[str, list[gxe.Expectation]]]",
         failure: str,
         *,
         count: Callable[[DataFrame], None] | None = None,
         keys: Sequence[str] = (),
-        remedies: Mapping[str, str] | None = None,
         lacking: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Store the checks, and the functions that validate files.
+        """Store the suites, and the functions that validate files.
 
         Args:
-            checks: the severity of each check.
+            suites: the suite of each check.
             frame: returns the rows of files.
-            suites: returns the expectations of each check.
             failure: the text of the failure.
             count: is called with each frame while Spark keeps it in memory.
             keys: the columns that identify a row in a failure.
-            remedies: the remedies of checks that are not about Writetime itself.
             lacking: returns whether there must be rows. If it is false and there are no files, there is nothing to do.
         """
-        self._checks = checks
-        self._frame = frame
         self._suites = suites
+        self._frame = frame
         self._failure = failure
         self._count = count
         self._keys = keys
-        self._remedies = remedies or {}
         self._lacking = lacking
         self._findings: dict[str, list[Finding]] = {}
 
@@ -69,17 +73,18 @@ class StagedFiles:
             return
         frame = self._frame(files).persist()
         try:
-            for check, suite in self._suites(files).items():
-                found = great_expectations.validate(frame, check, suite, self._keys) if suite else []
+            suites = {check: suite.expectations() for check, suite in self._suites.items()}
+            for check, expected in suites.items():
+                found = great_expectations.validate(frame, check, expected, self._keys) if expected else []
                 self._findings.setdefault(check, []).extend(found)
             if self._count:
                 self._count(frame)
         finally:
             frame.unpersist()
-        blocking = [check for check, severity in self._checks.items() if severity is AssetCheckSeverity.ERROR]
+        blocking = {name: suite for name, suite in self._suites.items() if suite.severity is AssetCheckSeverity.ERROR}
         failed = {check: great_expectations.failed(self._findings.get(check, [])) for check in blocking}
         if faults := [fault for fault in failed.values() if fault]:
-            remedies = [remedy for check, remedy in self._remedies.items() if failed.get(check)]
+            remedies = [suite.remedy for check, suite in blocking.items() if suite.remedy and failed[check]]
             raise ToCorrect(f"{self._failure}: {'; '.join([*faults, *remedies])}")
 
     def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
@@ -91,9 +96,9 @@ class StagedFiles:
         except Exception:
             yield from self._results(self._findings)
             raise
-        yield from self._results(self._checks)
+        yield from self._results(self._suites)
         return done
 
-    def _results(self, checks: Mapping[str, object]) -> Iterator[AssetCheckResult]:
+    def _results(self, checks: Iterable[str]) -> Iterator[AssetCheckResult]:
         for check in checks:
-            yield from_findings(check, self._findings.get(check, []), self._checks[check])
+            yield from_findings(check, self._findings.get(check, []), self._suites[check].severity)

@@ -39,7 +39,7 @@ from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_proven
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
-from writetime_dagster.assets.staging import StagedFiles
+from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import LakeResource, SparkResource
 
 # The number of differing rows that a check shows. `writetime verify` prints all.
@@ -103,12 +103,8 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
 
             all_rows = False
 
-            def suites(_files: Sequence[WrittenFile]) -> "dict[str, list[gxe.Expectation]]":
-                expected = of_entry(table)
-                return {
-                    "rows_are_those_of_the_state": expectations.of_view(in_lake.schema(), counts, unfit),
-                    "rows_are_as_expected": expected if all_rows else of_each_row(expected),
-                }
+            def expected() -> "list[gxe.Expectation]":
+                return of_entry(table) if all_rows else of_each_row(of_entry(table))
 
             def check(files: Sequence[WrittenFile], *, whole: bool) -> None:
                 nonlocal all_rows
@@ -116,12 +112,13 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
                 staged(files)
 
             staged = StagedFiles(
-                dict.fromkeys(("rows_are_those_of_the_state", "rows_are_as_expected"), AssetCheckSeverity.ERROR),
+                {
+                    "rows_are_those_of_the_state": Suite(lambda: expectations.of_view(in_lake.schema(), counts, unfit)),
+                    "rows_are_as_expected": Suite(expected, remedy=remedy_of(table.name)),
+                },
                 lambda files: expectations.view(spark.spark_session, in_lake, files),
-                suites,
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
                 keys=key_columns(in_lake.schema()),
-                remedies={"rows_are_as_expected": remedy_of(table.name)},
                 lacking=lambda: expectations.rows_of_view(counts) != 0,
             )
             began = time.monotonic()

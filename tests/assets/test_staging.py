@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetCheckSpec, MaterializeResult, asset, materialize
+from dagster import AssetCheckResult, AssetCheckSpec, MaterializeResult, asset, materialize
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from writetime.clients.great_expectations import gxe
 from writetime.delta.parquet import WrittenFile
 from writetime_dagster.assets import failures
-from writetime_dagster.assets.staging import StagedFiles
+from writetime_dagster.assets.staging import StagedFiles, Suite
 
 
 def test_files_that_cannot_be_read_are_validated_again(spark: SparkSession) -> None:
@@ -22,9 +22,8 @@ def test_files_that_cannot_be_read_are_validated_again(spark: SparkSession) -> N
     def ids() -> Iterator[AssetCheckResult | MaterializeResult]:
         with failures.retry_if_transient(soon_seconds=0):
             staged = StagedFiles(
-                {"ids_are_there": AssetCheckSeverity.ERROR},
+                {"ids_are_there": Suite(lambda: [gxe.ExpectColumnValuesToNotBeNull(column="id")])},
                 lambda _: frames.pop(0),
-                lambda _: {"ids_are_there": [gxe.ExpectColumnValuesToNotBeNull(column="id")]},
                 "the ids are not as expected",
             )
             yield from staged.during(lambda: staged([file]))
