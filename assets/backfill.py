@@ -36,9 +36,10 @@ from dagster import (
 from pydantic import Field
 
 from writetime.clients.node_snapshots import clear_snapshot, new_tag, take_snapshot
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.delta.buckets import buckets_of_share
-from writetime.lake.backfill import backfill, backup_names, complete_schema, find_snapshots, untaken
+from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.storage.folders import Seen
@@ -149,13 +150,7 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         with retry_if_transient():
-            found = find_snapshots(config.paths or _last_taken(context, table), table=table.name)
-            if found.schema.full_name != table.name:
-                raise WritetimeError(
-                    f"{without_secrets(found.paths[0])} belongs to a snapshot of {found.schema.full_name}, not of "
-                    f"{table.name}"
-                )
-            found = complete_schema(lake.settings, found)
+            found = _found(lake.settings, table, config.paths or _last_taken(context, table))
             in_lake = create_table(lake.settings, found.schema)
 
             staged = StagedFiles(
@@ -259,6 +254,20 @@ class _Listing:
                 self._found[table.name] = backup_names(table.entry.snapshots, table.name, seen)
             except Exception as e:
                 self._found[table.name] = reason_of(e)
+
+
+def _found(settings: Settings, table: FollowedTable, paths: Sequence[str]) -> SnapshotFiles:
+    """Return the SSTables of a table at some places, with the table's dropped columns.
+
+    Raises:
+        WritetimeError: they are those of another table.
+    """
+    found = find_snapshots(paths, table=table.name)
+    if found.schema.full_name != table.name:
+        raise WritetimeError(
+            f"{without_secrets(found.paths[0])} belongs to a snapshot of {found.schema.full_name}, not of {table.name}"
+        )
+    return complete_schema(settings, found)
 
 
 class _Tags:
