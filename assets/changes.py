@@ -5,7 +5,7 @@ and `writetime.lake` merges them.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dagster import (
@@ -22,6 +22,7 @@ from dagster import (
 
 from writetime.changes.model import change_schema
 from writetime.core.counts import pluralize
+from writetime.delta.versions import TableVersion
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
@@ -131,32 +132,22 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
     )
     def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
         with retry_if_transient():
-            settings, warn = kafka.settings, AssetCheckSeverity.WARN
-            waiting, freshness, fresh = 0, {}, False
+            settings = kafka.settings
             reasons = stopped(settings, LakeTable(table_storage(settings, table.name)), shared_watermarks)
             fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
-            if not fix:
-                waiting = not_landed(settings, table.name)
+            waiting = 0 if fix else not_landed(settings, table.name)
+            until = 0
             if is_in_lake(lake.settings, table.name):
                 until = captured_until(open_table(lake.settings, table.name).changes.load())
-                freshness = _freshness(until)
-                fresh = time.time() - until / 1e6 <= settings.capture.stale_seconds
-            age = f"captured until {freshness['age_seconds']} s ago" if freshness else "the lake has no watermark"
             bounded = waiting <= table.entry.max_lag
             yield AssetCheckResult(
                 check_name="lag_is_bounded",
                 passed=bounded,
-                severity=warn,
+                severity=AssetCheckSeverity.WARN,
                 description=None if bounded else f"{pluralize(waiting, 'change', ',')} not landed",
                 metadata={"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
             )
-            yield AssetCheckResult(
-                check_name="lake_is_fresh",
-                passed=fresh,
-                severity=warn,
-                description=None if fresh else fix.get("fix", age),
-                metadata={**freshness, **fix},
-            )
+            yield _is_fresh(until, settings.capture.stale_seconds, fix)
             yield AssetCheckResult(
                 check_name="landing_goes_on",
                 passed=not reasons,
@@ -165,6 +156,19 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
             )
 
     return look
+
+
+def _is_fresh(until: int, stale_seconds: float, fix: Mapping[str, str]) -> AssetCheckResult:
+    """Return the check of the time (microseconds) up to which all writes are captured; 0 if it is not known."""
+    freshness, fresh = _freshness(until), time.time() - until / 1e6 <= stale_seconds
+    age = f"captured until {freshness['age_seconds']} s ago" if freshness else "the lake has no watermark"
+    return AssetCheckResult(
+        check_name="lake_is_fresh",
+        passed=fresh,
+        severity=AssetCheckSeverity.WARN,
+        description=None if fresh else fix.get("fix", age),
+        metadata={**freshness, **fix},
+    )
 
 
 def _freshness(until: int) -> dict[str, Any]:
@@ -224,8 +228,6 @@ def build_state_asset(table: FollowedTable) -> AssetsDefinition:
                 lambda: (state.fold(in_lake, spark.run, staged), state.compact(in_lake, spark.run, staged))
             )
             now = in_lake.state.load()
-            horizon = horizon_of(now)
-            dropped_until = {"tombstones_dropped_until": MetadataValue.timestamp(horizon / 1e6)} if horizon else {}
             yield MaterializeResult(
                 metadata={
                     "files_folded": folded,
@@ -234,11 +236,17 @@ def build_state_asset(table: FollowedTable) -> AssetsDefinition:
                     "rows": sum(file.rows for file in now.files),
                     "bytes": sum(file.size for file in now.files),
                     "fold_seconds": round(time.monotonic() - began, 2),
-                    **dropped_until,
+                    **_dropped_until(now),
                 }
             )
 
     return merge
+
+
+def _dropped_until(now: TableVersion) -> dict[str, MetadataValue]:
+    """Return the time until which tombstones were dropped. Return nothing if none was."""
+    horizon = horizon_of(now)
+    return {"tombstones_dropped_until": MetadataValue.timestamp(horizon / 1e6)} if horizon else {}
 
 
 def _columns(table: FollowedTable) -> dict[str, Any]:
