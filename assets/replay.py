@@ -191,15 +191,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             items = {seal.n: seal.items for seal in seals}
             # Otherwise the library would report an outage of the database as wrong rows.
             rows = read(session, lake.settings, seals).localCheckpoint(eager=True)
-            findings = great_expectations.validate(
-                rows,
-                "items",
-                [
-                    gxe.ExpectTableRowCountToEqual(value=sum(items.values())),
-                    gxe.ExpectCompoundColumnsToBeUnique(column_list=["n", "position"]),
-                    gxe.ExpectColumnValuesToBeBetween(column="position", min_value=0, max_value=max(items.values())),
-                ],
-            )
+            findings = great_expectations.validate(rows, "items", _of_items(items))
             yield from_findings("rows_are_the_items", findings)
             if not all(finding.success for finding in findings):
                 raise ToCorrect(
@@ -218,6 +210,15 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             )
 
     return batches
+
+
+def _of_items(items: Mapping[int, int]) -> "list[gxe.Expectation]":
+    """Return the expectations of the rows of some batches, by the number of items of each batch."""
+    return [
+        gxe.ExpectTableRowCountToEqual(value=sum(items.values())),
+        gxe.ExpectCompoundColumnsToBeUnique(column_list=["n", "position"]),
+        gxe.ExpectColumnValuesToBeBetween(column="position", min_value=0, max_value=max(items.values())),
+    ]
 
 
 def new_batches(queue: str) -> SensorDefinition:
