@@ -8,7 +8,9 @@ import hashlib
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from dagster import (
     AssetCheckKey,
@@ -36,7 +38,7 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from writetime.clients.kafka import ends_of_topics, topic_ids
+from writetime.clients.kafka import TopicEnds, ends_of_topics, topic_ids
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage
@@ -50,6 +52,7 @@ from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import Sources
 from writetime_dagster.assets.automation import (
     assets_that_failed_lately,
     assets_under_way,
@@ -110,30 +113,24 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
     captured = [table for table in tables if table.entry.capture]
     with_events = [table for table in tables if table.entry.row_events]
 
-    def keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
-        return [key_of(table.name, part) for table in of for part in parts]
-
-    def checks(of: Iterable[FollowedTable], part: str, *names: str) -> AssetSelection:
-        return AssetSelection.checks(*(AssetCheckKey(key, name) for key in keys(of, part) for name in names))
-
-    on_whole_views = checks(tables, "view", PROOF)
+    on_whole_views = _checks(tables, "view", PROOF)
     if expecting := [table for table in tables if table.entry.expect]:
-        on_whole_views |= checks(expecting, "view", ALL_ROWS)
-    landed, events = keys(captured, "changes"), keys(with_events, "row_events", "row_topic")
-    refreshed = keys(tables, "state", "view")
+        on_whole_views |= _checks(expecting, "view", ALL_ROWS)
+    landed, events = _keys(captured, "changes"), _keys(with_events, "row_events", "row_topic")
+    refreshed = _keys(tables, "state", "view")
     selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
         "tables_lag": (
-            [*keys(tables, "table"), *keys(captured, "topic")],
-            checks(captured, "table", LOGGED) | checks(captured, "changes", *BEHIND) if captured else None,
+            [*_keys(tables, "table"), *_keys(captured, "topic")],
+            _checks(captured, "table", LOGGED) | _checks(captured, "changes", *BEHIND) if captured else None,
             "Observe the tables and their topics, and check that changes are logged, landed and fresh.",
         ),
         "snapshot": (
-            keys([table for table in tables if not table.entry.snapshots], "snapshots"),
+            _keys([table for table in tables if not table.entry.snapshots], "snapshots"),
             None,
             "Take snapshots on the Cassandra node of this machine.",
         ),
         "backfill": (
-            keys(tables, "backfill"),
+            _keys(tables, "backfill"),
             None,
             "Copy snapshots into the lake, some token ranges per run; then run the job `views`.",
         ),
@@ -169,6 +166,14 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
         for name, (assets, own, description) in selections.items()
         if assets or own
     ]
+
+
+def _keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
+    return [key_of(table.name, part) for table in of for part in parts]
+
+
+def _checks(of: Iterable[FollowedTable], part: str, *names: str) -> AssetSelection:
+    return AssetSelection.checks(*(AssetCheckKey(key, name) for key in _keys(of, part) for name in names))
 
 
 def maintain_job(names: Sequence[str]) -> JobDefinition:
@@ -256,52 +261,51 @@ def captured_changes(
         under_way = assets_under_way(context.instance, land.name)
         busy = {table.name for table in tables if key_of(table.name, "changes") in under_way}
         try:
-            topic = shared_watermarks(settings)
-            sources = topic.read()
-            wanted = {changes_topic(table.name): table.name for table in tables}
-            for name in paused | busy | followed(topic.reports):
-                wanted.pop(changes_topic(name), None)
-            found = ends_of_topics(settings, lambda name: name in wanted)
-            ids = topic_ids(settings, sorted(found.ends))
+            topics = _Topics.read(settings, {table.name for table in tables} - paused - busy)
         except WritetimeError as e:
             return SkipReason(f"the lag cannot be read: {e}")
-        lag: dict[str, int] = {}
         # The cursor is the topic at which the last tick stopped, so that each topic has its turn.
-        there = sorted(found.ends)
-        begin = bisect_left(there, context.cursor or "")
-        order = [*there[begin:], *there[:begin]]
-        deadline = time.monotonic() + lake_seconds
-        late: list[str] = []
-        for place, name in enumerate(order):
-            if place and time.monotonic() > deadline:
-                late = order[place:]
-                break
-            try:
-                now = newest_changes.of(settings, wanted[name])
-                left = waiting(now, wanted[name], found.ends[name], ids.get(name, 0), sources)
-                if left.messages or left.seconds > settings.capture.stale_seconds / 2:
-                    lag[wanted[name]] = left.messages
-            except Exception:
-                # Its run will report the fault, and land the other tables.
-                lag[wanted[name]] = 0
+        lag, late = newest_changes.lag(settings, topics, context.cursor or "", lake_seconds)
         context.update_cursor(late[0] if late else "")
         if lag:
             return RunRequest(
                 asset_selection=[key_of(name, "changes") for name in lag],
                 tags={"writetime/lag": str(sum(lag.values()))},
             )
-        reasons = ["no captured table has changes to land"]
-        reasons += [str(fault) for fault in found.faults.values()]
-        if late:
-            reasons.append(f"the lake was not read in time for {', '.join(wanted[name] for name in late)}")
-        if paused:
-            names = ", ".join(sorted(paused))
-            reasons.append(f"landing of {names} failed; it is tried again 15 minutes after the end of that run")
-        if busy:
-            reasons.append(f"runs of the job `land` are landing {', '.join(sorted(busy))}")
-        return SkipReason("; ".join(reasons))
+        return SkipReason("; ".join(_nothing_to_land(topics, late, paused, busy)))
 
     return captured_changes
+
+
+def _nothing_to_land(topics: "_Topics", late: Sequence[str], paused: set[str], busy: set[str]) -> Iterator[str]:
+    """Yield the reasons why a tick requests no run. `late` are topics; `paused` and `busy` are tables."""
+    yield "no captured table has changes to land"
+    yield from map(str, topics.found.faults.values())
+    if late:
+        yield f"the lake was not read in time for {', '.join(topics.tables[name] for name in late)}"
+    if paused:
+        yield f"landing of {', '.join(sorted(paused))} failed; it is tried again 15 minutes after the end of that run"
+    if busy:
+        yield f"runs of the job `land` are landing {', '.join(sorted(busy))}"
+
+
+@dataclass(frozen=True)
+class _Topics:
+    """The topics of some tables: the table, the end offsets and the id of each, and the watermarks read before them."""
+
+    tables: Mapping[str, str]
+    found: TopicEnds
+    ids: Mapping[str, int]
+    sources: Sources
+
+    @classmethod
+    def read(cls, settings: Settings, names: set[str]) -> Self:
+        """Return the topics of these tables, but not of those that `writetime follow` follows."""
+        topic = shared_watermarks(settings)
+        sources = topic.read()
+        tables = {changes_topic(name): name for name in names - followed(topic.reports)}
+        found = ends_of_topics(settings, lambda name: name in tables)
+        return cls(tables, found, topic_ids(settings, sorted(found.ends)), sources)
 
 
 class _NewestChanges:
@@ -311,6 +315,29 @@ class _NewestChanges:
 
     def __init__(self) -> None:
         self._open: dict[str, BucketedTable] = {}
+
+    def lag(self, settings: Settings, topics: _Topics, begin: str, seconds: float) -> tuple[dict[str, int], list[str]]:
+        """Return the number of waiting messages of each table to land, and the topics that were not reached in time.
+        Read the lake for some seconds at most, but for at least one table: first that of the topic `begin`.
+        """
+        there = sorted(topics.found.ends)
+        first = bisect_left(there, begin)
+        order = [*there[first:], *there[:first]]
+        deadline = time.monotonic() + seconds
+        lag: dict[str, int] = {}
+        for place, topic in enumerate(order):
+            if place and time.monotonic() > deadline:
+                return lag, order[place:]
+            name = topics.tables[topic]
+            try:
+                now = self.of(settings, name)
+                left = waiting(now, name, topics.found.ends[topic], topics.ids.get(topic, 0), topics.sources)
+                if left.messages or left.seconds > settings.capture.stale_seconds / 2:
+                    lag[name] = left.messages
+            except Exception:
+                # Its run will report the fault, and land the other tables.
+                lag[name] = 0
+        return lag, []
 
     def of(self, settings: Settings, name: str) -> TableVersion | None:
         """Return the newest version of the changes of a table; None if the lake does not have the table."""
