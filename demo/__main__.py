@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,82 +57,15 @@ def main() -> int:
     logging.basicConfig(filename=log_file, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     jars.fetch(*settings.embedded.servers, "spark")
     steps: dict[str, float] = {}
-
-    @contextmanager
-    def step(what: str) -> Iterator[None]:
-        began = time.monotonic()
-        print(f"- {what} ...", end="", flush=True)
-        try:
-            yield
-        except BaseException:
-            print()
-            raise
-        steps[what] = time.monotonic() - began
-        print(f" {steps[what]:.0f} s", flush=True)
-
+    step = partial(_step, steps)
     with step(_start_of(settings.embedded.servers)):
-        servers.up(settings)
-        database.apply_schema(settings)
-        ensure_ingest_topics(settings)
-        board.ensure_board(settings)
-        _capture(settings)
-        live_table = live.ensure_table(settings)
+        live_table = _start(settings)
     tables = _followed(settings)
-    with programs.programs(log_file) as (ingress, worker, agent):
-        with Dagster(settings, log_file) as dagster:
-            if _lag(settings):
-                with step("storing the events that an earlier run left"):
-                    _ingest_all(settings, dagster)
-            rows_before = _count_rows(settings)
-            with auditing(settings) as audit:
-                since = audit.now()
-            programs.wait_for_ingress(settings, ingress, log_file)
-            with step(f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"):
-                ops = {op: {"config": {"flights": flights}} for op in ("sources__flights", "sources__flight_items")}
-                replayed = dagster.launch("replay_flights", {"ops": ops})
-            _send_broken_messages(settings)
-            _enqueue_broken_items(settings)
-            with step("storing, checking and committing the events (job ingest)"):
-                ingest = _ingest_all(settings, dagster)
-            with step("waiting until each flight has its plane and weather (`writetime work`)"):
-                programs.wait_for_work(settings, worker, log_file)
-            with step("publishing them as batches, and applying these to the departures board (job board)"):
-                ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
-                boarded = dagster.launch("board", {"ops": ops})
-            snapshot: list[RunResult] = []
-            # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
-            if settings.capture.source == "commitlog":
-                with step("reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
-                    ranges = token_ranges.get_partition_keys()
-                    snapshot = [
-                        dagster.launch("snapshot"),
-                        dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
-                    ]
-            with step("waiting for the agent to publish the writes since then (`writetime agent`)"):
-                programs.wait_for_capture(settings, tables, agent, log_file)
-            with step("landing and merging them, renewing the views, publishing row events (job catch_up)"):
-                caught_up = dagster.launch("catch_up")
-            with step("proving the views against the database (job verify)"):
-                verify = dagster.launch("verify")
+    with programs.programs(log_file) as running:
+        runs = _run(settings, log_file, running, tables, flights=flights, step=step)
         with step("counting in the data set, in the database and in the lake"):
-            account = enrichment.account(settings, since)
-            rows_added = _count_rows(settings) - rows_before
-            in_queue = boarded.metadata["demo/flight_batches"]["flights_in_queue"]
-            counted = {
-                "data set": figures.published_figures(in_queue),
-                "database": figures.database_figures(settings),
-                "lake": figures.lake_figures(settings),
-            }
-            shown = [
-                stages.ingested(replayed, ingest, rows_added, len(BROKEN_MESSAGES)),
-                stages.worked(replayed, account, len(BROKEN_ITEMS)),
-                stages.replayed(boarded, counted["database"]),
-                *(stages.followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
-            ]
-        runs = [replayed, *ingest, boarded, *snapshot, caught_up, verify]
-        checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
-        report = Report(shown, counted, checks, steps)
-        rates = _rates(replayed, ingest, boarded, caught_up)
+            report = _report(settings, runs, tables, steps)
+        rates = _rates(runs)
         print(f"  the page {page} shows the next {live_seconds} seconds")
         with (
             step("writing while `writetime follow` takes each write to row events and view"),
@@ -138,8 +73,22 @@ def main() -> int:
         ):
             delays = live.run(settings, live_seconds, lambda now: write_page(report, rates, page, now, is_live=True))
     write_page(report, rates, page, delays)
-    print(render(report, delays, {"page": page, "of each run": verify.report.parent, "log": log_file}))
+    print(render(report, delays, {"page": page, "of each run": runs.verify.report.parent, "log": log_file}))
     return 0 if report.good else 1
+
+
+@contextmanager
+def _step(steps: dict[str, float], what: str) -> Iterator[None]:
+    """Print a step while its `with` block runs, and add its duration (seconds) to the steps."""
+    began = time.monotonic()
+    print(f"- {what} ...", end="", flush=True)
+    try:
+        yield
+    except BaseException:
+        print()
+        raise
+    steps[what] = time.monotonic() - began
+    print(f" {steps[what]:.0f} s", flush=True)
 
 
 def _start_of(names: Sequence[str]) -> str:
@@ -175,6 +124,16 @@ def _followed(settings: Settings) -> list[str]:
     return [table.name for table in tables if table.name in own]
 
 
+def _start(settings: Settings) -> str:
+    """Start the embedded servers, and create what the demo uses on them. Return the table of the live part."""
+    servers.up(settings)
+    database.apply_schema(settings)
+    ensure_ingest_topics(settings)
+    board.ensure_board(settings)
+    _capture(settings)
+    return live.ensure_table(settings)
+
+
 def _capture(settings: Settings) -> None:
     """Turn on the log of changes for the table of events. The board's table has it already."""
     with database.connect(settings) as session:
@@ -185,12 +144,80 @@ def _capture(settings: Settings) -> None:
 # --- meanwhile ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of the jobs, and the time (milliseconds) and the number of stored events before them."""
+
+    since: int
+    rows_before: int
+    replayed: RunResult
+    ingest: list[RunResult]
+    boarded: RunResult
+    snapshot: list[RunResult]
+    caught_up: RunResult
+    verify: RunResult
+
+
+def _run(
+    settings: Settings,
+    log_file: Path,
+    running: Sequence[programs.Program],
+    tables: list[str],
+    *,
+    flights: int,
+    step: Callable[[str], AbstractContextManager[None]],
+) -> _Runs:
+    """Send flights through all jobs. `running` are the ingress, the worker and the agent."""
+    ingress, worker, agent = running
+    with Dagster(settings, log_file) as dagster:
+        if _lag(settings):
+            with step("storing the events that an earlier run left"):
+                _ingest_all(settings, dagster)
+        rows_before = _count_rows(settings)
+        with auditing(settings) as audit:
+            since = audit.now()
+        programs.wait_for_ingress(settings, ingress, log_file)
+        with step(f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"):
+            ops = {op: {"config": {"flights": flights}} for op in ("sources__flights", "sources__flight_items")}
+            replayed = dagster.launch("replay_flights", {"ops": ops})
+        _send_broken_messages(settings)
+        _enqueue_broken_items(settings)
+        with step("storing, checking and committing the events (job ingest)"):
+            ingest = _ingest_all(settings, dagster)
+        with step("waiting until each flight has its plane and weather (`writetime work`)"):
+            programs.wait_for_work(settings, worker, log_file)
+        with step("publishing them as batches, and applying these to the departures board (job board)"):
+            ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
+            boarded = dagster.launch("board", {"ops": ops})
+        snapshot: list[RunResult] = []
+        # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
+        if settings.capture.source == "commitlog":
+            with step("reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+                snapshot = _backfill(dagster)
+        with step("waiting for the agent to publish the writes since then (`writetime agent`)"):
+            programs.wait_for_capture(settings, tables, agent, log_file)
+        with step("landing and merging them, renewing the views, publishing row events (job catch_up)"):
+            caught_up = dagster.launch("catch_up")
+        with step("proving the views against the database (job verify)"):
+            verify = dagster.launch("verify")
+        return _Runs(since, rows_before, replayed, ingest, boarded, snapshot, caught_up, verify)
+
+
 def _ingest_all(settings: Settings, dagster: Dagster) -> list[RunResult]:
     """Run the job `ingest` until no event is left. A run stores at most ingest.max_events_per_run events."""
     results = [dagster.launch("ingest")]
     while _lag(settings):
         results.append(dagster.launch("ingest"))
     return results
+
+
+def _backfill(dagster: Dagster) -> list[RunResult]:
+    """Take a snapshot, and read all of its token ranges."""
+    ranges = token_ranges.get_partition_keys()
+    return [
+        dagster.launch("snapshot"),
+        dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
+    ]
 
 
 def _lag(settings: Settings) -> int:
@@ -227,15 +254,36 @@ def _count_rows(settings: Settings) -> int:
         return database.count_rows(session, table, settings.ingest.partition_key)
 
 
-def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, caught_up: RunResult) -> dict[str, float]:
-    events = [run.metadata["ingest/user_events"] for run in ingest]
-    landed: list[dict[str, Any]] = [of for name, of in caught_up.metadata.items() if name.endswith("_changes")]
+def _report(settings: Settings, runs: _Runs, tables: list[str], steps: dict[str, float]) -> Report:
+    """Count in the data set, in the database and in the lake."""
+    account = enrichment.account(settings, runs.since)
+    rows_added = _count_rows(settings) - runs.rows_before
+    in_queue = runs.boarded.metadata["demo/flight_batches"]["flights_in_queue"]
+    counted = {
+        "data set": figures.published_figures(in_queue),
+        "database": figures.database_figures(settings),
+        "lake": figures.lake_figures(settings),
+    }
+    shown = [
+        stages.ingested(runs.replayed, runs.ingest, rows_added, len(BROKEN_MESSAGES)),
+        stages.worked(runs.replayed, account, len(BROKEN_ITEMS)),
+        stages.replayed(runs.boarded, counted["database"]),
+        *(stages.followed_table(settings, name, runs.snapshot, runs.caught_up, runs.verify) for name in tables),
+    ]
+    ran = [runs.replayed, *runs.ingest, runs.boarded, *runs.snapshot, runs.caught_up, runs.verify]
+    checks = {name: all(run.checks.get(name, True) for run in ran) for run in ran for name in run.checks}
+    return Report(shown, counted, checks, steps)
+
+
+def _rates(runs: _Runs) -> dict[str, float]:
+    events = [run.metadata["ingest/user_events"] for run in runs.ingest]
+    landed: list[dict[str, Any]] = [of for name, of in runs.caught_up.metadata.items() if name.endswith("_changes")]
     return {
-        "events acknowledged": replayed.metadata["sources/flights"]["events_per_second"],
+        "events acknowledged": runs.replayed.metadata["sources/flights"]["events_per_second"],
         "events stored": sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),
-        "items enqueued": replayed.metadata["sources/flight_items"]["items_per_second"],
-        "flights published in batches": boarded.metadata["demo/flight_batches"]["flights_per_second"],
-        "flights applied to the board": boarded.metadata["demo/board"]["flights_per_second"],
+        "items enqueued": runs.replayed.metadata["sources/flight_items"]["items_per_second"],
+        "flights published in batches": runs.boarded.metadata["demo/flight_batches"]["flights_per_second"],
+        "flights applied to the board": runs.boarded.metadata["demo/board"]["flights_per_second"],
         "changes landed": sum(of["changes_landed"] for of in landed) / sum(of["landing_seconds"] for of in landed),
     }
 
