@@ -23,7 +23,8 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.files.merging import CaughtTask, Runner
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.spark_tasks import append_frame, in_spark
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, create_table
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
@@ -122,12 +123,13 @@ def until_failure(lake: LakeTable, nodes: list[str], fault: str, run: Runner = m
 
 
 def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -> None:
-    """Bring in changes that come as a DataFrame, each once, and fold and refresh by the tasks of the lake."""
+    """Bring in changes that come from a DataFrame, each batch once, and fold and refresh by the tasks of the lake."""
     spark.dataSource.register(SSTableSource)
     frames = [spark.read.format("sstable").option("split_bytes", "16384").load(node) for node in cluster.nodes]
-    for number, frame in enumerate(frames):
-        assert append_frame(lake, frame, "nodes", number)
-    assert not append_frame(lake, frames[2], "nodes", 2)
+    writer = ChangeWriter.of(lake, lake.schema())
+    for number, frame in enumerate([*frames, frames[2]]):
+        files = writer.write(frame.toArrow().to_batches())
+        assert lake.changes.append(files, "nodes", min(number, 2)) == (number <= 2)
     assert state.fold(lake, in_spark(spark)) > 0
     assert views.rewrite(lake, in_spark(spark)) == len(cluster.wanted)
     assert view_rows(views.virtual(lake)) == cluster.wanted

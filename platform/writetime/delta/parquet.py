@@ -85,17 +85,6 @@ HOT_LAYOUT = Layout(1 << 16, "lz4")
 larger; both writing and reading take less CPU.
 """
 
-WRITTEN_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        ("bucket", pa.int32()),
-        ("rows", pa.int64()),
-        ("size", pa.int64()),
-        ("first_token", pa.int64()),
-        ("last_token", pa.int64()),
-    ]
-)
-
 
 def write_file(
     storage: Storage,

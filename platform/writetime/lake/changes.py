@@ -3,11 +3,11 @@
     files = ChangeWriter.of(table, schema).write(batches)
     table.changes.append(files, "capture/node-1", batch_number)
 
-Tasks write the files; the driver commits those of a batch in one step. `lake.spark_tasks.append_frame` does both.
+Tasks write the files; the driver commits those of a batch in one step.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -15,7 +15,6 @@ from writetime.changes.model import change_schema
 from writetime.delta.buckets import are_few, bucket_of_few
 from writetime.delta.parquet import (
     HOT_LAYOUT,
-    WRITTEN_SCHEMA,
     WrittenFile,
     conform,
     sort,
@@ -73,10 +72,6 @@ class ChangeWriter:
         if few:
             return [self._flush(bucket_of_few(pa.concat_tables(few)["token"], self.buckets), few)]
         return written + [self._flush(bucket, buffers[bucket]) for bucket in sorted(buffers)]
-
-    def in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write changes, and yield the written files: for `DataFrame.mapInArrow`, with `WRITTEN_SCHEMA`."""
-        yield pa.RecordBatch.from_pylist([asdict(file) for file in self.write(batches)], WRITTEN_SCHEMA)
 
     def _are_few(self, parts: Sequence[pa.Table]) -> bool:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)

@@ -6,14 +6,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql import SparkSession
 
 from writetime.core.errors import WritetimeError
-from writetime.delta.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.files.merging import CaughtTask, sendable
-from writetime.lake.changes import ChangeWriter
-from writetime.lake.table import LakeTable
 
 
 def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
@@ -56,23 +52,3 @@ def _run(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | No
         return function(task), None
     except (WritetimeError, OSError) as e:
         return None, sendable(e)
-
-
-def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -> bool:
-    """Append a DataFrame of changes, such as of the data sources, in one commit; return whether the batch was new.
-
-    Its tasks write the files; see `BucketedTable.append` for `app_id` and `number`.
-
-    Raises:
-        WritetimeError: the frame has a column that the table's changes never had. For example, the lake may have given
-            the column another name (`lake.labels`).
-    """
-    fields = table.changes.load().fields.names
-    if unknown := [name for name in frame.columns if name not in fields]:
-        raise WritetimeError(
-            f"changes of {table.name} have no field {unknown[0]}: rename it as the lake does, or drop it; they have "
-            + ", ".join(fields)
-        )
-    writer = ChangeWriter.of(table, table.schema())
-    written = frame.mapInArrow(writer.in_arrow, from_arrow_schema(WRITTEN_SCHEMA)).collect()
-    return table.changes.append([WrittenFile(**row.asDict()) for row in written], app_id, number)
