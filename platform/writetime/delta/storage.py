@@ -3,6 +3,7 @@
 Parquet files and commits go through the same client (delta-rs's object store), so that there is one set of options.
 """
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,7 @@ class Storage:
     def filesystem(self) -> fs.FileSystem:
         """Return a file system whose paths are relative to this folder."""
         if self.is_local:
-            return fs.SubTreeFileSystem(self.address, fs.LocalFileSystem())
+            return _local_folder(self.address)
         # Agents import this module, and are installed without deltalake.
         require("deltalake")
         from writetime.delta.object_store import opened
@@ -75,6 +76,12 @@ class Storage:
                     os.fsync(opened)
             finally:
                 os.close(opened)
+
+
+# A small batch asks a hundred times for one.
+@functools.lru_cache(256)
+def _local_folder(address: str) -> fs.SubTreeFileSystem:
+    return fs.SubTreeFileSystem(address, fs.LocalFileSystem())
 
 
 # delta-rs cannot commit below a folder with a backslash, a control character or an escape such as %25. Its list of a
