@@ -216,7 +216,7 @@ def is_current(settings: Settings, table: LakeTable) -> bool:
     if not_landed(settings, table.name):
         return False
     newest = table.changes.load().version
-    events, view = position_of(table.row_events.load(), STREAM), position_of(table.view_files.load().version, VIEW)
+    events, view = position_of(table.row_events.load(), STREAM), position_of(table.view.load(), VIEW)
     reached = [at.changes.version for at in (events, view) if at is not None]
     return len(reached) == 2 and min(reached) >= newest and not not_published(table)
 

@@ -111,7 +111,7 @@ def main() -> None:
             whole = written_whole(settings, table, home)
             for what, read in readers(database).items():
                 worst[what] = max(worst[what], ratio(read, table.view.storage.address, whole))
-            live = table.view_files.load().files.values()
+            live = table.view.load().files
             marked = sum(each.marked for each in live)
             ratios = ", ".join(f"{what} {found:.2f}" for what, found in worst.items())
             print(f"after {number}: {len(live)} files, {marked} marked rows; worst ratios: {ratios}", flush=True)

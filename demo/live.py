@@ -154,13 +154,13 @@ def _watch_topic(
 
 def _watch_view(settings: Settings, marked: Marked, every: float, stop: threading.Event, delays: Delays) -> None:
     opened = open_table(settings, marked.table) if is_in_lake(settings, marked.table) else None
-    known = set(opened.view_files.load().files) if opened else set()
+    known = set(opened.view.load().by_path) if opened else set()
     while not stop.wait(every):
         if opened is None and is_in_lake(settings, marked.table):
             opened = open_table(settings, marked.table)
         if opened is None:
             continue
-        files, filesystem = opened.view_files.load().files, opened.view.storage.filesystem()
+        files, filesystem = opened.view.load().by_path, opened.view.storage.filesystem()
         for path in files.keys() - known:
             with suppress(FileNotFoundError), pq.ParquetFile(path, filesystem=filesystem) as source:
                 values = source.read([marked.column])[marked.column].to_pylist()

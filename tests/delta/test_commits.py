@@ -14,9 +14,9 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.delta import buckets, commits
 from writetime.delta.bucketed_table import Conflict
-from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import PARTITION, SORTED_BY
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
@@ -112,10 +112,10 @@ def test_rewrites_exclude_each_other(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
-    before = table.view_files.load()
+    before = table.view.load()
     views.rewrite(table)
     with pytest.raises(Conflict, match="run this again"):
-        table.view_files.commit(before, ViewCommit(), {views.SEQUENCE: 1}, {})
+        table.view.commit(before, TableChange(), {views.SEQUENCE: 1})
     assert table.view.read([PARTITION]).num_rows == 20
     views.rewrite(table)
     assert table.view.read([PARTITION]).num_rows == 20

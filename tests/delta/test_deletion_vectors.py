@@ -20,9 +20,9 @@ from writetime.delta import deletion_vectors
 from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import DeletionVector, read_vector, write_vectors
-from writetime.delta.live_files import LiveFiles, ViewCommit
 from writetime.delta.parquet import write_file
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 
 # More than two of the bitmap's containers, of 65,536 rows each.
 _ROWS = 150_000
@@ -48,20 +48,17 @@ def test_other_engines_leave_out_marked_rows(tmp_path: Path, kind: str) -> None:
     table.create(pa.schema([("n", pa.int64())]), 1, {})
     numbers = pa.table({"n": range(_ROWS)})
     table.append([write_file(storage, numbers, ALL, None, name) for name in ("a-", "b-")], "test", 1)
-    live = LiveFiles(table)
-    first, second = live.load().files.values()
+    before = table.load()
+    first, second = before.files
     marked = rows(kind)
-    found = write_vectors(storage, {first.file.path: pyroaring.BitMap(marked), second.file.path: pyroaring.BitMap([5])})
-    live.commit(
-        live.load(), ViewCommit(mark=[(first, found[first.file.path]), (second, found[second.file.path])]), {}, {}
-    )
+    found = write_vectors(storage, {first.path: pyroaring.BitMap(marked), second.path: pyroaring.BitMap([5])})
+    marks = [(first, found[first.path]), (second, found[second.path])]
+    table.commit(before, TableChange(mark=marks, vectors=True))
     wanted = sorted([*(set(range(_ROWS)) - marked), *range(5), *range(6, _ROWS)])
     for name, read in READERS.items():
         assert np.array_equal(np.sort(read(str(tmp_path))["n"].to_numpy()), wanted), name
-    assert (
-        sum(len(read_vector(storage, each.vector)) for each in LiveFiles(table).load().files.values())
-        == len(marked) + 1
-    )
+    for now in (table.load(), BucketedTable(storage).load()):
+        assert sum(len(read_vector(storage, file.vector)) for file in now.files) == len(marked) + 1
 
 
 @given(st.lists(st.sets(st.integers(0, 1 << 18), min_size=1, max_size=60), min_size=1, max_size=4))

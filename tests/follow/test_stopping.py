@@ -43,4 +43,4 @@ def test_a_first_view_ends_at_its_next_bucket(tmp_path: Path, monkeypatch: pytes
     assert (len(done), table.view.load().files, ended.view.fault, ended.view.failures) == (1, [], None, 0)
     assert ended.upkeep.is_behind
     pipeline(settings, table.name, threading.Event()).run({}, Sources())
-    assert table.view_files.load().rows == 100
+    assert table.view.load().rows == 100

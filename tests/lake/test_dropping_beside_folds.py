@@ -23,6 +23,7 @@ from tests.support.timed import SECOND, around, by_value, deletion, rows_at
 from writetime.delta import buckets
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.buckets import ALL
+from writetime.delta.table_changes import TableChange
 from writetime.files.merging import write_state
 from writetime.lake import retention, state
 from writetime.lake.horizon import horizon_of, register_source, watermark
@@ -83,7 +84,7 @@ def test_a_state_that_is_rebuilt_meanwhile_stays(tmp_path: Path) -> None:
     # The changes do not have this row, so another rebuild removes it.
     wrong = merge([pa.Table.from_batches([batch([write(7, 1, 101 * SECOND, v="wrong")])])], SCHEMA)
     levels = write_state(table.state.storage, wrong, ALL, 2)
-    table.state.rewrite(table.state.load(), [], levels, data_change=False)
+    table.state.commit(table.state.load(), TableChange(add=levels, is_new_data=False))
 
     def beside(function: Any, tasks: Any) -> Iterator[Any]:
         for task in tasks:

@@ -142,7 +142,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, of: object, step: str, work: Call
             work()
 
 
-@pytest.mark.parametrize("step", ["raise_history", "rewrite"])
+@pytest.mark.parametrize("step", ["raise_history", "commit"])
 def test_a_renewal_that_was_killed_shows_no_earlier_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

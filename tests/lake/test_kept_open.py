@@ -97,7 +97,7 @@ def test_each_part_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.buckets, found.cache) == (table.buckets, table.cache)
     for part in found.parts:
         part.load()
-    found.view_files.load()
+    len(found.view.load().files)
     assert opened == {part.storage.address: 1 for part in table.parts}
 
 
@@ -120,7 +120,6 @@ def test_a_number_that_is_first_requested_after_the_log_was_trimmed(tmp_path: Pa
     assert table.changes.trim_log(table.changes.load().version, 0, 0) > 40
     now = kept.changes.load()
     assert (now.transaction("early"), now.transaction("never"), now.transaction("test")) == (7, None, 49)
-    # A commit that removes files asks for the number of the last one.
     state.fold(kept)
     assert retention.trim_history(kept, views.time_now()) == 50
 

@@ -25,6 +25,7 @@ from writetime.changes.position import AT
 from writetime.cli.view import rows_where
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.table_changes import TableChange
 from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
@@ -301,7 +302,7 @@ def test_a_table_whose_files_are_removed(table: LakeTable, tmp_path: Path) -> No
     assert found.lookup([{"id": 1}]).num_rows
     for part in table.parts:
         files = part.load().files
-        part.rewrite(part.load(), files, [], data_change=True)
+        part.commit(part.load(), TableChange(files))
     assert found.lookup([{"id": 1}]).num_rows == 0
 
 

@@ -14,10 +14,11 @@ from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.delta import buckets
-from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, Conflict
+from writetime.delta.bucketed_table import BucketedTable, Conflict
 from writetime.delta.buckets import ALL
 from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.parquet import write_file
+from writetime.delta.table_changes import FORGET_REMOVED
 from writetime.lake import retention, state, views
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import packing, stream

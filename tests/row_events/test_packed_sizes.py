@@ -3,7 +3,6 @@
 Oracle: the bounds that the document states, on the sizes that the test made.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from tests.support.examples import examples
 from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, WrittenFile
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile
 from writetime.row_events import packing
 
@@ -60,10 +60,10 @@ class Stream:
         assert in_memory <= FAN * MOST
         return WrittenFile(f"{prefix}packed.{in_memory}.parquet", bucket, len(events), size, 0, 0)
 
-    def rewrite(self, _: "Stream", removed: Sequence[DataFile], added: Sequence[WrittenFile], **__: bool) -> None:
-        assert {file.path for file in removed} <= {file.path for file in self.files}
-        self.files = [file for file in self.files if file not in removed]
-        self.files += [DataFile(file.path, file.bucket, file.rows, file.size, 0) for file in added]
+    def commit(self, _: "Stream", change: TableChange) -> None:
+        assert {file.path for file in change.remove} <= {file.path for file in self.files}
+        self.files = [file for file in self.files if file not in change.remove]
+        self.files += [DataFile(file.path, file.bucket, file.rows, file.size, 0) for file in change.add]
 
 
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(1, 20)), min_size=1, max_size=6))

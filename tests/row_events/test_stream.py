@@ -277,9 +277,9 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
     stream.extend(table, 100 * SECOND)
     for number in range(2, 5):
         table.changes.append([], "watermarks", number)
-        before = table.view_files.load(), table.row_events.load().files
+        before = table.view.load(), table.row_events.load().files
         upkeep(settings, table)
-        assert (table.view_files.load().files, table.row_events.load().files) == (before[0].files, before[1])
+        assert (table.view.load().files, table.row_events.load().files) == (before[0].files, before[1])
         assert state.folded_version(table.state.load()) == table.changes.load().version
         for part, names in ((table.row_events, stream.NAMES), (table.view, NAMES)):
             position = position_of(part.load(), names)

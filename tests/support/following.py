@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from tests.support.lake_answers import unordered
 from tests.support.view_readers import by_query
 from writetime.core.config import Settings
-from writetime.delta.live_files import LiveFiles
 from writetime.follow.program import Follower
 from writetime.lake import views
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
@@ -42,7 +41,7 @@ def shown(settings: Settings, name: str) -> list[str]:
 def rows_shown(settings: Settings, name: str) -> int:
     """The number of the compacted view's rows, from its log: reading the rows takes ten times as long."""
     view = LakeTable(table_storage(settings, name)).view
-    return LiveFiles(view).load().rows if view.exists() else 0
+    return view.load().rows if view.exists() else 0
 
 
 def computed(settings: Settings, name: str) -> list[str]:

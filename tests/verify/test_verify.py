@@ -18,7 +18,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.delta.deletion_vectors import read_vector, write_vectors
-from writetime.delta.live_files import ViewCommit
+from writetime.delta.table_changes import TableChange
 from writetime.lake import views
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
@@ -229,12 +229,12 @@ def test_the_compacted_view(settings: Settings, session: Session, kept_by: Liter
     assert report.view is not None
     assert (report.proven, report.view.rows) == (True, 197)
     # A row is missing, without a reason.
-    now = lake.view_files.load()
-    file = next(each for each in now.files.values() if each.marked < each.file.rows)
+    now = lake.view.load()
+    file = next(each for each in now.files if each.marked < each.rows)
     marked = read_vector(lake.view.storage, file.vector)
-    row = min(set(range(file.file.rows)) - set(marked))
-    vector = write_vectors(lake.view.storage, {file.file.path: marked | pyroaring.BitMap([row])})[file.file.path]
-    lake.view_files.commit(now, ViewCommit(mark=[(file, vector)]), {}, {})
+    row = min(set(range(file.rows)) - set(marked))
+    vector = write_vectors(lake.view.storage, {file.path: marked | pyroaring.BitMap([row])})[file.path]
+    lake.view.commit(now, TableChange(mark=[(file, vector)]))
     report = verify(settings, lake, 0)
     assert report.view is not None
     assert not report.proven

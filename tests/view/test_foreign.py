@@ -24,12 +24,15 @@ from tests.support.made import add, cell, new_table, settings_at, write
 from tests.support.view_readers import READERS, Reader
 from writetime.core.config import Settings
 from writetime.delta import bucketed_table, deletion_vectors
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.deletion_vectors import DeletionVector, read_vector, write_vectors
-from writetime.delta.live_files import LiveFiles, ViewCommit
 from writetime.delta.parquet import PARTITION
+from writetime.delta.table_changes import TableChange
 from writetime.lake import views
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, open_table
+from writetime.lake.view_commits import commit_view
+from writetime.lake.view_retention import removed_files
 from writetime.schema.table import Column
 from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
@@ -68,10 +71,10 @@ def test_rows_that_spark_marks_are_read_and_come_back(
     at, chooser = table.view.storage.address, random.Random(SEED)
     gone = {0, _ROWS - 1, *chooser.sample(range(_ROWS), 30)}
     spark.sql(f"DELETE FROM delta.`{at}` WHERE id IN ({', '.join(map(str, gone))})")
-    live = table.view_files.load()
+    live = table.view.load()
     left = []
-    for each in live.files.values():
-        ids = pq.ParquetFile(Path(at, each.file.path)).read(["id"])["id"].to_pylist()
+    for each in live.files:
+        ids = pq.ParquetFile(Path(at, each.path)).read(["id"])["id"].to_pylist()
         marked = set(read_vector(table.view.storage, each.vector))
         assert len(marked) == each.marked
         left += [value for row, value in enumerate(ids) if row not in marked]
@@ -94,7 +97,7 @@ def test_a_checkpoint_of_several_files(
         spark.sql(f"ALTER TABLE delta.`{at}` SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')")
         # Polars does not know these.
         readers = {name: read for name, read in READERS.items() if name != "polars"}
-    before = table.view_files.load()
+    before = table.view.load()
     for name, value in options.items():
         spark.conf.set(name, value)
     jvm: Any = spark._jvm
@@ -104,8 +107,8 @@ def test_a_checkpoint_of_several_files(
     several = "_sidecars/0*.parquet" if form else "0*.checkpoint.*.*.parquet"
     assert len(sorted(Path(at, "_delta_log").glob(several))) > 1
     opened = open_table(settings, table.name)
-    assert opened.view_files.load().files == before.files
-    assert opened.view_files.removed()
+    assert opened.view.load().files == before.files
+    assert removed_files(opened)
     # Now one of delta-rs follows.
     with patch.object(bucketed_table, "CHECKPOINT_EVERY", 2):
         for number in (3, 4):
@@ -170,17 +173,18 @@ def test_rows_of_another_program(table: LakeTable, settings: Settings) -> None:
 
 def test_a_vector_in_the_log(table: LakeTable, settings: Settings) -> None:
     """A short vector may be in the commit itself, as text (PROTOCOL.md, "Deletion Vectors": the storage type `i`)."""
-    storage, before = table.view.storage, table.view_files.load()
-    file = max(before.files.values(), key=lambda each: each.file.rows)
-    rows = BitMap([0, 3, file.file.rows - 1])
-    written = write_vectors(storage, {file.file.path: rows})[file.file.path]
+    storage, before = table.view.storage, table.view.load()
+    file = max(before.files, key=lambda each: each.rows)
+    rows = BitMap([0, 3, file.rows - 1])
+    written = write_vectors(storage, {file.path: rows})[file.path]
     data = Path(storage.address, str(written.path)).read_bytes()[written.offset + 4 :][: written.size]
     # Four bytes are five letters.
     text = base64.b85encode(data + bytes(-len(data) % 4)).translate(deletion_vectors._TO_Z85).decode()
-    table.view_files.commit(before, ViewCommit(mark=[(file, DeletionVector("i", text, 0, len(data), 3))]), {}, {})
+    change = TableChange(mark=[(file, DeletionVector("i", text, 0, len(data), 3))])
+    commit_view(table, before, change, {}, 0)
     for name, read in READERS.items():
         assert read(storage.address).num_rows == before.rows + file.marked - 3, name
-    found = LiveFiles(table.view).load().files[file.file.path].vector
+    found = BucketedTable(storage).load().by_path[file.path].vector
     assert read_vector(storage, found) == rows
     assert refresh(settings, table, whole=True).rows == _ROWS
     assert_right(table)

@@ -91,7 +91,7 @@ def written(table: LakeTable, settings: Settings, *, whole: bool = False) -> int
     done = refresh(settings, table, whole=whole)
     if not done.written:
         assert (table.view.load().version, set(folder.rglob("*.parquet"))) == before
-        assert done.rows == table.view_files.load().rows
+        assert done.rows == table.view.load().rows
     return done.written
 
 

@@ -17,8 +17,8 @@ from tests.support.view_readers import by_query
 from writetime.delta import commits
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import write_vectors
-from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import write_file
+from writetime.delta.table_changes import TableChange
 from writetime.lake import packing, state, view_retention
 from writetime.lake.packing import FAN
 from writetime.lake.table import LakeTable
@@ -53,8 +53,8 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
             packing.pack_batches(table, table.changes.load())
             state.fold(table)
             state.compact(table)
-    assert table.view_files.load().rows == 50
-    assert len(table.view_files.load().files) < 40
+    assert table.view.load().rows == 50
+    assert len(table.view.load().files) < 40
     assert_small(Path(table.view.storage.address), _COUNT, _PART)
     assert by_query(table.view.storage.address).num_rows == 50
 
@@ -85,8 +85,8 @@ def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.Mon
         now += minutes * 60
         add(table, [write(number % 5, 1, number, v=str(number))], number)
         refresh(settings, table)
-        live = table.view_files.load().files.values()
-        used = {each.file.path for each in live} | {each.vector.path for each in live if each.vector}
+        live = table.view.load().files
+        used = {each.path for each in live} | {each.vector.path for each in live if each.vector}
         files = {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}
         files |= {path.name for path in folder.glob("*.bin")}
         left = {path for path in files - used if not path.startswith("_delta_log")}
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
     refreshed(2)
     left = refreshed(3)
     monkeypatch.setattr(refreshing, "TRIM_EVERY", 1)
-    blocked = next(iter(left - table.view_files.load().files.keys()))
+    blocked = next(iter(left - table.view.load().by_path.keys()))
     (folder / blocked).unlink()
     (folder / blocked).mkdir()
     time.sleep(_HOURS * 3600)
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
     caplog.clear()
     refreshed(5)
     assert not caplog.text
-    table.view_files.trims_at = 0.0
+    refreshing.TRIMS_AT.clear()
     refreshed(6)
     assert "what its view has replaced cannot be deleted" in caplog.text
 
@@ -132,22 +132,22 @@ def test_a_file_that_cannot_be_deleted_does_not_hold_the_view(
 def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
     """Each replaces a file and marks a row of another one, as a refresh does, and every 64th trims."""
     table = new_table(tmp_path)
-    storage, files = table.view.storage, table.view_files
+    storage, view = table.view.storage, table.view
     rows = pa.table({"id": range(100)})
     large = write_file(storage, rows, ALL, None)
-    files.commit(files.load(), ViewCommit(add=[large]), {}, {})
+    view.commit(view.load(), TableChange(add=[large], vectors=True))
     count, trimmed = _COMMITS_LONG if is_long else _COMMITS, 0
     for number in range(1, count + 1):
-        before = files.load()
-        marked = before.files[large.path]
-        small = [each for each in before.files.values() if each is not marked]
+        before = view.load()
+        marked = before.by_path[large.path]
+        small = [file for file in before.files if file is not marked]
         vectors = write_vectors(storage, {large.path: pyroaring.BitMap([number % 100])})
-        change = ViewCommit(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
-        files.commit(before, change, {"view/sequence": number}, {})
+        change = TableChange(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
+        view.commit(before, change, {"view/sequence": number})
         if number % 64 == 0:
             trimmed = view_retention.trim_view(table, trimmed)
             table.view.trim_log(table.view.load().version, _HOURS, _HOURS)
-    assert len(files.load().files) == 2
+    assert len(view.load().files) == 2
     assert_small(Path(storage.address), count)
 
 

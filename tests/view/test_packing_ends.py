@@ -55,7 +55,7 @@ def test_few_files_are_left_whatever_the_size_of_batches(tmp_path: Path, monkeyp
     for number in range(21):
         add(table, [write(key, 1, number) for key in range(15 * number, 15 * number + 15)], number)
         refreshing.refresh(settings, table)
-    sizes = [each.file.rows for each in table.view_files.load().files.values()]
+    sizes = [file.rows for file in table.view.load().files]
     assert sum(sizes) == 21 * 15
     # The first refresh writes each bucket.
     assert len(sizes) <= 16 + 2 * 3

@@ -129,7 +129,7 @@ def assert_all_is_needed(followed: Followed) -> None:
     followed.batches += _HOUR + 1
     with followed.clock():
         retention.vacuum(followed.table, 168)
-    live = followed.table.view_files.load().files
+    live = followed.table.view.load().by_path
     found = {path.relative_to(followed.address) for path in Path(followed.address).glob("token_bucket=*/*.parquet")}
     assert found == set(map(Path, live))
     for read in READERS.values():

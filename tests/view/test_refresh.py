@@ -32,7 +32,7 @@ from writetime.delta.parquet import PARTITION
 from writetime.files.cache import Cache
 from writetime.lake import retention, state, view_retention, views
 from writetime.lake.table import LakeTable
-from writetime.lake.views import AS_OF
+from writetime.lake.view_commits import AS_OF
 from writetime.row_events import changed_rows
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
@@ -160,10 +160,10 @@ def test_a_file_without_rows_that_count_leaves(table: LakeTable, settings: Setti
     refresh(settings, table)
     add(table, [write(60, 1, 6, v="b")], 2)
     refresh(settings, table)
-    files = len(table.view_files.load().files)
+    files = len(table.view.load().files)
     add(table, [write(60, 1, 7, v="c")], 3)
     refresh(settings, table)
-    assert len(table.view_files.load().files) == files
+    assert len(table.view.load().files) == files
     assert rows_of(table) == computed(table)
 
 
@@ -231,7 +231,7 @@ def test_files_of_another_engine_make_it_whole(table: LakeTable, settings: Setti
     add(table, [write(3, 1, 6, v="b")], 2)
     refresh(settings, table)
     # delta-rs compacts no table with vectors, so another program's file stands for such a compaction.
-    files = list(table.view_files.load().files.values())
+    files = table.view.load().files
     table.view.append([], "other", 1)
     with patch.object(refreshing, "is_placed", lambda file: file != files[0]):
         add(table, [write(4, 1, 6, v="b")], 3)
@@ -273,7 +273,7 @@ def test_the_files_of_a_refresh_that_did_not_do_are_deleted(
 
     assert refresh(settings, table, run).whole
     assert len(left) >= 2
-    named = {Path(table.view.storage.address, path) for path in table.view_files.load().files}
+    named = {Path(table.view.storage.address, path) for path in table.view.load().by_path}
     assert files_in(Path(table.view.storage.address)) == before | named
     assert rows_of(table) == computed(table)
 
@@ -295,7 +295,7 @@ def test_a_vacuum_keeps_live_vectors(table: LakeTable, settings: Settings, monke
     after = files_in(folder)
     assert {str(path) for path in before - after} == {name for name in gone if "/view/" in name}
     assert not lost.exists()
-    live = table.view_files.load().files.values()
+    live = table.view.load().files
     assert len(after) == len(live) + len({each.vector.path for each in live if each.vector})
     for read in READERS.values():
         assert rows_of(table, read) == computed(table)

@@ -4,9 +4,9 @@ Delta stores the number of the last transaction for each application id. A commi
 number there, it has nothing left to do. If two programs commit at once, the store accepts one, and the other one reads
 the log again.
 
-delta-rs opens tables, creates them and their checkpoints, and changes their fields and properties. `commits` reads and
-writes the commits of files. With delta-rs, a commit costs 7 ms of CPU, and reading the log after it 10 ms, which is
-several times the cost of the rest of a small batch.
+delta-rs opens tables, creates them and their checkpoints, adds fields and changes properties. Each commit of files is
+a `TableChange`, which `commits` writes. With delta-rs, a commit costs 7 ms of CPU, and reading the log after it 10 ms,
+which is several times the cost of the rest of a small batch.
 """
 
 import logging
@@ -14,7 +14,7 @@ import random
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -27,29 +27,21 @@ from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.outages import kind_of
 from writetime.delta import commits
 from writetime.delta.checkpoints import seal_checkpoint
-from writetime.delta.commits import Action
 from writetime.delta.log_repair import fault_in_log, require_sound_log
 from writetime.delta.parquet import PARTITION, Unreadable, WrittenFile, remedy_of
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import clock_fault
-from writetime.delta.versions import BUCKETS, CommitId, DataFile, DeltaSnapshot, TableVersion
+from writetime.delta.table_changes import TableChange
+from writetime.delta.versions import BUCKETS, CommitId, DeltaSnapshot, TableVersion
 
 if TYPE_CHECKING:
     import deltalake
-    from deltalake import exceptions, transaction
+    from deltalake import exceptions
 else:
     # Agents import this module, and are installed without deltalake.
-    deltalake, exceptions, transaction = map(WhenUsed, ("deltalake", "deltalake.exceptions", "deltalake.transaction"))
+    deltalake, exceptions = WhenUsed("deltalake"), WhenUsed("deltalake.exceptions")
 
 FORMAT = "writetime.format"
-VECTORS = "delta.enableDeletionVectors"
-"""The property of a table that may have deletion vectors."""
-REMEMBER_REMOVED = "delta.deletedFileRetentionDuration"
-"""The property for how long checkpoints name files that were removed: a week if a table does not have it."""
-FORGET_REMOVED = {REMEMBER_REMOVED: "interval 2 hours"}
-"""The property of a table whose checkpoints soon leave out files that were removed. A stream removes thousands per
-hour, and each checkpoint has all that it does not leave out. `vacuum` deletes such files by their own age.
-"""
 
 CHECKPOINT_EVERY = 20
 """Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
@@ -67,9 +59,6 @@ _log = logging.getLogger(__name__)
 # names the last checkpoint.
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 _LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
-# Each commit that removes files has a number of this application id. It shows whether another commit removed files
-# meanwhile.
-_REWRITE = "writetime-rewrite"
 
 
 class Conflict(Transient):
@@ -115,6 +104,8 @@ class BucketedTable:
         self._kept: tuple[TableVersion, bytes] | None = None
         # The newest versions that were loaded, as batches load the version of the previous batch.
         self._recent: OrderedDict[int, TableVersion] = OrderedDict()
+        # Folders whose names are known to be durable.
+        self._durable_folders: set[str] = set()
 
     def __reduce__(self) -> "tuple[type[BucketedTable], tuple[Storage]]":
         # Another process opens it again.
@@ -163,7 +154,7 @@ class BucketedTable:
             return self._newest(is_kept=self._is_kept())
         if version in self._recent and self._is_kept():
             return self._recent[version]
-        found = TableVersion(DeltaSnapshot(self._open_at(version)), self._open_at)
+        found = TableVersion(DeltaSnapshot(self._open_at(version), self.storage), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
         found.digest = self._digest(version)
         return found
@@ -201,6 +192,7 @@ class BucketedTable:
         if not is_kept:
             self._kept = None
             self._recent.clear()
+            self._durable_folders.clear()
             return self._open()
         assert self._kept
         before, _ = self._kept
@@ -222,7 +214,7 @@ class BucketedTable:
     def _open(self) -> TableVersion:
         require_sound_log(self.storage)
         try:
-            found = TableVersion(DeltaSnapshot(self._open_at(None)), self._open_at)
+            found = TableVersion(DeltaSnapshot(self._open_at(None), self.storage), self._open_at)
         except Transient:
             raise
         except WritetimeError as e:
@@ -254,7 +246,7 @@ class BucketedTable:
     @property
     def known_files(self) -> int | None:
         """The number of files of the newest version that was loaded, if it is known. Nothing is read for this."""
-        return None if self._kept is None else self._kept[0].file_count
+        return None if self._kept is None else len(self._kept[0].by_path)
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
@@ -272,7 +264,7 @@ class BucketedTable:
             WritetimeError: there is no such table.
         """
         now = self.load()
-        if now.properties.get(VECTORS) == "true":
+        if now.has_vectors:
             # Arrow does not know deletion vectors; the query engine of delta-rs does.
             query = deltalake.QueryBuilder().register("rows", now.table)
             names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
@@ -307,46 +299,48 @@ class BucketedTable:
             if (done := now.transaction(app_id)) is not None and done >= number:
                 return False
             if any((now.transaction(name) or 0) != wanted for name, wanted in (given or {}).items()):
-                raise _conflict(self.storage)
+                raise self.conflict()
             # The given numbers are written again, so that Delta rejects any other commit that changes them at the same
             # time.
             done_now = {app_id: number, **(also or {}), **(given or {})}
-            self._commit(now, [commits.added(self.storage, f, data_change=True) for f in files], done_now, {})
+            self._commit(now, TableChange(add=files), done_now, {})
             return True
 
         return self._retry(attempt)
 
-    def rewrite(
+    def commit(
         self,
         before: TableVersion,
-        remove: Sequence[DataFile],
-        add: Sequence[WrittenFile],
+        change: TableChange,
+        numbers: Mapping[str, int] | None = None,
         *,
-        data_change: bool,
+        numbers_after: Callable[[TableVersion], Mapping[str, int]] | None = None,
         info: Mapping[str, object] | None = None,
-        also: Mapping[str, int] | None = None,
     ) -> None:
-        """Replace files by others in one commit.
+        """Make a change in one commit: (1) open the newest version, (2) require that other commits since `before` have
+        not changed the same, (3) make the names of new files durable, (4) write the commit under the next number, or
+        begin again if another commit has it, (5) write a checkpoint if one is due.
 
         Args:
-            before: the version that the new files were made from.
-            remove: its files to remove.
-            add: the files to add.
-            data_change: False if the rows are the same as before, so that a stream of new rows skips them.
+            before: the version that the change was made from.
+            change: the change.
+            numbers: numbers to store with the commit, by application id.
+            numbers_after: returns further numbers, by the version that the commit follows.
             info: is stored with the commit, for readers of the log.
-            also: numbers to store with the commit, by application id.
 
         Raises:
-            Conflict: one of the files or numbers has been replaced since `before`. Other commits since then do not
-                matter.
+            Conflict: a file of the change, or one of the numbers, has changed since `before`. Other commits since then
+                do not matter.
         """
-        removed = [
-            {"remove": commits.removing(self.storage, f.path, f.bucket, f.size, data_change=data_change)}
-            for f in remove
-        ]
-        actions = [commits.added(self.storage, f, data_change=data_change) for f in add] + removed
-        paths = {f.path for f in remove}
-        self._retry(lambda: self._rewrite(before, paths, actions, also or {}, info or {}))
+        wanted = numbers or {}
+
+        def attempt() -> bool:
+            now = self.load()
+            self._require_same(before, now, change, wanted)
+            self._commit(now, change, {**wanted, **(numbers_after(now) if numbers_after else {})}, info or {})
+            return True
+
+        self._retry(attempt)
 
     def replace(
         self, before: TableVersion, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]
@@ -357,76 +351,60 @@ class BucketedTable:
             before: the version that the new files were made from.
             add: the files to add.
             schema: the fields from now on, without the partition column.
-            also: as in `rewrite`.
+            also: numbers to store with the commit, by application id.
 
         Raises:
             Conflict: the table has been rewritten since `before`.
         """
-        fields = deltalake.Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
 
         def attempt() -> bool:
             now = self.load()
-            done = self._rewritten(now, before, set(), also)
-            now.table.create_write_transaction(
-                [_add_action(self.storage, f) for f in add],
-                "overwrite",
-                fields,
-                [PARTITION],
-                commit_properties=deltalake.CommitProperties(
-                    app_transactions=[transaction.Transaction(*each) for each in done.items()]
-                ),
-                post_commithook_properties=_only_commit(),
-            )
-            self._sync_commit(now.table.version())
-            self.checkpoint_after(now.table.version())
+            self._require_same(before, now, TableChange(before.files), also)
+            self._commit(now, TableChange(now.files, add, fields=schema), also, {})
             return True
 
         self._retry(attempt)
 
-    def _rewrite(
-        self,
-        before: TableVersion,
-        removed: Set[str],
-        actions: Sequence[Action],
-        also: Mapping[str, int],
-        info: Mapping[str, object],
-    ) -> bool:
-        now = self.load()
-        self._commit(now, actions, self._rewritten(now, before, removed, also), info)
-        return True
-
-    def _rewritten(
-        self, now: TableVersion, before: TableVersion, removed: Set[str], also: Mapping[str, int]
-    ) -> Mapping[str, int]:
-        """Return the numbers of a commit that removes files of an earlier version.
-
-        Raises:
-            Conflict: another commit did so meanwhile.
-        """
-        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in also):
-            raise _conflict(self.storage)
-        if now.transaction(_REWRITE) != before.transaction(_REWRITE) and not (
-            removed and removed <= {file.path for file in now.files}
-        ):
-            raise _conflict(self.storage)
-        return {_REWRITE: (now.transaction(_REWRITE) or 0) + 1, **also}
+    def _require_same(
+        self, before: TableVersion, now: TableVersion, change: TableChange, numbers: Mapping[str, int]
+    ) -> None:
+        found = (now.by_path.get(file.path) for file in change.touched)
+        is_touched = any(
+            file is None or file.vector != wanted.vector for file, wanted in zip(found, change.touched, strict=True)
+        )
+        if is_touched or any(now.transaction(name) != before.transaction(name) for name in numbers):
+            raise self.conflict()
 
     def _commit(
-        self, now: TableVersion, actions: Sequence[Action], numbers: Mapping[str, int], info: Mapping[str, object]
+        self, now: TableVersion, change: TableChange, numbers: Mapping[str, int], info: Mapping[str, object]
     ) -> None:
         """Commit after a version.
 
         Raises:
             _Taken: another commit has the next number.
         """
-        every = [commits.about(self.storage, info), *commits.numbers(self.storage, numbers), *actions]
-        written = commits.write_commit(self.storage, now.version + 1, every)
+        self._sync_names(change)
+        head = [commits.about(self.storage, info), *commits.numbers(self.storage, numbers)]
+        actions = [*head, *change.actions(self.storage, now)]
+        written = commits.write_commit(self.storage, now.version + 1, actions)
         if written is None:
             raise _Taken
-        following = now.followed_by(every)
+        following = now.followed_by(actions)
         if following is not None and self._kept is not None and self._kept[0] is now:
             self._keep(following, written)
         self.checkpoint_after(now.version + 1)
+
+    def _sync_names(self, change: TableChange) -> None:
+        """Make the names of new files durable, and those of new folders."""
+        folders = {file.path.rpartition("/")[0] for file in change.add}
+        # Files of vectors are in the folder of the table.
+        for folder in folders | ({""} if change.mark or not folders <= self._durable_folders else set()):
+            self.storage.sync(folder)
+        self._durable_folders |= folders
+
+    def conflict(self) -> Conflict:
+        """Return the error that another process was first."""
+        return Conflict(f"{self.storage.address} has been rewritten by another process: run this again")
 
     def checkpoint_after(self, version: int) -> None:
         """Write a checkpoint after a commit, if one is due.
@@ -567,17 +545,6 @@ def _only_commit() -> "deltalake.PostCommitHookProperties":
     their times with this machine's clock, which may be wrong.
     """
     return deltalake.PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
-
-def _conflict(storage: Storage) -> Conflict:
-    return Conflict(f"{storage.address} has been rewritten by another process: run this again")
-
-
-def _add_action(storage: Storage, file: WrittenFile) -> "transaction.AddAction":
-    add = commits.added(storage, file, data_change=True)["add"]
-    return transaction.AddAction(
-        add["path"], add["size"], add["partitionValues"], add["modificationTime"], add["dataChange"], add["stats"]
-    )
 
 
 def holds_fields(have: pa.Schema, wanted: pa.Schema) -> bool:

@@ -7,7 +7,6 @@ conditional put in object stores).
 
 import functools
 import hashlib
-import json
 import os
 import time
 import uuid
@@ -21,7 +20,7 @@ from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.extras import WhenUsed
 from writetime.core.outages import kind_of
 from writetime.core.private_folders import restrict_home
-from writetime.delta.parquet import PARTITION, Unreadable, WrittenFile, fault_of
+from writetime.delta.parquet import Unreadable, fault_of
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
 
@@ -103,14 +102,7 @@ def digest_of(commit: bytes) -> int:
 
 
 def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
-    """Write a commit; return its file, or None if there is another one with its number. It is durable, and so are the
-    names of the files that it adds.
-    """
-    actions = list(actions)
-    added = [action["add"] for action in actions if "add" in action]
-    # Files of vectors are in the folder of the table.
-    for folder in {"", *(add["path"].rpartition("/")[0] for add in added if "deletionVector" not in add)}:
-        storage.sync(folder)
+    """Write a commit, durably; return its file, or None if there is another one with its number."""
     data = _serialised(version, actions)
     # A client repeats a request whose answer was lost. Then the store answers that the file exists.
     is_made = put_new(storage, commit_name(version), data) or read_commit(storage, version) == data
@@ -178,42 +170,6 @@ def numbers(storage: Storage, values: Mapping[str, int]) -> list[Action]:
     """Return the actions that record numbers by application id."""
     now = millis(storage)
     return [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in values.items()]
-
-
-def added(storage: Storage, file: WrittenFile, *, data_change: bool) -> Action:
-    """Return the action that adds a file."""
-    statistics: dict[str, object] = {"numRecords": file.rows}
-    if file.first_token is not None:
-        statistics["minValues"] = {"token": file.first_token}
-        statistics["maxValues"] = {"token": file.last_token}
-        statistics["nullCount"] = {"token": 0}
-    return {"add": adding(file.path, file.bucket, file.size, millis(storage), statistics, data_change=data_change)}
-
-
-def adding(
-    path: str, bucket: int, size: int, modified: int, statistics: Mapping[str, object], *, data_change: bool
-) -> Action:
-    """Return the content of an action that adds a file, last modified at a time (milliseconds)."""
-    return {
-        "path": path,
-        "partitionValues": {PARTITION: str(bucket)},
-        "size": size,
-        "modificationTime": modified,
-        "dataChange": data_change,
-        "stats": json.dumps(statistics),
-    }
-
-
-def removing(storage: Storage, path: str, bucket: int, size: int, *, data_change: bool) -> Action:
-    """Return the content of an action that removes a file now."""
-    return {
-        "path": path,
-        "deletionTimestamp": millis(storage),
-        "dataChange": data_change,
-        "extendedFileMetadata": True,
-        "partitionValues": {PARTITION: str(bucket)},
-        "size": size,
-    }
 
 
 def millis(storage: Storage) -> int:

@@ -1,5 +1,8 @@
 """A version of a Delta table, with its files. The actions of a commit give the next version, so a stream of commits is
 followed without reading the rest of the log again.
+
+delta-rs opens a version. It does not return the deletion vectors of its files, so the files of a table that may have
+vectors come from the checkpoint and the commits of the log.
 """
 
 import json
@@ -11,10 +14,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.delta.buckets import ALL
-from writetime.delta.commits import Action
+from writetime.delta.checkpoints import read_checkpoint
+from writetime.delta.commits import Action, actions_of, read_commit
+from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.parquet import PARTITION
+from writetime.delta.storage import Storage
 
 if TYPE_CHECKING:
     import deltalake
@@ -24,6 +31,10 @@ else:
     exceptions = WhenUsed("deltalake.exceptions")
 
 BUCKETS = "writetime.buckets"
+VECTORS = "delta.enableDeletionVectors"
+"""The property of a table that may have deletion vectors."""
+VECTORS_FEATURE = "deletionVectors"
+"""The feature of a table that has, or had, deletion vectors (Delta's protocol)."""
 # The name of a transaction with the digest of a commit follows that of the one with its number.
 _DIGEST = "/commit"
 
@@ -45,13 +56,21 @@ class CommitId(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`."""
+    """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`. `rows` is the number
+    of all rows, and `vector` names those that no longer count.
+    """
 
     path: str
     bucket: int
     rows: int
     size: int
     added_at: int
+    vector: DeletionVector | None = None
+
+    @property
+    def marked(self) -> int:
+        """The number of its rows that no longer count."""
+        return self.vector.count if self.vector else 0
 
 
 @dataclass
@@ -59,6 +78,7 @@ class DeltaSnapshot:
     """A version that delta-rs has opened. Later versions share its schema and properties, until these change."""
 
     table: "deltalake.DeltaTable"
+    storage: Storage
     _numbers: dict[str, int | None] = field(default_factory=dict)
 
     @cached_property
@@ -78,13 +98,31 @@ class DeltaSnapshot:
 
     @cached_property
     def files(self) -> dict[str, DataFile]:
-        """The files by their paths."""
+        """The files by their paths.
+
+        Raises:
+            WritetimeError: a file of the log is missing or cannot be read.
+        """
+        if VECTORS_FEATURE in (self.table.protocol().reader_features or []):
+            return self._files_with_vectors()
         actions = pa.table(self.table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return {}
         names = ("path", f"partition.{PARTITION}", "num_records", "size_bytes", "modification_time")
         rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
         return {path: DataFile(path, _bucket(bucket), count, size, at * 1000) for path, bucket, count, size, at in rows}
+
+    def _files_with_vectors(self) -> dict[str, DataFile]:
+        version = self.table.version()
+        at, rows = read_checkpoint(self.storage, version, "add")
+        files: dict[str, DataFile] = {}
+        _apply(files, [{"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows])
+        for number in range(at + 1, version + 1):
+            commit = read_commit(self.storage, number)
+            if commit is None:
+                raise WritetimeError(f"{self.storage.address}: its log has no commit {number}")
+            _apply(files, actions_of(self.storage, number, commit))
+        return files
 
     def transaction(self, app_id: str, open_later: "Callable[[], deltalake.DeltaTable]") -> int | None:
         """Return the number of the application's last transaction; it is the same in the version that `open_later`
@@ -133,12 +171,22 @@ class TableVersion:
     @cached_property
     def files(self) -> list[DataFile]:
         """The files, in the order of their paths."""
-        return sorted(self._by_path.values(), key=lambda f: f.path)
+        return sorted(self.by_path.values(), key=lambda f: f.path)
 
     @property
-    def file_count(self) -> int:
-        """The number of files."""
-        return len(self._by_path)
+    def by_path(self) -> Mapping[str, DataFile]:
+        """The files by their paths."""
+        return self._opened.files if self._paths is None else self._paths
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows that count."""
+        return sum(file.rows - file.marked for file in self.by_path.values())
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows may be marked by deletion vectors from now on."""
+        return self.properties.get(VECTORS) == "true"
 
     @cached_property
     def by_bucket(self) -> dict[int, list[DataFile]]:
@@ -179,33 +227,33 @@ class TableVersion:
 
     def followed_by(self, actions: Sequence[Action]) -> "TableVersion | None":
         """Return the next version, by the actions of its commit; None if these change the table itself."""
-        files, numbers = dict(self._by_path), dict(self._numbers)
-        new: list[Action] = []
-        for action in actions:
-            if "remove" in action:
-                files.pop(unquote(action["remove"]["path"]), None)
-            elif "add" in action:
-                new.append(action["add"])
-            elif "txn" in action:
-                numbers[action["txn"]["appId"]] = action["txn"]["version"]
-            elif "metaData" in action or "protocol" in action:
-                return None
-        # A file that gets another deletion vector is removed and added.
-        for add in new:
-            file = file_of(add | {"path": unquote(add["path"])})
-            files[file.path] = file
+        if any("metaData" in action or "protocol" in action for action in actions):
+            return None
+        files, numbers = dict(self.by_path), dict(self._numbers)
+        _apply(files, actions)
+        numbers |= {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
         return TableVersion(self._opened, self._open_at, (self.version + 1, files, numbers))
 
-    @property
-    def _by_path(self) -> Mapping[str, DataFile]:
-        return self._opened.files if self._paths is None else self._paths
+
+def _apply(files: dict[str, DataFile], actions: Iterable[Action]) -> None:
+    """Apply the actions of one commit to files by their paths. A file that gets another deletion vector is removed and
+    added.
+    """
+    added = []
+    for action in actions:
+        if "remove" in action:
+            files.pop(unquote(action["remove"]["path"]), None)
+        elif "add" in action:
+            added.append(_file_of(action["add"]))
+    files |= {file.path: file for file in added}
 
 
-def file_of(add: Action) -> DataFile:
-    """Return the file that an action adds, by its path as it is in the log."""
+def _file_of(add: Action) -> DataFile:
+    """Return the file that an action of the log adds."""
     rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
     bucket = _bucket(add["partitionValues"][PARTITION])
-    return DataFile(add["path"], bucket, rows, add["size"], add["modificationTime"] * 1000)
+    at, vector = add["modificationTime"] * 1000, DeletionVector.of_action(add.get("deletionVector"))
+    return DataFile(unquote(add["path"]), bucket, rows, add["size"], at, vector)
 
 
 def _bucket(value: str | int | None) -> int:

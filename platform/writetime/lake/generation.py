@@ -26,6 +26,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
 from writetime.delta.parquet import HOT_LAYOUT, WrittenFile, read_file, write_file
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
 from writetime.lake.history import raise_history
@@ -142,7 +143,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
     number = {GENERATION: generation_of(changes) + 1} if removed else {}
     # This is done before the commit, because after a kill between the two, nothing would show that it is missing.
     raise_history(table, at)
-    table.changes.rewrite(changes, removed, written, data_change=True, also=seen | number)
+    table.changes.commit(changes, TableChange(removed, written), seen | number)
 
 
 def _log_times(files: pa.Array) -> np.ndarray:

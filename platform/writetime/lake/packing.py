@@ -24,6 +24,7 @@ from writetime.delta.parquet import (
     write_file,
 )
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner, portions
 from writetime.lake.retention import folded_changes, used_changes
@@ -154,5 +155,5 @@ def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFil
     tasks = [_Pack(b, table.buckets, files, table.changes.storage, schema, prefix) for b, files in chosen.items()]
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for files in chosen.values() for file in files]
-    table.changes.rewrite(changes, removed, written, data_change=False)
+    table.changes.commit(changes, TableChange(removed, written, is_new_data=False))
     return len(removed)

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import Transient, WritetimeError
-from writetime.delta.bucketed_table import REMEMBER_REMOVED, BucketedTable
-from writetime.delta.live_files import has_vectors
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.parquet import WrittenFile, conform, sort, write_rows
 from writetime.delta.store_clock import clock_fault, require_right_clock
+from writetime.delta.table_changes import REMEMBER_REMOVED, TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
@@ -92,7 +92,7 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     ]
     written = [file for files in run(_Trim.run, tasks) for file in files]
     removed = [file for files in old.values() for file in files]
-    table.changes.rewrite(changes, removed, written, data_change=False)
+    table.changes.commit(changes, TableChange(removed, written, is_new_data=False))
     return len(removed)
 
 
@@ -190,7 +190,7 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     """
     # Also if it was set while other steps ran.
     require_right_clock(table.changes.storage)
-    for part in (table.state, *([] if has_vectors(table.view.load()) else [table.view])):
+    for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
     for part in (table.changes, table.state, *([table.row_events] if table.row_events.exists() else [])):

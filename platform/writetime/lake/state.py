@@ -18,6 +18,7 @@ from writetime.delta.bucketed_table import ATTEMPTS, Conflict
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, count_parts
 from writetime.delta.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.files.merging import MergeTask, Runner, Source, merge_files, write_state
 from writetime.lake.contents import (
@@ -217,7 +218,7 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
     if staged:
         staged(merged)
     replaced = [file for chosen in (levels, dropped) for files in chosen.values() for file in files]
-    table.state.rewrite(state, replaced, merged, data_change=False)
+    table.state.commit(state, TableChange(replaced, merged, is_new_data=False))
     return len(levels.keys() | dropped.keys())
 
 
@@ -262,7 +263,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
         levels = merged + (_merged_late(table, now, added, dropped, horizon) if added else [])
         also = {FOLDED: folded_version(now) or 0, HORIZON: horizon}
         with suppress(Conflict):
-            table.state.rewrite(now, gone, levels, data_change=False, also=also)
+            table.state.commit(now, TableChange(gone, levels, is_new_data=False), also)
             return len(chosen)
     raise Conflict(f"{storage.address} has been rewritten by another process: run this again")
 
@@ -322,7 +323,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     rebuilt = (state.transaction(_REBUILT) or 0) + 1
     numbers = changes.commit_id.numbers(FOLDED) | {GENERATION: generation_of(changes), _REBUILT: rebuilt}
     if created_of(state) == created_of(changes):
-        table.state.rewrite(state, state.files, levels, data_change=False, also=numbers)
+        table.state.commit(state, TableChange(state.files, levels, is_new_data=False), numbers)
     else:
         table.state.replace(state, levels, change_schema(schema), numbers | {CREATED: created_of(changes)})
     return len(changes.files)

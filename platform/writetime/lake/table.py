@@ -21,10 +21,10 @@ from pyarrow import fs
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
-from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, holds_fields, takes_fields
+from writetime.delta.bucketed_table import BucketedTable, holds_fields, takes_fields
 from writetime.delta.buckets import check_buckets
-from writetime.delta.live_files import LiveFiles
 from writetime.delta.storage import Storage, lake_storage
+from writetime.delta.table_changes import FORGET_REMOVED
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.cache import Cache
 from writetime.lake.evolution import join_schemas
@@ -64,7 +64,6 @@ class LakeTable:
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
-        self.view_files = LiveFiles(self.view)
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 
@@ -268,9 +267,8 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
     delta: BucketedTable = getattr(table, part)
     try:
         if delta.exists():
-            delta.load()
-        if delta is table.view and delta.exists():
-            table.view_files.load()
+            # Its files are read from the log only when they are wanted.
+            len(delta.load().files)
     except Transient:
         raise
     except WritetimeError:

@@ -10,7 +10,9 @@ from contextlib import suppress
 from pyarrow import fs
 
 from writetime.core.outages import is_outage
-from writetime.delta.live_files import has_vectors
+from writetime.delta.checkpoints import read_checkpoint
+from writetime.delta.commits import actions_of, read_commit
+from writetime.delta.deletion_vectors import DeletionVector
 from writetime.lake.table import LakeTable
 
 STREAM_HOURS = 1
@@ -41,7 +43,7 @@ def trim_view(table: LakeTable, trimmed: int) -> int:
     until = int((time.time() - STREAM_HOURS * _HOUR) * 1000)
     # The clock may have been set back.
     after = trimmed if trimmed <= until else 0
-    removed = _removed(table)
+    removed = removed_files(table)
     _delete(table, {path for path, at in removed if after < at <= until} - _needed(table, removed, until))
     return until
 
@@ -50,32 +52,38 @@ def vacuum_view(table: LakeTable, hours: float) -> list[str]:
     """Delete all files that no version of the last `hours` names, including those of failed tasks; return them. In a
     view with deletion vectors, one hour applies.
     """
-    seconds = time.time() - (STREAM_HOURS if has_vectors(table.view.load()) else hours) * _HOUR
+    seconds = time.time() - (STREAM_HOURS if table.view.load().has_vectors else hours) * _HOUR
     found = table.view.storage.filesystem().get_file_info(fs.FileSelector("", recursive=True))
     old = {
         info.path
         for info in found
         if info.is_file and not info.path.startswith("_delta_log/") and info.mtime.timestamp() <= seconds
     }
-    gone = old - _needed(table, _removed(table), int(seconds * 1000))
+    gone = old - _needed(table, removed_files(table), int(seconds * 1000))
     _delete(table, gone)
     return sorted(gone)
 
 
 def _needed(table: LakeTable, removed: Iterable[tuple[str, int]], until: int) -> set[str]:
     """Return the files that a version since a time (milliseconds) names."""
-    live = table.view_files.load().files.values()
-    named = {each.file.path for each in live} | {each.vector.path for each in live if each.vector}
+    live = table.view.load().files
+    named = {file.path for file in live} | {file.vector.path for file in live if file.vector}
     return {path for path in named if path} | {path for path, at in removed if at > until}
 
 
-def _removed(table: LakeTable) -> list[tuple[str, int]]:
-    """Return the removed files, including those of vectors, with the times of their removal (milliseconds)."""
+def removed_files(table: LakeTable) -> list[tuple[str, int]]:
+    """Return the files that the log still lists as removed, with the times (milliseconds). Files that got another
+    vector are among them, and so are the files of vectors.
+    """
+    storage, now = table.view.storage, table.view.load().version
+    at, actions = read_checkpoint(storage, now, "remove")
+    for version in range(at + 1, now + 1):
+        if commit := read_commit(storage, version):
+            actions += [each["remove"] for each in actions_of(storage, version, commit) if "remove" in each]
     found = []
-    for path, vector, millis in table.view_files.removed():
-        found.append((path, millis))
-        if vector and vector.path:
-            found.append((vector.path, millis))
+    for action in actions:
+        vector, millis = DeletionVector.of_action(action.get("deletionVector")), action["deletionTimestamp"] or 0
+        found += [(path, millis) for path in (action["path"], vector and vector.path) if path]
     return found
 
 

@@ -12,10 +12,10 @@ from functools import partial
 
 import pyarrow as pa
 
-from writetime.delta.live_files import ViewCommit
 from writetime.delta.parquet import WrittenFile, deleted_if_refused, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import TableVersion
 from writetime.files.merging import Runner, merge_files
 from writetime.files.row_form import to_micros
@@ -23,11 +23,9 @@ from writetime.lake.contents import BucketContents, StateFiles
 from writetime.lake.history import require_history, until
 from writetime.lake.state import Staged, contents, generation_of
 from writetime.lake.table import LakeTable
+from writetime.lake.view_commits import commit_view
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
-
-AS_OF = "writetime.as_of"
-"""The time of a compacted view (microseconds), with its commit."""
 
 SEQUENCE = "view/sequence"
 """The number of a commit to the view."""
@@ -128,7 +126,7 @@ def rewrite(
     Raises:
         Conflict: another process changed the view meanwhile: run this again.
     """
-    before = table.view_files.load()
+    before = table.view.load()
     # The state first, as for `bucket_views`.
     state = table.state.load()
     changes = table.changes.load()
@@ -143,14 +141,14 @@ def rewrite(
     if staged:
         with deleted_if_refused(table.view.storage, written):
             staged(written)
-    change = ViewCommit(remove=list(before.files.values()), add=written)
+    change = TableChange(before.files, written, vectors=False)
     numbers = {
-        SEQUENCE: (before.version.transaction(SEQUENCE) or 0) + 1,
+        SEQUENCE: (before.transaction(SEQUENCE) or 0) + 1,
         VIEW_GENERATION: generation_of(changes),
         VIEW_AS_OF: instant,
     }
     numbers |= changes.commit_id.numbers(VIEW_CHANGES) | state.commit_id.numbers(VIEW_STATE)
-    table.view_files.commit(before, change, numbers, {AS_OF: str(instant)}, vectors=False)
+    commit_view(table, before, change, numbers, instant)
     return sum(file.rows for file in written)
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, read_file, uncompressed_size, write_file
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import portions
 from writetime.lake.packing import FAN, SORTED_AT_ONCE
@@ -68,7 +69,7 @@ def pack_events(table: LakeTable) -> int:
         events = pa.concat_tables(read_file(storage, file.path, fields) for file in files)
         name = f"{PREFIX}{chosen[-1].last}-"
         written = write_file(storage, events, ALL, events["token"], name)
-        table.row_events.rewrite(stream, files, [written], data_change=False)
+        table.row_events.commit(stream, TableChange(files, [written], is_new_data=False))
         packed += len(files)
     return packed
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
-from writetime.delta.bucketed_table import FORGET_REMOVED, BucketedTable, Conflict, takes_fields
+from writetime.delta.bucketed_table import BucketedTable, Conflict, takes_fields
 from writetime.delta.parquet import Unreadable, WrittenFile, write_rows
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import FORGET_REMOVED, TableChange
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.merging import Runner
 from writetime.lake.packing import FAN
@@ -148,7 +149,7 @@ def extend(
     numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
     numbers |= {TABLE_GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})
     if newest and not last:
-        delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
+        delta.commit(stream, TableChange(stream.files, written), numbers)
     elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
         # The other batch may have read only earlier changes.
         raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")

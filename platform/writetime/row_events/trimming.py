@@ -15,6 +15,7 @@ from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.delta.buckets import ALL, bucket_of_part, buckets_of
 from writetime.delta.parquet import WrittenFile, read_file, write_rows
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile
 from writetime.files.merging import Runner, Source, portions
 from writetime.lake.state import in_parts
@@ -65,7 +66,7 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
         for part, files in files_of.items()
     ]
     written = [file for files in run(_Merge.run, tasks) for file in files]
-    table.row_events.rewrite(stream, old, written, data_change=False, also={MERGED: last})
+    table.row_events.commit(stream, TableChange(old, written, is_new_data=False), {MERGED: last})
     return sum(file.rows for file in old) - sum(file.rows for file in written)
 
 

@@ -65,13 +65,13 @@ def compare_view(table: LakeTable) -> CompactedView | None:
     Raises:
         Transient: the lake cannot be read at the moment.
     """
-    now = table.view_files.load()
-    position = position_of(now.version, NAMES)
+    now = table.view.load()
+    position = position_of(now, NAMES)
     if position is None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
     met: list[Exception] = []
     try:
-        found = _compare(table, now.version, position, met)
+        found = _compare(table, now, position, met)
     except (WritetimeError, FileNotFoundError, exceptions.DeltaError, duckdb.Error) as e:
         # DuckDB and delta-rs pass on the text of an error of the store, and not its kind.
         cause = met[0] if met else OSError(str(e)) if isinstance(e, exceptions.DeltaError | duckdb.Error) else e

@@ -15,13 +15,14 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.deletion_vectors import read_vector
-from writetime.delta.live_files import LiveFile, LiveVersion, ViewCommit
 from writetime.delta.parquet import PLACE, WrittenFile, conform, open_file
 from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
+from writetime.delta.versions import DataFile, TableVersion, by_folder
 from writetime.files.merging import Runner, portions
 from writetime.lake.packing import SORTED_AT_ONCE, to_pack
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lake.views import AS_OF
+from writetime.lake.view_commits import commit_view, is_ours
 from writetime.view.placed_rows import NAMES, is_placed, write_placed
 
 FAN = 4
@@ -41,7 +42,7 @@ class _Pack:
 
     bucket: int
     buckets: int
-    files: tuple[LiveFile, ...]
+    files: tuple[DataFile, ...]
     schema: pa.Schema
     storage: Storage
 
@@ -67,14 +68,14 @@ class _Pack:
                     found.setdefault(bucket, []).append(table.filter(pa.array(owners == bucket)))
         return [file for bucket, parts in found.items() for file in write_placed(self.storage, _sorted(parts), bucket)]
 
-    def _rows(self, each: LiveFile) -> pa.Table:
-        with open_file(self.storage, each.file.path) as file:
-            place = file.schema_arrow.field(PLACE)
-            rows = file.read([name for name in file.schema_arrow.names if name in {*self.schema.names, PLACE}])
+    def _rows(self, file: DataFile) -> pa.Table:
+        with open_file(self.storage, file.path) as opened:
+            place = opened.schema_arrow.field(PLACE)
+            rows = opened.read([name for name in opened.schema_arrow.names if name in {*self.schema.names, PLACE}])
         counts = np.ones(len(rows), bool)
-        counts[read_vector(self.storage, each.vector).to_array()] = False
+        counts[read_vector(self.storage, file.vector).to_array()] = False
         full = pa.schema([*self.schema, place])
-        return conform(rows.filter(pa.array(counts)), full, f"{self.storage.address}/{each.file.path}")
+        return conform(rows.filter(pa.array(counts)), full, f"{self.storage.address}/{file.path}")
 
 
 def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
@@ -90,10 +91,10 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     Files are written again for their marked rows, together at most as many rows as the largest of them has, so that a
     refresh after it does not wait for many.
     """
-    before = table.view_files.load()
+    before = table.view.load()
     # If another program has changed the view, the next refresh writes all rows.
     storage = table.view.storage
-    chosen = _chosen(storage, before) if before.is_ours else []
+    chosen = _chosen(storage, before) if is_ours(before) else []
     if not chosen:
         return 0
     schema = view_schema(table.schema())
@@ -101,36 +102,33 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for _, files in chosen for file in files]
     try:
-        info = {AS_OF: str(before.version.transaction(NAMES.as_of) or 0)}
-        table.view_files.commit(before, ViewCommit(removed, written), {}, info, data_change=False)
+        change = TableChange(removed, written, is_new_data=False)
+        commit_view(table, before, change, {}, before.transaction(NAMES.as_of) or 0)
     except Conflict:
         # A refresh has marked rows of these files meanwhile.
         return 0
     return len(removed)
 
 
-def _chosen(storage: Storage, version: LiveVersion) -> list[tuple[int, list[LiveFile]]]:
+def _chosen(storage: Storage, version: TableVersion) -> list[tuple[int, list[DataFile]]]:
     """Return the groups of files to replace, each by one file, with their buckets."""
-    chosen: list[tuple[int, list[LiveFile]]] = []
-    by_bucket: dict[int, list[LiveFile]] = {}
-    placed = [each for each in version.files.values() if is_placed(each)]
-    for each in placed:
-        by_bucket.setdefault(each.file.bucket, []).append(each)
-    for bucket, files in sorted(by_bucket.items()):
-        live = [replace(each.file, size=_live_size(each)) for each in files if each.file.size <= _LARGEST]
+    chosen: list[tuple[int, list[DataFile]]] = []
+    placed = [file for file in version.files if is_placed(file)]
+    for bucket, files in sorted(by_folder(placed).items()):
+        live = [replace(file, size=_live_size(file)) for file in files if file.size <= _LARGEST]
         if folded := {file.path for file in to_pack(storage, live, FAN)}:
-            chosen.append((bucket, [each for each in files if each.file.path in folded]))
-    taken = {each.file.path for _, files in chosen for each in files}
-    marked = [each for each in placed if each.file.path not in taken and each.marked * _SHARE > each.file.rows]
-    most_rows = max((each.file.rows for each in marked), default=0)
+            chosen.append((bucket, [file for file in files if file.path in folded]))
+    taken = {file.path for _, files in chosen for file in files}
+    marked = [file for file in placed if file.path not in taken and file.marked * _SHARE > file.rows]
+    most_rows = max((file.rows for file in marked), default=0)
     rows = 0
-    for each in sorted(marked, key=lambda each: each.marked / each.file.rows, reverse=True):
-        rows += each.file.rows
+    for file in sorted(marked, key=lambda file: file.marked / file.rows, reverse=True):
+        rows += file.rows
         if rows > most_rows:
             break
-        chosen.append((each.file.bucket, [each]))
+        chosen.append((file.bucket, [file]))
     return chosen
 
 
-def _live_size(each: LiveFile) -> int:
-    return round(each.file.size * (1 - each.marked / each.file.rows))
+def _live_size(file: DataFile) -> int:
+    return round(file.size * (1 - file.marked / file.rows))

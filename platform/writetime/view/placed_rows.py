@@ -12,9 +12,9 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.core.extras import WhenUsed
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.deletion_vectors import read_vector
-from writetime.delta.live_files import LiveFile
 from writetime.delta.parquet import PLACE, WrittenFile, write_file
 from writetime.delta.storage import Storage
+from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
 from writetime.files.key_ranges import rows_at
 from writetime.lake.views import AFTER, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
@@ -39,9 +39,9 @@ THERE = "rows that were there"
 _PLACE_NAMES = ("token", "key", "position")
 
 
-def is_placed(file: LiveFile) -> bool:
+def is_placed(file: DataFile) -> bool:
     """Return whether the rows of a file of the view have their places. Files of other engines have none."""
-    return file.file.path.rpartition("/")[2].startswith(PREFIX)
+    return file.path.rpartition("/")[2].startswith(PREFIX)
 
 
 def with_places(rows: pa.Table, places: Iterable[pa.Array | pa.ChunkedArray]) -> pa.Table:
@@ -92,7 +92,7 @@ class Refresh:
     """
 
     rows: ChangedRows
-    files: tuple[LiveFile, ...]
+    files: tuple[DataFile, ...]
     storage: Storage
     cache: Cache
     counts_there: bool = False
@@ -126,10 +126,10 @@ class Refresh:
         # Others need not be opened.
         owners = {ALL, *np.unique(buckets_of(tokens, self.rows.buckets)).tolist()}
         found = [
-            (each, numbers, rows)
-            for each in self.files
-            if each.file.bucket in owners
-            for numbers, rows in self.cache.numbers(self.storage, each.file, places)
+            (file, numbers, rows)
+            for file in self.files
+            if file.bucket in owners
+            for numbers, rows in self.cache.numbers(self.storage, file, places)
         ]
         # A search also finds static rows of the partitions.
         candidates = [
@@ -141,9 +141,9 @@ class Refresh:
         is_old[group[: len(tokens)]] = True
         same = is_old[group[len(tokens) :]]
         start = 0
-        for each, numbers, _ in found:
+        for file, numbers, _ in found:
             end = start + len(numbers)
-            rows = pyroaring.BitMap(numbers[same[start:end]].astype(np.uint32)) - read_vector(self.storage, each.vector)
+            rows = pyroaring.BitMap(numbers[same[start:end]].astype(np.uint32)) - read_vector(self.storage, file.vector)
             start = end
             if rows:
-                yield each.file.path, rows
+                yield file.path, rows

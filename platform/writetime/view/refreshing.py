@@ -13,26 +13,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
-from writetime.delta.bucketed_table import takes_fields
+from writetime.delta.bucketed_table import BucketedTable, takes_fields
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import read_vector, write_vectors
-from writetime.delta.live_files import LiveFile, LiveVersion, ViewCommit, has_vectors
 from writetime.delta.parquet import Unreadable, WrittenFile, deleted_if_refused
 from writetime.delta.store_clock import require_right_clock
-from writetime.delta.versions import TableVersion
+from writetime.delta.table_changes import TableChange
+from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
 from writetime.files.point_reads import next_expiry
 from writetime.lake import views
 from writetime.lake.contents import StateFiles
 from writetime.lake.state import generation_of, pending
 from writetime.lake.table import LakeTable, created_of, view_schema
+from writetime.lake.view_commits import commit_view, is_ours
 from writetime.lake.view_retention import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
-from writetime.lake.views import AS_OF, present_views, time_of_lake
+from writetime.lake.views import present_views, time_of_lake
 from writetime.row_events.changed_rows import (
     Position,
     TooLate,
@@ -54,6 +56,9 @@ else:
 
 TRIM_EVERY = 64
 """The number of refreshes after which one also deletes replaced files, if this is not due sooner."""
+
+TRIMS_AT: WeakKeyDictionary[BucketedTable, float] = WeakKeyDictionary()
+"""The time from which a view is trimmed again after a failure (monotonic seconds)."""
 
 MARKED = "rows marked"
 """The name of the number of rows that a refresh marks."""
@@ -93,13 +98,13 @@ class _Opened:
     They are opened in this order: the state never holds more than the changes that are read after it.
     """
 
-    before: LiveVersion
+    before: TableVersion
     state: TableVersion
     changes: TableVersion
 
     @property
     def last(self) -> Position | None:
-        return position_of(self.before.version, NAMES)
+        return position_of(self.before, NAMES)
 
     @property
     def unchanged(self) -> Refreshed:
@@ -139,7 +144,7 @@ def refresh(
     Raises:
         Conflict: another process changed the view meanwhile: run this again.
     """
-    opened = _Opened(table.view_files.load(), table.state.load(), table.changes.load())
+    opened = _Opened(table.view.load(), table.state.load(), table.changes.load())
     if generation_of(opened.state) != generation_of(opened.changes):
         # Landing is about to rebuild the state.
         return opened.unchanged
@@ -175,12 +180,12 @@ def _with_fields(table: LakeTable, opened: _Opened) -> tuple[_Opened, bool]:
     """Give the view the columns of the table's schema, and return whether its rows must be written again for them."""
     # Another program may have restored a version from before a column was added.
     wanted = view_schema(table.schema(opened.changes))
-    begins = not takes_fields(opened.before.version.fields, wanted)
+    begins = not takes_fields(opened.before.fields, wanted)
     if begins:
         # An earlier release wrote values in another form.
-        table.view.replace(opened.before.version, [], wanted, {})
+        table.view.replace(opened.before, [], wanted, {})
     if table.view.add_fields(wanted) or begins:
-        opened = replace(opened, before=table.view_files.load())
+        opened = replace(opened, before=table.view.load())
     return opened, begins
 
 
@@ -207,13 +212,13 @@ def _commit(
     before = opened.before
     change = _change(table, before, found, whole=whole)
     numbers = Position(batch, opened.changes.commit_id, opened.state.commit_id).numbers(NAMES)
-    trimmed = before.version.transaction(TRIMMED) or 0
+    trimmed = before.transaction(TRIMMED) or 0
     trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
-    if trims := trims and time.monotonic() >= table.view_files.trims_at:
+    if trims := trims and time.monotonic() >= TRIMS_AT.get(table.view, 0.0):
         with _logged(table):
             require_right_clock(table.view.storage)
             numbers[TRIMMED] = trim_view(table, trimmed)
-    table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
+    commit_view(table, before, change, numbers, batch.as_of)
     packed = pack(table, run)
     if trims:
         with _logged(table):
@@ -227,9 +232,9 @@ def _has_present_rows(table: LakeTable, opened: _Opened) -> bool:
     column was added or dropped, and nothing expired.
     """
     before, changes, last = opened.before, opened.changes, opened.last
-    if last is None or has_vectors(before.version) or not before.is_ours:
+    if last is None or before.has_vectors or not is_ours(before):
         return False
-    if last.batch.generation != generation_of(changes) or created_of(before.version) != created_of(changes):
+    if last.batch.generation != generation_of(changes) or created_of(before) != created_of(changes):
         return False
     if not table.changes.has_commit(last.changes, changes):
         return False
@@ -254,12 +259,10 @@ def move_on(table: LakeTable) -> None:
     Raises:
         Conflict: another process changed the view meanwhile.
     """
-    before = table.view_files.load()
-    last = position_of(before.version, NAMES)
-    if last and before.is_ours and (position := moved_on(table, last)):
-        info = {AS_OF: str(last.batch.as_of)}
-        numbers, vectors = position.numbers(NAMES), has_vectors(before.version)
-        table.view_files.commit(before, ViewCommit(), numbers, info, data_change=False, vectors=vectors)
+    before = table.view.load()
+    last = position_of(before, NAMES)
+    if last and is_ours(before) and (position := moved_on(table, last)):
+        commit_view(table, before, TableChange(is_new_data=False), position.numbers(NAMES), last.batch.as_of)
 
 
 @contextmanager
@@ -268,7 +271,7 @@ def _logged(table: LakeTable) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        table.view_files.trims_at = time.monotonic() + DUE_SECONDS
+        TRIMS_AT[table.view] = time.monotonic() + DUE_SECONDS
         _log.warning("%s: what its view has replaced cannot be deleted: %s", table.name, reason_of(e))
 
 
@@ -284,13 +287,13 @@ def _write_changed(
     before, last = opened.before, opened.last
     if last is None:
         raise _Whole("it was not written with deletion vectors")
-    if last.batch.generation != batch.generation or created_of(before.version) != created_of(opened.changes):
+    if last.batch.generation != batch.generation or created_of(before) != created_of(opened.changes):
         raise _Whole("the table began a generation")
-    if unknown := [each for each in before.files.values() if not is_placed(each)]:
+    if unknown := [file for file in before.files if not is_placed(file)]:
         raise _Whole(
-            f"the rows of {unknown[0].file.path} have no places: lake.view was another, or another program wrote it"
+            f"the rows of {unknown[0].path} have no places: lake.view was another, or another program wrote it"
         )
-    if not before.is_ours:
+    if not is_ours(before):
         raise _Whole("another program changed its files or deletion vectors")
     batch = replace(batch, as_of=as_of_next(last, batch.as_of))
     rows = next_rows(table, last, opened.state, opened.changes, batch)
@@ -309,8 +312,8 @@ def _write_changed(
     return found, batch
 
 
-def _files_of(version: LiveVersion, bucket: int) -> tuple[LiveFile, ...]:
-    return tuple(f for f in version.files.values() if bucket == ALL or f.file.bucket in {bucket, ALL})
+def _files_of(version: TableVersion, bucket: int) -> tuple[DataFile, ...]:
+    return tuple(file for file in version.files if bucket == ALL or file.bucket in {bucket, ALL})
 
 
 def _joined(several: Iterable[PlacedFiles]) -> PlacedFiles:
@@ -329,15 +332,16 @@ def _joined(several: Iterable[PlacedFiles]) -> PlacedFiles:
     return PlacedFiles(files, marks, gone, unfit, counts)
 
 
-def _change(table: LakeTable, before: LiveVersion, found: PlacedFiles, *, whole: bool) -> ViewCommit:
-    """Return the actions to commit. A file whose rows are all marked leaves the view."""
+def _change(table: LakeTable, before: TableVersion, found: PlacedFiles, *, whole: bool) -> TableChange:
+    """Return the change to commit. A file whose rows are all marked leaves the view."""
     if whole:
-        return ViewCommit(remove=list(before.files.values()), add=found.files)
+        return TableChange(before.files, found.files, vectors=True)
     storage = table.view.storage
-    touched = [before.files[path] for path in found.marks]
-    marked = {each.file.path: read_vector(storage, each.vector) | found.marks[each.file.path] for each in touched}
-    empty = [each for each in touched if len(marked[each.file.path]) == each.file.rows]
-    for each in empty:
-        del marked[each.file.path]
+    touched = [before.by_path[path] for path in found.marks]
+    marked = {file.path: read_vector(storage, file.vector) | found.marks[file.path] for file in touched}
+    empty = [file for file in touched if len(marked[file.path]) == file.rows]
+    for file in empty:
+        del marked[file.path]
     vectors = write_vectors(storage, marked)
-    return ViewCommit(empty, found.files, [(before.files[path], vector) for path, vector in vectors.items()])
+    marks = [(before.by_path[path], vector) for path, vector in vectors.items()]
+    return TableChange(empty, found.files, marks, vectors=True)

@@ -49,7 +49,7 @@ def maintain(
         # Before the upkeep, which merges only changes that the view has.
         done["rows"] = refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
     except Conflict:
-        done["rows"] = table.view_files.load().rows
+        done["rows"] = table.view.load().rows
     except (WritetimeError, ModuleNotFoundError):
         upkeep(settings, table, run)
         raise
