@@ -215,8 +215,10 @@ def pytest_runtest_setup() -> None:
     """Undo what commands leave behind in this process. Dagster maps SIGTERM to the handler of Ctrl-C, which processes
     of xdist ignore: programs that later tests start would inherit that, and not end. And definitions would be loaded
     with the tables of the command. Commands of Writetime silence the clients of servers, and services log more: a later
-    test would see other logs than alone.
+    test would see other logs than alone. A service that has ended still listens for signals: it would end this process
+    at the second one of a later test.
     """
+    signal.set_wakeup_fd(-1)
     for name in ("cassandra", "writetime", KAFKA_CLIENT, ZOOKEEPER_CLIENT):
         logging.getLogger(name).setLevel(logging.NOTSET)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
