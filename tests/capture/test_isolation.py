@@ -70,7 +70,7 @@ def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callabl
 
 def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
     """Whether an array of keys has the value that is wrong."""
-    return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
+    return maker.plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
 
 
 def test_a_value_that_cannot_be_read_does_not_stop_the_others(

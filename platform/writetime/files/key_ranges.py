@@ -4,7 +4,7 @@ Files are in the order of token, key and position, so each place costs a few bin
 of rows in the file or in a partition.
 """
 
-# ruff: noqa: PLR0917 (numba has no keyword-only arguments)
+# ruff: noqa: PLR0912, PLR0913, PLR0915, PLR0917 (numba has no keyword-only arguments, and a call costs time)
 
 from dataclasses import dataclass, replace
 

@@ -304,14 +304,12 @@ def backfill(
     if new or not files:
         raise_history(table, snapshot.complete_at)
     raise_snapshot(table, snapshot.taken_at)
-    writer = ChangeWriter.of(table, table.schema())
     # Rows from before a truncation that the lake records meanwhile would reappear.
     given = {GENERATION: generation_of(now), **truncations(now)}
     several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
-    paths = {some: tuple(files[file].address for file in some) for some in new}
-    ranges = _ranges({bucket: paths[some] for bucket, some in several.items()}, writer, run)
-    tasks = [BackfillTask(bucket, paths[some], ranges[bucket], writer) for bucket, some in several.items()]
-    written = run(CaughtTask(_write), tasks)
+    addresses = {some: tuple(files[file].address for file in some) for some in new}
+    paths = {bucket: addresses[some] for bucket, some in several.items()}
+    written = run(CaughtTask(_write), _tasks(paths, ChangeWriter.of(table, table.schema()), run))
     if staged:
         written = list(written)
         staged([file for _, added, _ in written for file in added or ()])
@@ -327,6 +325,12 @@ def backfill(
     delete_old_records(table)
     if failed:
         raise _failure(table, failed)
+
+
+def _tasks(paths: Mapping[int, tuple[str, ...]], writer: ChangeWriter, run: Runner) -> list[BackfillTask]:
+    """Return the task of each bucket, by the SSTables that it reads."""
+    ranges = _ranges(paths, writer, run)
+    return [BackfillTask(bucket, each, ranges[bucket], writer) for bucket, each in paths.items()]
 
 
 def _write(task: BackfillTask) -> list[WrittenFile]:

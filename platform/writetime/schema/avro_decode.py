@@ -331,7 +331,7 @@ def _varint(data: np.ndarray, p: int, end: int) -> tuple[int, int]:
 
 
 @njit
-def _decode(  # noqa: PLR0917 (compiled functions take their arrays one by one)
+def _decode(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 (compiled functions take their arrays one by one)
     program: np.ndarray,
     counts: np.ndarray,
     data: np.ndarray,

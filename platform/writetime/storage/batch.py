@@ -120,7 +120,7 @@ class BatchMaker:
     def __init__(self, plan: Plan, fields: Sequence[str] | None = None) -> None:
         full = change_schema(plan.schema)
         self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
-        self._plan = plan
+        self.plan = plan
         self._columns = {field_name(c): plan.columns[c.name] for c in plan.schema.static + plan.schema.regular}
         self._keys = {field_name(c): line for c, line in zip(plan.schema.partition_key, plan.key, strict=True)}
         self._clustering = {
@@ -145,18 +145,18 @@ class BatchMaker:
             CorruptFile: a value is invalid for its type. Then no batch is returned. The error has the offset of the
                 change.
         """
-        work = _Work(buffers, table, self._plan, self._decoders, exact=self._exact, encode=self._encode)
+        work = _Work(buffers, table, self.plan, self._decoders, exact=self._exact, encode=self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
         except MemoryError:
             raise
         except _BadEntry as e:
             offset, key = work.place_of(e.entry)
-            named = f"{self._plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
+            named = f"{self.plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
             raise _CorruptChange(origin.file, offset, f"{named}: {reason_of(e.__cause__ or e)}", e.entry) from e
         except Exception as e:
             # An invalid value of one table must affect only that table's changes.
-            raise CorruptFile(origin.file, None, f"{self._plan.schema.full_name}: {reason_of(e)}") from e
+            raise CorruptFile(origin.file, None, f"{self.plan.schema.full_name}: {reason_of(e)}") from e
         return self._pieces(work, arrays, buffers.key_bytes(table))
 
     def sound_batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from writetime.schema.compatible import is_readable
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.types import CqlType
-from writetime.storage.batch import Origin
+from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.compression import ChunkedFile, key_at, open_data
 from writetime.storage.dropped_columns import former_columns
 from writetime.storage.file_errors import CorruptFile
@@ -20,6 +20,7 @@ from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
 from writetime.storage.kernel.primitives import token
 from writetime.storage.locations import Features, Location
+from writetime.storage.plan import Plan
 from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split, cuts
 from writetime.storage.statistics import read_header
@@ -194,17 +195,9 @@ class SSTable:
         """
         split = split or Split(Cut(0), Cut(self.data.length))
         origin = origin or Origin("sstable", self.data.path, datetime.now(UTC))
-        walker = Walker(
-            self.data,
-            self.header,
-            self._features,
-            self.schema,
-            self._former,
-            fields=fields,
-            tokens=tokens,
-            window=window,
-            origin=origin,
-        )
+        plan = Plan(self.schema, None if fields is None else set(fields), former=self._former)
+        maker = BatchMaker(plan, fields)
+        walker = Walker(self.data, self.header, self._features, maker, tokens=tokens, window=window, origin=origin)
         end = split.end.offset
         while split.start.offset < end:
             try:

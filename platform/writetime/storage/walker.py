@@ -2,12 +2,11 @@
 batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from writetime.schema.table import DroppedColumn, TableSchema
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.compression import ChunkedFile, key_at
 from writetime.storage.file_errors import CorruptFile
@@ -16,7 +15,7 @@ from writetime.storage.kernel.allocate import rooms
 from writetime.storage.kernel.primitives import token
 from writetime.storage.kernel.walk_sstable import walk_sstable
 from writetime.storage.locations import Features
-from writetime.storage.plan import Buffers, Plan
+from writetime.storage.plan import Buffers
 from writetime.storage.split import Cut, Split
 from writetime.storage.statistics import Header
 
@@ -31,10 +30,8 @@ class Walker:
         data: ChunkedFile,
         header: Header,
         features: Features,
-        schema: TableSchema,
-        former: Sequence[DroppedColumn],
+        maker: BatchMaker,
         *,
-        fields: Sequence[str] | None,
         tokens: tuple[int, int],
         window: int,
         origin: Origin,
@@ -42,8 +39,7 @@ class Walker:
         self._data = data
         self._header = header
         self._features = features
-        self._plan = Plan(schema, None if fields is None else set(fields), former=former)
-        self._maker = BatchMaker(self._plan, fields)
+        self._plan, self._maker = maker.plan, maker
         self._tokens = tokens
         self._origin = origin
         lines = self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular])

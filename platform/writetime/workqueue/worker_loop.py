@@ -14,7 +14,7 @@ from typing import Any
 from writetime.core.config import WorkQueue
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.workqueue.attempts import GRACE_SECONDS, Attempts
+from writetime.workqueue.attempts import Attempts
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import PAUSES, TRIES, Faults, Pauses
@@ -50,9 +50,8 @@ class WorkerLoop:
         metrics: WorkerMetrics | None = None,
         pauses: Pauses = PAUSES,
         coroutine_loop: asyncio.AbstractEventLoop | None = None,
-        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """Set up. `coroutine_loop` and `grace_seconds` are those of `Attempts`."""
+        """Set up. `coroutine_loop` is as in `Attempts`."""
         self._tables = tables
         self._settings = settings
         self._handlers = dict(handlers)
@@ -71,9 +70,7 @@ class WorkerLoop:
         self._listed: set[str] = set()
         self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
         self._work = asyncio.Event()
-        self._attempts = Attempts(
-            settings.threads, self._exhausted, coroutine_loop=coroutine_loop, grace_seconds=grace_seconds
-        )
+        self._attempts = Attempts(settings.threads, self._exhausted, coroutine_loop=coroutine_loop)
         self._tasks: set[asyncio.Task[None]] = set()
         # Items that were taken and are not settled.
         self._claimed = 0
