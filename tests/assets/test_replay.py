@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -41,8 +42,14 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 pytestmark = pytest.mark.long
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
-QUEUE = f"my-flights.{uuid.uuid4().hex[:8]}"
+QUEUE = "my-flights"
 BATCHES = [[b"1-0", b"1-1"], [], [b"3-0"], [b"4-0", b"\xff"]]
+
+
+@pytest.fixture(autouse=True)
+def own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a queue of its own: ZooKeeper and the lake keep those of earlier ones."""
+    monkeypatch.setattr(sys.modules[__name__], "QUEUE", f"my-flights.{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture
