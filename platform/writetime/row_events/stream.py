@@ -62,16 +62,18 @@ class _Write:
         return files, counts
 
 
-def create_stream(table: LakeTable) -> BucketedTable:
+def create_stream(table: LakeTable) -> tuple[BucketedTable, bool]:
     """Return the Delta table of the row events, with the fields of the table's present schema. Create it if it does not
-    exist. It is empty if its events belong to an earlier table of the name.
+    exist. It is empty if its events belong to an earlier table of the name, or have values in the form of an earlier
+    release. Also return whether they had.
     """
-    delta = table.row_events
-    changes = table.changes.load()
+    delta, changes = table.row_events, table.changes.load()
     schema = event_schema(table.schema(changes))
     delta.create(schema, table.buckets, FORGET_REMOVED)
-    if has_other_table(table) or _has_other_form(table):
-        delta.replace(delta.load(), [], schema, {CREATED: created_of(changes)})
+    stream = delta.load()
+    has_other_form = not takes_fields(stream.fields, schema)
+    if has_other_form or created_of(stream) != created_of(changes):
+        delta.replace(stream, [], schema, {CREATED: created_of(changes)})
     delta.add_fields(schema)
     properties = delta.load().properties
     if (found := properties[BUCKETS]) != str(table.buckets):
@@ -81,13 +83,7 @@ def create_stream(table: LakeTable) -> BucketedTable:
     # Streams that earlier releases created do not have it.
     for name, value in FORGET_REMOVED.items() - properties.items():
         delta.set_property(name, value)
-    return delta
-
-
-def _has_other_form(table: LakeTable) -> bool:
-    """Return whether an earlier release wrote the row events, with values in another form."""
-    stream = table.row_events.find()
-    return stream is not None and not takes_fields(stream.fields, event_schema(table.schema()))
+    return delta, has_other_form
 
 
 def has_other_table(table: LakeTable) -> bool:
@@ -125,8 +121,7 @@ def extend(
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run this again.
         WritetimeError: the files with the earlier rows no longer exist, because the last batch was too long ago.
     """
-    rebuild = rebuild or _has_other_form(table)
-    delta = create_stream(table)
+    delta, has_other_form = create_stream(table)
     stream = delta.load()
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
@@ -136,7 +131,7 @@ def extend(
         return 0
     now, newest = time_of_lake(table), position_of(stream, NAMES)
     try:
-        last = None if rebuild else _followed(table, stream, changes)
+        last = None if rebuild or has_other_form else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
         rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
         written = _write(table, rows, run, counts)
