@@ -91,16 +91,21 @@ def _newest(root: Folder, clusters: list[str]) -> list[_Manifest]:
 
 
 def _manifests(root: Folder, clusters: list[str]) -> Iterator[_Manifest]:
+    for cluster, dc, node in _nodes(root, clusters):
+        folder = (*_CLUSTERS, cluster, "dc", dc, "node", node)
+        for name, info in root.below(*folder).files().items():
+            if match := _NAME.fullmatch(name):
+                at = datetime.strptime(match["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+                times = round(at.timestamp()) * 1_000_000, (info.mtime_ns or 0) // 1000
+                path = posixpath.join(*folder, name)
+                yield _Manifest(path, cluster, dc, node, match["task"], match["tag"], *times)
+
+
+def _nodes(root: Folder, clusters: list[str]) -> Iterator[tuple[str, str, str]]:
     for cluster in clusters:
         for dc in root.below(*_CLUSTERS, cluster, "dc").folders():
             for node in root.below(*_CLUSTERS, cluster, "dc", dc, "node").folders():
-                folder = (*_CLUSTERS, cluster, "dc", dc, "node", node)
-                for name, info in root.below(*folder).files().items():
-                    if match := _NAME.fullmatch(name):
-                        at = datetime.strptime(match["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-                        times = round(at.timestamp()) * 1_000_000, (info.mtime_ns or 0) // 1000
-                        path = posixpath.join(*folder, name)
-                        yield _Manifest(path, cluster, dc, node, match["task"], match["tag"], *times)
+                yield cluster, dc, node
 
 
 def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: bool) -> list[NodeBackup]:

@@ -388,14 +388,18 @@ def follow_segments(
                 with _a_node(settings) as node:
                     archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
                     archive.report = total
-                    while not stop.is_set():
-                        archive.drain(stop)
-                        waited.note(next(iter(archive.unlisted.values()), None))
-                        stop.wait(max(pause, archive.listed / _LISTED_PER_SECOND))
+                    _drain_until(stop, archive, waited, pause)
             except Exception as e:
                 waited.note(e)
                 stop.wait(pause)
     return total
+
+
+def _drain_until(stop: threading.Event, archive: Archive, waited: "_Waited", pause: float) -> None:
+    while not stop.is_set():
+        archive.drain(stop)
+        waited.note(next(iter(archive.unlisted.values()), None))
+        stop.wait(max(pause, archive.listed / _LISTED_PER_SECOND))
 
 
 class _Waited:

@@ -235,17 +235,21 @@ def apply_schema(settings: Settings) -> list[str]:
                     )
                 continue
             for statement in _statements(Template(text).substitute(keyspace=keyspace, replication=replication)):
-                try:
-                    session.execute(statement, timeout=60)
-                except InvalidRequest:
-                    if not _is_added(session, statement):
-                        raise
+                _apply(session, statement)
             session.execute(
                 f"INSERT INTO {keyspace}.schema_files (name, sha256, applied_at) VALUES (%s, %s, %s)",
                 [path.name, digest, datetime.now(UTC)],
             )
             applied.append(path.name)
     return applied
+
+
+def _apply(session: Session, statement: str) -> None:
+    try:
+        session.execute(statement, timeout=60)
+    except InvalidRequest:
+        if not _is_added(session, statement):
+            raise
 
 
 def largest_mutation(session: Session) -> int | None:

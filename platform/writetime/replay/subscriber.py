@@ -64,6 +64,8 @@ class Subscriber:
         self._copied_at = 0
         self._copying: Future[None] = Future()
         self._copying.set_result(None)
+        # The number of batches that `run` has processed.
+        self._done = 0
         # The batch that a handler processes, and since when, by the monotonic clock.
         self.working: tuple[str, float] | None = None
 
@@ -95,27 +97,12 @@ class Subscriber:
             WritetimeError: a statement of the effects is refused, or the handler is a coroutine function.
         """
         stop = stop or threading.Event()
-        self.working = None
-        done = 0
+        self.working, self._done = None, 0
         while not stop.is_set():
             try:
                 with self._zookeeper.working(self._name, stop.is_set):
-                    cursor = self._cursor(effects, stop)
-                    while not stop.is_set():
-                        self._news.clear()
-                        self._zookeeper.watch(self._wake)
-                        self._zookeeper.require(self._name, cursor, self._wake)
-                        with closing(self._following(cursor.n)) as following:
-                            for batch in following:
-                                # After a `seek`, this is not the next batch.
-                                self._zookeeper.require(self._name, cursor)
-                                cursor = self._process(batch, cursor, handler, effects, stop)
-                                done += 1
-                                if stop.is_set():
-                                    return done
-                        if until_idle:
-                            return done
-                        self._news.wait(self._settings.replay.poll_seconds)
+                    self._work(handler, effects, stop, until_idle=until_idle)
+                break
             except Moved as e:
                 if self.working:
                     raise
@@ -126,7 +113,28 @@ class Subscriber:
                     raise
                 log.warning("processor %s of queue %s waits: %s", self._name, self._queue, e)
                 stop.wait(self._settings.replay.poll_seconds)
-        return done
+        return self._done
+
+    def _work(
+        self, handler: Callable[[Batch], Any], effects: Effects | None, stop: threading.Event, *, until_idle: bool
+    ) -> None:
+        """Process batches until `stop` is set, or there is none left."""
+        cursor = self._cursor(effects, stop)
+        while not stop.is_set():
+            self._news.clear()
+            self._zookeeper.watch(self._wake)
+            self._zookeeper.require(self._name, cursor, self._wake)
+            with closing(self._following(cursor.n)) as following:
+                for batch in following:
+                    # After a `seek`, this is not the next batch.
+                    self._zookeeper.require(self._name, cursor)
+                    cursor = self._process(batch, cursor, handler, effects, stop)
+                    self._done += 1
+                    if stop.is_set():
+                        return
+            if until_idle:
+                return
+            self._news.wait(self._settings.replay.poll_seconds)
 
     def _wake(self, _: Any) -> None:
         self._news.set()
