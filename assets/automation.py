@@ -31,7 +31,6 @@ from dagster import (
     in_process_executor,
     schedule,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster_shared.record import copy as changed
 
 from writetime.core.config import Settings
@@ -133,7 +132,8 @@ def _not_done(instance: DagsterInstance, run_id: str, *, begun: bool) -> set[Ass
 
 def with_rounds(definitions: Definitions) -> Definitions:
     """Return the definitions with the jobs `observe` and `audit`, which join jobs of stages, and their schedules."""
-    jobs = {job.name: job for job in definitions.jobs or [] if isinstance(job, UnresolvedAssetJobDefinition)}
+    # A job of assets has its selection, and a job of ops is built already.
+    jobs = {job.name: job for job in definitions.jobs or [] if not isinstance(job, JobDefinition)}
     rounds = [
         (
             define_asset_job(
@@ -148,7 +148,7 @@ def with_rounds(definitions: Definitions) -> Definitions:
         for name, (parts, cron, description) in _ROUNDS.items()
         if jobs.keys() & set(parts)
     ]
-    schedules = [on_schedule(job, cron, f"All stages: {job.description}") for job, cron in rounds]
+    schedules = [on_schedule(job.name, cron, f"All stages: {job.description}") for job, cron in rounds]
     return Definitions.merge(definitions, Definitions(jobs=[job for job, _ in rounds], schedules=schedules))
 
 
@@ -170,25 +170,25 @@ def switched(definitions: Definitions, settings: Settings) -> Definitions:
 
 
 def on_schedule(
-    job: JobDefinition | UnresolvedAssetJobDefinition,
+    job: str,
     cron: str,
     description: str,
     left: Callable[[], Sequence[AssetKey]] | None = None,
 ) -> ScheduleDefinition:
-    """Return a schedule that starts a job, unless a run of it is under way. It is off until an operator turns it on.
-    `left` returns the assets of the job that need a run. Without it, a run materializes all of them.
+    """Return a schedule that starts a job, by its name, unless a run of it is under way. It is off until an operator
+    turns it on. `left` returns the assets of the job that need a run. Without it, a run materializes all of them.
     """
 
     @schedule(
-        name=f"{job.name}_schedule",
-        job=job,
+        name=f"{job}_schedule",
+        job_name=job,
         cron_schedule=cron,
         default_status=DefaultScheduleStatus.STOPPED,
         description=description,
     )
     def tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-        if is_under_way(context.instance, job.name):
-            return SkipReason(f"a run of the job `{job.name}` is under way")
+        if is_under_way(context.instance, job):
+            return SkipReason(f"a run of the job `{job}` is under way")
         if left is None:
             return RunRequest()
         if not (keys := left()):

@@ -368,5 +368,7 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
 
 
 dead_letters_schedule = on_schedule(
-    dead_letters_job, "5-59/15 * * * *", "Ingest: copies new dead letters to the lake, for a `writetime sink`, too."
+    dead_letters_job.name,
+    "5-59/15 * * * *",
+    "Ingest: copies new dead letters to the lake, for a `writetime sink`, too.",
 )

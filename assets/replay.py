@@ -398,7 +398,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
         sensors=[new_batches(queue) for queue in queues],
         schedules=[
             on_schedule(
-                trim_queues,
+                trim_queues.name,
                 "45 2 * * *",
                 "Replay queues: deletes old batches of queues with `replay.keep_days`, every night.",
             ),

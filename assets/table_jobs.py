@@ -35,7 +35,6 @@ from dagster import (
     op,
     sensor,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics, topic_ids
@@ -70,6 +69,8 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 PROOF, ALL_ROWS = "rows_are_those_of_the_database", "all_rows_are_as_expected"
 LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
+LAND = "land"
+"""The job that lands captured changes."""
 # The runs of one job must leave room for the runs of others (`max_concurrent_runs` in dagster.yaml).
 _MOST_RUNS = 2
 
@@ -78,20 +79,21 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     """Return the jobs of these tables, with their schedules and sensors."""
     if not tables:
         return Definitions()
-    jobs = {job.name: job for job in _jobs(tables)}
+    jobs = _jobs(tables)
+    names = {job.name for job in jobs.jobs or []}
     upkeep = maintain_job([table.name for table in tables])
     schedules = [
         on_schedule(
-            jobs["catch_up"],
+            "catch_up",
             "*/15 * * * *",
             "Tables: brings states, views and row events up to date, but not those of tables that `writetime follow` "
             "follows. The sensor `captured_changes` lands the changes.",
             lambda: left(tables),
         ),
-        on_schedule(upkeep, "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
+        on_schedule(upkeep.name, "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
     ]
-    if "snapshot" in jobs:
-        schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Tables: takes snapshots, every Sunday."))
+    if "snapshot" in names:
+        schedules.append(on_schedule("snapshot", "0 1 * * 0", "Tables: takes snapshots, every Sunday."))
     sensors: list[SensorDefinition] = [
         schema_changes(tables),
         AutomationConditionSensorDefinition(
@@ -103,13 +105,13 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     ]
     if named := [table for table in tables if table.entry.snapshots]:
         sensors.append(new_backups(named))
-    if "land" in jobs:
+    if LAND in names:
         captured = [table for table in tables if table.entry.capture]
-        sensors += [captured_changes(captured, jobs["land"]), progress(captured)]
-    return Definitions(jobs=[*jobs.values(), upkeep], schedules=schedules, sensors=sensors)
+        sensors += [captured_changes(captured), progress(captured)]
+    return Definitions(jobs=[*(jobs.jobs or []), upkeep], schedules=schedules, sensors=sensors)
 
 
-def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]:
+def _jobs(tables: Sequence[FollowedTable]) -> Definitions:
     captured = [table for table in tables if table.entry.capture]
     with_events = [table for table in tables if table.entry.row_events]
 
@@ -134,7 +136,7 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
             None,
             "Copy snapshots into the lake, some token ranges per run; then run the job `views`.",
         ),
-        "land": (landed, None, "Land captured changes from Kafka in the lake."),
+        LAND: (landed, None, "Land captured changes from Kafka in the lake."),
         "views": (refreshed, None, "Fold new changes into the tables' states, and refresh their views."),
         "row_events": (
             events,
@@ -161,11 +163,13 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
         renewed = AssetSelection.assets(*assets) - on_whole_views
         return renewed | own if own else renewed
 
-    return [
-        define_asset_job(name, selection(assets, own), description=description, executor_def=in_process_executor)
-        for name, (assets, own, description) in selections.items()
-        if assets or own
-    ]
+    return Definitions(
+        jobs=[
+            define_asset_job(name, selection(assets, own), description=description, executor_def=in_process_executor)
+            for name, (assets, own, description) in selections.items()
+            if assets or own
+        ]
+    )
 
 
 def _keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
@@ -224,17 +228,12 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
 
 
 def captured_changes(
-    tables: Sequence[FollowedTable],
-    land: UnresolvedAssetJobDefinition,
-    *,
-    lake_seconds: float = 20.0,
-    patience_seconds: float = 120.0,
+    tables: Sequence[FollowedTable], *, lake_seconds: float = 20.0, patience_seconds: float = 120.0
 ) -> SensorDefinition:
-    """Return the sensor that starts landing of captured changes.
+    """Return the sensor that starts the job `land` for captured changes.
 
     Args:
         tables: the tables.
-        land: the job that lands them.
         lake_seconds: the time in which a tick reads the lake. Dagster ends a tick after 60 seconds.
         patience_seconds: the time after a request in which no tick requests another run while the first is under way.
             Most runs take less, and each starts Spark.
@@ -242,7 +241,7 @@ def captured_changes(
     newest_changes = _NewestChanges()
 
     @sensor(
-        job=land,
+        job_name=LAND,
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
         description="Tables: starts the job `land` for the tables whose topics have changes that are not in the "
@@ -250,15 +249,15 @@ def captured_changes(
         "tables that `writetime follow` follows, nothing within two minutes after an unfinished run, and no third run.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-        if is_under_way(context.instance, land.name, time.time() - patience_seconds):
+        if is_under_way(context.instance, LAND, time.time() - patience_seconds):
             return SkipReason("a run of the job `land` is under way")
-        if is_under_way(context.instance, land.name, runs=_MOST_RUNS):
+        if is_under_way(context.instance, LAND, runs=_MOST_RUNS):
             return SkipReason(f"{_MOST_RUNS} runs of the job `land` are under way")
         settings = kafka.settings
-        failed = assets_that_failed_lately(context.instance, land.name)
+        failed = assets_that_failed_lately(context.instance, LAND)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
         # A run that takes long, as for a table with a backlog, must not delay the other tables.
-        under_way = assets_under_way(context.instance, land.name)
+        under_way = assets_under_way(context.instance, LAND)
         busy = {table.name for table in tables if key_of(table.name, "changes") in under_way}
         try:
             topics = _Topics.read(settings, {table.name for table in tables} - paused - busy)

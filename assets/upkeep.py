@@ -22,7 +22,7 @@ def definitions(queues: Sequence[str]) -> Definitions:
         jobs=[clean_up],
         schedules=[
             on_schedule(
-                clean_up,
+                clean_up.name,
                 "0 3 * * *",
                 "All stages: cleans up dead letters, completed items and replay queues in the lake, every night.",
             )

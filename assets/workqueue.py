@@ -299,7 +299,9 @@ completed_events_job = define_asset_job(
 )
 
 schedules = [
-    on_schedule(completed_events_job, "25 * * * *", "Work queues: copies completed items to the lake, every hour."),
+    on_schedule(
+        completed_events_job.name, "25 * * * *", "Work queues: copies completed items to the lake, every hour."
+    ),
 ]
 
 

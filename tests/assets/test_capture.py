@@ -26,7 +26,6 @@ from dagster import (
     materialize,
 )
 from dagster._core.definitions.sensor_definition import SensorExecutionData
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.events import StepSuccessData
 from pyspark.sql import SparkSession
 
@@ -65,9 +64,7 @@ RESOURCES = {"spark": SparkResource, "lake": LakeResource, "kafka": KafkaResourc
 def tick(instance: DagsterInstance, *tables: str, cursor: str | None = None, **seconds: float) -> SensorExecutionData:
     """The sensor's answer for some tables."""
     of = list(map(FollowedTable, tables))
-    [job] = [job for job in definitions(of).jobs or [] if job.name == "land"]
-    assert isinstance(job, UnresolvedAssetJobDefinition)
-    sensor = captured_changes(of, job, **seconds)
+    sensor = captured_changes(of, **seconds)
     with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor) as context:
         return sensor.evaluate_tick(context)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance, build_sensor_context
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from tests.support.made import add, new_table, write
 from writetime.clients.kafka import TopicEnds
@@ -18,7 +17,7 @@ from writetime.landing.landed_offsets import place_name
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import Sources
 from writetime_dagster.assets import table_jobs
-from writetime_dagster.assets.table_jobs import captured_changes, definitions
+from writetime_dagster.assets.table_jobs import captured_changes
 from writetime_dagster.resources import KafkaResource
 
 
@@ -63,9 +62,7 @@ def test_a_tick_reads_only_new_commits(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(table_jobs, "ends_of_topics", lambda *_args: TopicEnds({topic: ends}, {}, None))
     monkeypatch.setattr(table_jobs, "topic_ids", lambda *_args: {})
     followed = [FollowedTable(table.name)]
-    [job] = [job for job in definitions(followed).jobs or [] if job.name == "land"]
-    assert isinstance(job, UnresolvedAssetJobDefinition)
-    sensor = captured_changes(followed, job)
+    sensor = captured_changes(followed)
     counts = counting(monkeypatch)
 
     def tick() -> int:
