@@ -23,7 +23,7 @@ from writetime.delta.bucketed_table import Conflict
 from writetime.lake import backfilled
 from writetime.lake.backfill import backfill, backup_names, find_snapshots, untaken
 from writetime.lake.generation import renew
-from writetime.lake.horizon import register_source
+from writetime.lake.horizon import complete_snapshot, register_source
 from writetime.lake.table import GENERATION, create_table, open_table
 
 pytestmark = pytest.mark.long
@@ -40,10 +40,13 @@ def test_medusa(nightly: Nightly, *, differential: bool) -> None:
     assert "node-2 has no backup, so rows that only this node has are missing" in report
     assert "2 of 2 SSTables new" in report
     nightly.assert_rows(0)
+    # A watermark that waits for a snapshot must not pass the rows of the other node.
+    assert complete_snapshot(open_table(nightly.settings, nights.table).changes.load()) == 0
     medusa.backup("node-2", "n0", nights.snapshots[0], nights.cql, NODES, now - 30)
     report = nightly.backfill()
     assert "2 of 4 SSTables new" in report
     assert "missing" not in report
+    assert complete_snapshot(open_table(nightly.settings, nights.table).changes.load()) == (now - 30) * 1_000_000
     assert "0 of 4 SSTables new" in nightly.backfill()
     names = backup_names([str(nightly.place)], nights.table)
     medusa.backup("node-1", "n1", nights.snapshots[1], nights.cql, NODES, now - 20)

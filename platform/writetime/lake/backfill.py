@@ -320,7 +320,8 @@ def backfill(
             continue
         is_new = taken.commit(task.bucket, several[task.bucket], files, added, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
-    if not untaken(table, snapshot):
+    # Rows that only a node without a backup has are not in the lake.
+    if not snapshot.missing_nodes and not untaken(table, snapshot):
         raise_complete_snapshot(table, snapshot.snapshot_at)
     delete_old_records(table)
     if failed:
