@@ -6,6 +6,7 @@ Oracle: another Avro library, both ways.
 import io
 import json
 import random
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -254,3 +255,15 @@ def test_messages_of_microseconds_are_read_as_milliseconds() -> None:
     fastavro.schemaless_writer(written, fastavro.parse_schema(plain(earlier)), in_micros(row))
     known = {fingerprint(avro): avro, fingerprint(earlier): earlier}
     same(ChangeDecoder(schema, known).decode([single_object_header(earlier) + written.getvalue()]), wanted)
+
+
+@pytest.mark.parametrize("is_earlier", [True, False])
+def test_a_schema_of_another_table_is_refused(*, is_earlier: bool) -> None:
+    """Also if that table is older: its id says nothing about changes of this one."""
+    schema = parse_table("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
+    ids = sorted((uuid.uuid1(), uuid.uuid1()), key=lambda each: each.time)
+    own, others = replace(schema, id=ids[is_earlier]), replace(schema, name="other", id=ids[not is_earlier])
+    [message] = ChangeEncoder(own).encode(changes_of(random.Random(1), own, 1)).to_pylist()
+    asked = ChangeDecoder(own, {}, registered=lambda _: json.loads(json.dumps(change_avro(others))))
+    with pytest.raises(WritetimeError, match=r"the id 5 in the schema registry is one of the table shop\.other"):
+        asked.decode([b"\0\0\0\0\5" + message[HEADER_BYTES:]])

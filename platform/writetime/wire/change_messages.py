@@ -374,16 +374,18 @@ class ChangeDecoder:
             if avro is None:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
             require_format(avro)
-            is_void = self._is_of_earlier_table(avro)
+            is_void = self._is_of_earlier_table(avro, what)
             self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
 
-    def _is_of_earlier_table(self, avro: Any) -> bool:
+    def _is_of_earlier_table(self, avro: Any, what: str) -> bool:
         try:
             written = from_json(avro["table"])
         except Exception:
             # This schema cannot be read, so only reading the message shows whether it fits the table.
             return False
+        if written.full_name != self._name:
+            raise WritetimeError(f"{self._name}: the schema with {what} is one of the table {written.full_name}")
         return is_later(self._table, written)
 
     def _with_key_names(self, avro: Any) -> Any:
