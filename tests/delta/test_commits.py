@@ -7,14 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
+from deltalake.transaction import AddAction
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
 from writetime.delta import buckets, commits
-from writetime.delta.bucketed_table import Conflict
-from writetime.delta.parquet import PARTITION, SORTED_BY
+from writetime.delta.bucketed_table import BucketedTable, Conflict
+from writetime.delta.parquet import PARTITION, SORTED_BY, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile
@@ -119,6 +123,27 @@ def test_rewrites_exclude_each_other(tmp_path: Path) -> None:
     assert table.view.read([PARTITION]).num_rows == 20
     views.rewrite(table)
     assert table.view.read([PARTITION]).num_rows == 20
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_files_of_another_program_with_escaped_names_are_removed(tmp_path: Path, *, is_followed: bool) -> None:
+    """The log has the name as that program wrote it. Oracle: delta-rs, by the files that it lists afterwards."""
+    storage = Storage(str(tmp_path))
+    table, schema = BucketedTable(storage), pa.schema([("n", pa.int64())])
+    table.create(schema, 1, {})
+    written = write_file(storage, pa.table({"n": [1, 2]}), 0, None)
+    spaced = tmp_path / "token_bucket=0" / "a file.parquet"
+    (tmp_path / written.path).rename(spaced)
+    if is_followed:
+        table.load()
+    add = AddAction("token_bucket=0/a file.parquet", written.size, {PARTITION: "0"}, 0, True, '{"numRecords": 2}')
+    fields = DeltaSchema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
+    DeltaTable(storage.address).create_write_transaction([add], "append", fields, [PARTITION])
+    now = table.load()
+    assert [storage.filesystem().get_file_info(file.path).is_file for file in now.files] == [True]
+    table.commit(now, TableChange(now.files))
+    assert DeltaTable(storage.address).file_uris() == []
+    assert BucketedTable(storage).load().files == table.load().files == []
 
 
 def test_programs_that_have_read_end_well(tmp_path: Path, is_long: bool) -> None:

@@ -300,10 +300,7 @@ class BucketedTable:
                 return False
             if any((now.transaction(name) or 0) != wanted for name, wanted in (given or {}).items()):
                 raise self.conflict()
-            # The given numbers are written again, so that Delta rejects any other commit that changes them at the same
-            # time.
-            done_now = {app_id: number, **(also or {}), **(given or {})}
-            self._commit(now, TableChange(add=files), done_now, {})
+            self._commit(now, TableChange(add=files), {app_id: number, **(also or {})}, {})
             return True
 
         return self._retry(attempt)
@@ -354,12 +351,14 @@ class BucketedTable:
             also: numbers to store with the commit, by application id.
 
         Raises:
-            Conflict: the table has been rewritten since `before`.
+            Conflict: the table has been rewritten, or has got other fields, since `before`.
         """
 
         def attempt() -> bool:
             now = self.load()
             self._require_same(before, now, TableChange(before.files), also)
+            if now.fields != before.fields:
+                raise self.conflict()
             self._commit(now, TableChange(now.files, add, fields=schema), also, {})
             return True
 

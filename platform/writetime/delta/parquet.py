@@ -259,7 +259,7 @@ def reading(storage: Storage, path: str) -> Iterator[None]:
 
     Raises:
         Unreadable: it is damaged.
-        Missing: it does not exist.
+        MissingLakeFile: it does not exist.
     """
     try:
         yield

@@ -62,7 +62,7 @@ class TableChange:
         """The files that leave or get other vectors."""
         return [*self.remove, *(file for file, _ in self.mark)]
 
-    def vectors_after(self, files: Mapping[str, DataFile]) -> dict[str, DeletionVector | None]:
+    def files_after(self, files: Mapping[str, DataFile]) -> dict[str, DeletionVector | None]:
         """Return the vectors of the live files after this change to some files, by their paths."""
         removed = {file.path for file in self.remove}
         found = {path: file.vector for path, file in files.items() if path not in removed}
@@ -73,7 +73,7 @@ class TableChange:
         found = _head(now, self)
         for file in self.touched:
             removed = {
-                "path": file.path,
+                "path": file.log_path or file.path,
                 "deletionTimestamp": commits.millis(storage),
                 "dataChange": self.is_new_data,
                 "extendedFileMetadata": True,
@@ -82,16 +82,19 @@ class TableChange:
             }
             found.append({"remove": removed | _named(file.vector)})
         for new in self.add:
-            found.append({"add": self._adding(new, commits.millis(storage), _statistics(new))})
+            found.append({"add": self._adding(new.path, new, commits.millis(storage), _statistics(new))})
         for file, vector in self.mark:
             # The bounds in the file's footer may be those of a marked row.
             about = {"numRecords": file.rows, "tightBounds": False}
-            found.append({"add": self._adding(file, file.added_at // 1000, about) | _named(vector)})
+            path = file.log_path or file.path
+            found.append({"add": self._adding(path, file, file.added_at // 1000, about) | _named(vector)})
         return found
 
-    def _adding(self, file: DataFile | WrittenFile, modified: int, statistics: Mapping[str, object]) -> Action:
+    def _adding(
+        self, path: str, file: DataFile | WrittenFile, modified: int, statistics: Mapping[str, object]
+    ) -> Action:
         return {
-            "path": file.path,
+            "path": path,
             "partitionValues": {PARTITION: str(file.bucket)},
             "size": file.size,
             "modificationTime": modified,
@@ -126,8 +129,10 @@ def _head(now: TableVersion, change: TableChange) -> list[Action]:
     fields = now.table.schema()
     if change.fields is not None:
         fields = deltalake.Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *change.fields]))
+    named = {"name": metadata.name, "description": metadata.description}
     described = {
         "id": metadata.id,
+        **{name: value for name, value in named.items() if value is not None},
         "format": {"provider": "parquet", "options": {}},
         "schemaString": fields.to_json(),
         "partitionColumns": metadata.partition_columns,

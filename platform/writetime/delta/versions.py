@@ -57,7 +57,8 @@ class CommitId(NamedTuple):
 @dataclass(frozen=True)
 class DataFile:
     """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`. `rows` is the number
-    of all rows, and `vector` names those that no longer count.
+    of all rows, and `vector` names those that no longer count. `log_path` is the path as the log has it, if another
+    program wrote it with escapes.
     """
 
     path: str
@@ -66,6 +67,7 @@ class DataFile:
     size: int
     added_at: int
     vector: DeletionVector | None = None
+    log_path: str = field(default="", compare=False)
 
     @property
     def marked(self) -> int:
@@ -110,7 +112,11 @@ class DeltaSnapshot:
             return {}
         names = ("path", f"partition.{PARTITION}", "num_records", "size_bytes", "modification_time")
         rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
-        return {path: DataFile(path, _bucket(bucket), count, size, at * 1000) for path, bucket, count, size, at in rows}
+        files = [
+            DataFile(unquote(path), _bucket(bucket), count, size, at * 1000, log_path=path)
+            for path, bucket, count, size, at in rows
+        ]
+        return {file.path: file for file in files}
 
     def _files_with_vectors(self) -> dict[str, DataFile]:
         version = self.table.version()
@@ -253,7 +259,7 @@ def _file_of(add: Action) -> DataFile:
     rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
     bucket = _bucket(add["partitionValues"][PARTITION])
     at, vector = add["modificationTime"] * 1000, DeletionVector.of_action(add.get("deletionVector"))
-    return DataFile(unquote(add["path"]), bucket, rows, add["size"], at, vector)
+    return DataFile(unquote(add["path"]), bucket, rows, add["size"], at, vector, add["path"])
 
 
 def _bucket(value: str | int | None) -> int:

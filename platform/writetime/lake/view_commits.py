@@ -38,7 +38,7 @@ def commit_view(
         # Changes that another program has made since must not count as Writetime's own.
         if now.by_path != before.by_path and not is_ours(now):
             raise table.view.conflict()
-        return {_DIGEST: _digest(change.vectors_after(now.by_path))}
+        return {_DIGEST: _digest(change.files_after(now.by_path))}
 
     table.view.commit(before, change, numbers, numbers_after=digest, info={AS_OF: str(as_of)})
 

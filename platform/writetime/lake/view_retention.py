@@ -6,6 +6,7 @@ delta-rs' vacuum does not support vectors, and would delete live ones.
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from urllib.parse import unquote
 
 from pyarrow import fs
 
@@ -83,7 +84,7 @@ def removed_files(table: LakeTable) -> list[tuple[str, int]]:
     found = []
     for action in actions:
         vector, millis = DeletionVector.of_action(action.get("deletionVector")), action["deletionTimestamp"] or 0
-        found += [(path, millis) for path in (action["path"], vector and vector.path) if path]
+        found += [(path, millis) for path in (unquote(action["path"]), vector and vector.path) if path]
     return found
 
 
