@@ -194,7 +194,7 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
     """Return the data files of a manifest.
 
     Raises:
-        Missing: a file that the readers need does not exist, or has another size than in the manifest.
+        MissingFile: a file that the readers need does not exist, or has another size than in the manifest.
     """
     paths: dict[str, dict[str, Any]] = {}
     for found in objects:

@@ -167,7 +167,7 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
     """Find the data files of a manifest in their folder.
 
     Raises:
-        Missing: one of the files does not exist.
+        MissingFile: one of the files does not exist.
         Transient: a backup that is not complete yet has replaced one.
     """
     keyspace, _, name = table.partition(".")

@@ -194,8 +194,8 @@ class ChangePublisher:
         refused schema or topic. Return the changes that were handed over.
 
         Raises:
-            Refused: Kafka or the registry refuses this topic, Kafka refuses a topic whose changes were handed over
-                earlier, or this table has an unknown fault. Continue with `after`. After several refusals, its
+            RefusedMessage: Kafka or the registry refuses this topic, Kafka refuses a topic whose changes were handed
+                over earlier, or this table has an unknown fault. Continue with `after`. After several refusals, its
                 publisher hands over no changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
@@ -210,7 +210,7 @@ class ChangePublisher:
 
         Raises:
             Unpublishable: some could not be handed over.
-            Refused: as in `send`.
+            RefusedMessage: as in `send`.
             WritetimeError: Kafka or the registry does not answer.
         """
         with _of_table(schema):
@@ -265,7 +265,7 @@ class ChangePublisher:
         """Wait until all changes are acknowledged. Return whether they are; False only if the program stops.
 
         Raises:
-            Refused: Kafka refuses a topic, see `send`.
+            RefusedMessage: Kafka refuses a topic, see `send`.
             Transient: nothing can request a stop, and the broker acknowledges nothing for a while.
             WritetimeError: Kafka refuses something else.
         """

@@ -91,7 +91,7 @@ class Decoder:
         If there is a fault, the last progress has it. The changes before it are valid.
 
         Raises:
-            Missing: the segment no longer exists.
+            MissingFile: the segment no longer exists.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             if progress.broken:

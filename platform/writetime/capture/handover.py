@@ -29,7 +29,7 @@ def hand_over(
     is valid once the broker has acknowledged all changes before it.
 
     Raises:
-        Missing: the segment no longer exists.
+        MissingFile: the segment no longer exists.
         WritetimeError: Kafka refuses this change or an earlier one.
     """
     published = progress.published

@@ -241,7 +241,7 @@ class LogAgent:
         """Publish one step of a table's log: a settled window, or some if they have few changes.
 
         Raises:
-            Gap: the next changes are not in the log.
+            LogGap: the next changes are not in the log.
             LogError: the log cannot be read, or a node is behind or the table was altered meanwhile: read it again.
             WritetimeError: Kafka refuses a change.
         """
@@ -335,7 +335,7 @@ class LogAgent:
         """Read pieces to their end without publishing. Otherwise a fault would publish the changes before it again.
 
         Raises:
-            Gap, LogError, WritetimeError: as in `advance`.
+            LogGap, LogError, WritetimeError: as in `advance`.
         """
         for changes in source.read(pieces, snapshot_at=snapshot_at):
             if stop.is_set():

@@ -1,7 +1,7 @@
 """Records of the intervals in which writes may have reached no segment, in the folder of the segments set aside.
 
-Each record is a file, and a gap of its tables (`segments.Gap`). It ends as other gaps do: a newer snapshot of the agent
-covers it, or an operator loads a snapshot and deletes the file.
+Each record is a file, and a gap of its tables (`segments.CaptureGap`). It ends as other gaps do: a newer snapshot of
+the agent covers it, or an operator loads a snapshot and deletes the file.
 """
 
 import logging

@@ -79,7 +79,7 @@ class Decoded:
         """Return the rows with tokens from a first one to a last one, in order.
 
         Raises:
-            Damaged: a part of the file that is used for the first time has changed since it was written.
+            DamagedDecodedFile: a part of the file that is used for the first time has changed since it was written.
         """
         found = []
         for number, (least, greatest) in enumerate(self._ends):
@@ -95,7 +95,7 @@ class Decoded:
         """Return the rows that a merge at these places needs, in order: see `Searched.rows`.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         return [take_rows(self._batch(number), rows) for number, rows in self._at(places)]
 
@@ -103,7 +103,7 @@ class Decoded:
         """Return the result of `rows`, with the index in the file of each row.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         starts = np.cumsum([0, *self._counts])
         found = []
@@ -115,7 +115,7 @@ class Decoded:
         """Return the number of the rows that `rows` returns.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         return sum(len(rows) for _, rows in self._at(places))
 
@@ -123,7 +123,7 @@ class Decoded:
         """Return whole partitions, each narrowed to about `count` rows at most, see `Searched.narrowed`.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         for number, ends in enumerate(self._ends):
             if len(places.within(ends).tokens):
@@ -134,7 +134,7 @@ class Decoded:
         """Return the rows where data expires in `after` < t <= `until` (seconds), in order.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         rows = self._checked_expiries().due(after, until)
         starts = np.concatenate([[0], np.cumsum(self._counts)])
@@ -149,7 +149,7 @@ class Decoded:
         """Return the first second after this one at which data expires; None if there is none.
 
         Raises:
-            Damaged: as for `between`.
+            DamagedDecodedFile: as for `between`.
         """
         return self._checked_expiries().next_after(after)
 
@@ -243,7 +243,7 @@ def read(path: Path, size: int) -> Decoded:
     """Map a decoded file, made from a file of this size (bytes).
 
     Raises:
-        Damaged: see the class.
+        DamagedDecodedFile: see the class.
         OSError: the file cannot be read.
     """
     try:

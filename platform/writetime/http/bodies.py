@@ -30,7 +30,7 @@ async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], singl
     """Return the body of an ASGI call; `single` and `batch` limit the bytes of one object and of an array.
 
     Raises:
-        Refused: it is larger.
+        RefusedCall: it is larger.
         Disconnected: its end did not arrive.
     """
     body = bytearray()
@@ -54,7 +54,7 @@ def parse(body: bytearray) -> Any:
     """Return the JSON value of a body.
 
     Raises:
-        Refused: it is not JSON, or has more parts than may be parsed at once.
+        RefusedCall: it is not JSON, or has more parts than may be parsed at once.
     """
     if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
         raise RefusedCall(

@@ -50,7 +50,7 @@ class Gate:
         """Count the bytes of a body that has arrived, until `release`.
 
         Raises:
-            Refused: too many bytes are not answered.
+            RefusedCall: too many bytes are not answered.
         """
         if self.unfinished_bytes + size > self.max_unfinished_bytes:
             raise RefusedCall(429, "too many bytes of calls are not answered yet; repeat the call later")

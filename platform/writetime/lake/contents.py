@@ -108,7 +108,7 @@ class BucketContents:
         return BucketContents(levels, replace(self.waiting, changes=changes, dropped=dropped))
 
     def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
-        """Merge the whole content, or some places or partitions, like `Waiting.merged`."""
+        """Merge the whole content, or some places or partitions, like `PendingChanges.merged`."""
         if self.waiting.has_dropped_nothing:
             return _merged(self.sources, schema, at, self.waiting.cache)
         return _merged(self.levels, schema, at, self.waiting.cache, self.waiting.merged(schema, at))

@@ -4,8 +4,8 @@
 - `state`: the merged changes, in levels. Each file of a bucket is one level. All levels together are the state.
 - `view`: the live rows, one row per row of CQL.
 
-The table's schema is kept as JSON (`schema.stored`) in the properties of `changes`, with the labels of its columns
-(`lake.labels`).
+A fourth one, `row_events`, has the row events if they are wanted. The table's schema is kept as JSON (`schema.stored`)
+in the properties of `changes`, with the labels of its columns (`lake.labels`).
 """
 
 import json

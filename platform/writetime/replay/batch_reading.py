@@ -32,7 +32,7 @@ def replay(settings: Settings, queue: str, first: int | None = None, last: int |
     Raises:
         NoBatch: one was not published.
         Gone: retention has deleted one.
-        Damaged: one differs from its seal.
+        DamagedBatch: one differs from its seal.
     """
     with connect(settings) as session:
         batches = Batches(session, settings)

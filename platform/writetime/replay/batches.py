@@ -1,5 +1,4 @@
-"""The batches of a queue in the database, which decides which batches are published. This module has all CQL statements
-of the replay queues.
+"""The batches of a queue in the database, which decides which batches are published. `batch_statements` has the CQL.
 
 No write time comes from the clock of this machine:
 
@@ -141,7 +140,7 @@ class Batches:
         """Return a batch with its items.
 
         Raises:
-            Damaged: they differ from the seal.
+            DamagedBatch: they differ from the seal.
             Gone: retention has deleted them.
         """
         blocks = [row.data for row in self._run_all(self._cql.blocks, _chunks(seal))]
@@ -168,7 +167,7 @@ class Batches:
         """Yield batches with their items, in order; some are read ahead.
 
         Raises:
-            Damaged: one differs from its seal.
+            DamagedBatch: one differs from its seal.
         """
         ahead: deque[tuple[Seal, Future[Batch]]] = deque()
         with ThreadPoolExecutor(_AHEAD) as pool:

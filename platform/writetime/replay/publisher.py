@@ -112,7 +112,7 @@ class Publisher:
         it.
 
         Raises:
-            Unknown: the database does not answer.
+            UnknownBatchWrite: the database does not answer.
             NoBatch: the database does not have a batch that was published.
         """
         self._find(max(self._known(), self._newest.n if self._newest else 0))

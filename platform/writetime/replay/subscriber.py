@@ -93,7 +93,7 @@ class Subscriber:
         cursor before the batch.
 
         Raises:
-            Damaged: a batch differs from its seal.
+            DamagedBatch: a batch differs from its seal.
             WritetimeError: a statement of the effects is refused, or the handler is a coroutine function.
         """
         stop = stop or threading.Event()
@@ -225,7 +225,7 @@ class Subscriber:
         """Run the statements and move the cursor, all or none, unless this was done before.
 
         Raises:
-            Unknown: the database does not answer, and a stop is requested.
+            UnknownBatchWrite: the database does not answer, and a stop is requested.
             WritetimeError: the database refuses the statements, or they are too large for one batch.
         """
         where = " AND ".join(f"{name} = ?" for name in effects.key)

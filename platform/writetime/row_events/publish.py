@@ -136,7 +136,7 @@ def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | N
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        Fenced: another publisher of the table has started since.
+        PublisherFenced: another publisher of the table has started since.
         WritetimeError: the broker refuses a request; an event is larger than the topic allows; the topic is not the one
             that was published to before, and `for_new_topic` is not given; or the topic has events of a batch that the
             stream does not have.
@@ -253,7 +253,7 @@ class EventPublisher(Sender):
         soon after this number of events, and the next call continues.
 
         Raises:
-            Fenced: another publisher of the table has started since. Discard this publisher.
+            PublisherFenced: another publisher of the table has started since. Discard this publisher.
             WritetimeError: the broker refuses a request, or an event is larger than the topic allows. Discard this
                 publisher.
         """

@@ -77,7 +77,7 @@ class History:
         """Return which rows can be read, and count the others. Images that cannot be read are not counted.
 
         Raises:
-            Gap: the key of a row is missing because a key column was renamed, or the values of an update are missing
+            LogGap: the key of a row is missing because a key column was renamed, or the values of an update are missing
                 because `delta` was `keys`, and no snapshot has the row.
             LogError: the key or the values are missing for an unknown reason.
         """

@@ -95,7 +95,7 @@ class Deltas:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
-            Gap: a row cannot be read, because the table has been altered since.
+            LogGap: a row cannot be read, because the table has been altered since.
             LogError: ScyllaDB does not write such a row.
             BadValue: a value is invalid for its type.
         """

@@ -86,7 +86,7 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
     """Return the offset at which a stream begins: a time, or the start of the log.
 
     Raises:
-        Gap: the log does not have all writes since that time.
+        LogGap: the log does not have all writes since that time.
     """
     if start is None:
         start = _first_kept(source)
@@ -141,7 +141,7 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
     """Return the pieces for the write times from one time to another; by default for the whole log.
 
     Raises:
-        Gap: the log does not have all of them.
+        LogGap: the log does not have all of them.
         LogError: the end is not settled yet, or the log has no values.
     """
     settled = source.settled()
@@ -169,7 +169,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
     """Return the end of the next batch: an offset some windows later, or the same offset if no window is settled.
 
     Raises:
-        Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
+        LogGap: the next rows are no longer in the log, or were never written to it because CDC was off.
         LogError: the table was created again, or windows were read before they were over.
     """
     if start.is_early:
@@ -209,7 +209,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
     """Check whether a stream can continue from an offset; return whether it needs the snapshot for that.
 
     Raises:
-        Gap: the next rows are not in the log, and a snapshot does not have them.
+        LogGap: the next rows are not in the log, and a snapshot does not have them.
         LogError: the table was created again.
     """
     if start.table_id != str(source.schema.id):

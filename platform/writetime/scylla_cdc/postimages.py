@@ -77,7 +77,7 @@ class CheckedDeltas:
         """Return the changes of complete groups of rows.
 
         Raises:
-            Gap, LogError, BadValue: as in `Deltas`. Comparing raises no error.
+            LogGap, LogError, BadValue: as in `Deltas`. Comparing raises no error.
         """
         changes = self._deltas.convert(page, captured_at)
         are_postimages = L.operations(page) == L.POSTIMAGE

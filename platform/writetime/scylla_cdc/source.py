@@ -173,7 +173,7 @@ class CdcSource:
         the snapshot is needed.
 
         Raises:
-            Gap: neither the log nor a snapshot has them.
+            LogGap: neither the log nor a snapshot has them.
         """
         if self.settings.log_ttl_seconds is not None:
             earlier = EarlierTtl()
@@ -210,7 +210,7 @@ class CdcSource:
             late: receives the rows, to count the late ones.
 
         Raises:
-            Gap: rows lack their key because a key column was renamed, or their values because `delta` was `keys`.
+            LogGap: rows lack their key because a key column was renamed, or their values because `delta` was `keys`.
             LogError: rows are missing, or ScyllaDB does not write such rows.
             Altered: a value is newer than the schema.
         """

@@ -184,7 +184,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         within the limit.
 
         Raises:
-            Missing: the stream's segment was deleted before its end was read.
+            MissingFile: the stream's segment was deleted before its end was read.
         """
         self._unread(start)
         found = self._available if self._available is not None else self._trusted()
@@ -205,7 +205,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the parts of the segments between two offsets.
 
         Raises:
-            Missing: a segment was deleted before it was read.
+            MissingFile: a segment was deleted before it was read.
         """
         parts: list[SegmentPart] = []
         position = END if end["position"] is None else end["position"]

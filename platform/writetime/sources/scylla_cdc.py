@@ -157,7 +157,7 @@ class ScyllaCdcBatchReader(DataSourceReader):
         """Distribute the streams.
 
         Raises:
-            Gap: the log does not have all requested writes.
+            LogGap: the log does not have all requested writes.
             WritetimeError: the end is not settled yet.
         """
         asked = self._asked
@@ -201,7 +201,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the offset up to which a batch may read.
 
         Raises:
-            Gap: the next rows are not in the log.
+            LogGap: the next rows are not in the log.
         """
         del limit
         with self._source() as source:
@@ -212,7 +212,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the parts between two offsets.
 
         Raises:
-            Gap: they are no longer in the log.
+            LogGap: they are no longer in the log.
             StaleSets: the nodes lack a set of streams that `latestOffset` knew.
         """
         return until_fresh(lambda: self._parts(Offset.parse(start), Offset.parse(end)))

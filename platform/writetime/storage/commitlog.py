@@ -152,7 +152,7 @@ class CommitLogReader:
         segments of a folder, see `segment.trusted`. At the end, `report.position` is the offset to continue from.
 
         Raises:
-            Missing: the segment does not exist, or no longer exists.
+            MissingFile: the segment does not exist, or no longer exists.
             CorruptFile, Unsupported: the segment cannot be read. No change of the faulty mutation, or after it, is
                 returned.
             SchemaError: see `on_unknown_table`.
@@ -370,7 +370,7 @@ def count_mutations(segment: Segment, until: int) -> int:
     """Count the mutations that end at or before an offset, by their frames alone. Stop at an unfinished tail.
 
     Raises:
-        Missing, CorruptFile, Unsupported: as in `CommitLogReader.read`.
+        MissingFile, CorruptFile, Unsupported: as in `CommitLogReader.read`.
     """
     mutations = rooms([(2 * _MUTATIONS, np.int64)])[0].reshape(_MUTATIONS, 2)
     total = 0

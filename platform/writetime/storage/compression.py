@@ -264,6 +264,6 @@ def open_data(location: Location) -> ChunkedFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is missing or corrupt, or names an unsupported compressor.
+        MissingFile, CorruptFile, Unsupported: a component is missing or corrupt, or names an unsupported compressor.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)

@@ -32,7 +32,7 @@ class Digest:
 
         Raises:
             CorruptFile: Digest.crc32 has another CRC32, or none.
-            Missing: Digest.crc32 does not exist, but is required.
+            MissingFile: Digest.crc32 does not exist, but is required.
         """
         if self._read < self._chunks or not (self._required or self._location.exists("Digest.crc32")):
             return

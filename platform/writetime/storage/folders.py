@@ -167,6 +167,6 @@ class Folder:
         """Read the file at a relative path.
 
         Raises:
-            Missing: there is no such file.
+            MissingFile: there is no such file.
         """
         return read_file(self.filesystem, posixpath.join(self.path, name))

@@ -107,7 +107,7 @@ class Location:
         """Read a whole component.
 
         Raises:
-            Missing: there is none.
+            MissingFile: there is none.
         """
         return read_file(self.filesystem, self.path(component))
 
@@ -126,7 +126,7 @@ def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
     """Read a whole file.
 
     Raises:
-        Missing: there is none.
+        MissingFile: there is none.
     """
     with open_file(filesystem, path) as file:
         return file.read()
@@ -136,7 +136,7 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
     """Open a file for reading at any offset.
 
     Raises:
-        Missing: there is none.
+        MissingFile: there is none.
         NotRegular: it is on a local disk, and a link, a pipe, a device, a socket or a folder.
     """
     if not isinstance(filesystem, fs.LocalFileSystem):
@@ -228,7 +228,7 @@ def find_sstables(path: str) -> Iterator[Location]:
     its `TOC.txt`. In a snapshot, `manifest.json` lists these SSTables.
 
     Raises:
-        Missing: there is nothing at the path. Or an SSTable is not complete: nothing lists it, although no node is
+        MissingFile: there is nothing at the path. Or an SSTable is not complete: nothing lists it, although no node is
             writing it, or a component is missing that the readers need.
         Unsupported: the version of the format is not supported.
         CorruptFile: a TOC is not a text.

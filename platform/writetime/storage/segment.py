@@ -160,7 +160,7 @@ class Segment:
         A section is completely in memory, but never two sections of a mebibyte or more.
 
         Raises:
-            Missing: the segment does not exist, or no longer exists.
+            MissingFile: the segment does not exist, or no longer exists.
             TornTail: the end of the segment is unfinished.
             CorruptFile: a marker or block is invalid.
             Unsupported: the segment is encrypted, or its compressor is not supported.
@@ -287,7 +287,7 @@ def find_segments(path: str) -> list[Segment]:
     """Return the segments at a path (a file, or a folder such as `cdc_raw`), in the order in which they were written.
 
     Raises:
-        Missing: there is nothing at the path.
+        MissingFile: there is nothing at the path.
         StorageError: a log file there is not named like a segment, has an unsupported version, or is not a regular
             file.
     """
@@ -302,7 +302,7 @@ def list_segments(path: str) -> tuple[list[Segment], dict[str, StorageError]]:
     its path. So a program that reads a whole folder does not stop at one file.
 
     Raises:
-        Missing: there is nothing at the path.
+        MissingFile: there is nothing at the path.
     """
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)

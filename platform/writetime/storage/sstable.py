@@ -47,7 +47,7 @@ class SSTable:
     """One SSTable. Opening it reads and checks its header; `scan` reads the data.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is missing, corrupt, or not supported.
+        MissingFile, CorruptFile, Unsupported: a component is missing, corrupt, or not supported.
         SchemaError: `schema` does not fit this file.
     """
 
@@ -190,8 +190,8 @@ class SSTable:
             origin: the value of the field `origin`; by default the file's path.
 
         Raises:
-            CorruptFile, Missing: see `on_corrupt`; a missing file always raises. If all of the file was read in order,
-                Digest.crc32 is compared at the end, after the changes were returned.
+            CorruptFile, MissingFile: see `on_corrupt`; a missing file always raises. If all of the file was read in
+                order, Digest.crc32 is compared at the end, after the changes were returned.
         """
         split = split or Split(Cut(0), Cut(self.data.length))
         origin = origin or Origin("sstable", self.data.path, datetime.now(UTC))

@@ -76,7 +76,7 @@ def read_header(location: Location) -> Header:
     """Read the header of an SSTable.
 
     Raises:
-        Missing, CorruptFile: Statistics.db is missing or corrupt.
+        MissingFile, CorruptFile: Statistics.db is missing or corrupt.
         Unsupported: the partitioner is not Murmur3, a column has a type without a CQL name, or the order of columns is
             one that neither Cassandra nor ScyllaDB writes.
     """
@@ -105,7 +105,7 @@ def newest_write(location: Location) -> int:
     the commit log (12 bytes), and the minimum and the maximum of the write times (8 bytes each).
 
     Raises:
-        Missing, CorruptFile: Statistics.db is missing or corrupt.
+        MissingFile, CorruptFile: Statistics.db is missing or corrupt.
     """
     path = location.path("Statistics.db")
     components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
@@ -133,7 +133,7 @@ def read_log_intervals(location: Location) -> LogIntervals:
     """Read the intervals of an SSTable of Cassandra.
 
     Raises:
-        Missing, CorruptFile: Statistics.db is missing or corrupt.
+        MissingFile, CorruptFile: Statistics.db is missing or corrupt.
     """
     path = location.path("Statistics.db")
     data = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)[_STATS]

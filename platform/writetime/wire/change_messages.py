@@ -286,7 +286,7 @@ class ChangeDecoder:
 
     The changes get the schema `schema`: columns that a message's schema does not have are null, and other columns are
     left out. `avro_of` returns a message's Avro schema by its fingerprint, `registered` by its id in a registry; None
-    if it is not known (see `publishing.SchemaTopic`, `registry.Registry`).
+    if it is not known (see `publishing.SchemaTopic`, `clients.schema_registry.Registry`).
     """
 
     def __init__(

@@ -58,8 +58,8 @@ class Buckets:
         """Open the buckets that are not closed and have begun.
 
         Raises:
-            Fenced: the shard has another owner.
-            Unknown: the database does not answer.
+            ShardFenced: the shard has another owner.
+            UnknownItemWrite: the database does not answer.
         """
         ahead = self._clock.now() + round(self._settings.clock_tolerance_seconds * 1000)
         for bucket in sorted(b for b, closed in self._known.items() if closed is None and b <= ahead):
@@ -83,8 +83,8 @@ class Buckets:
         """Close the buckets whose items are all done, some time after their end, unless late items came.
 
         Raises:
-            Fenced: the shard has another owner.
-            Unknown: the database does not answer.
+            ShardFenced: the shard has another owner.
+            UnknownItemWrite: the database does not answer.
         """
         grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
         for bucket, reader in list(self.readers.items()):
@@ -105,8 +105,8 @@ class Buckets:
         """Drop the buckets that were closed long ago; reopen one that has unfinished items.
 
         Raises:
-            Fenced: the shard has another owner.
-            Unknown: the database does not answer.
+            ShardFenced: the shard has another owner.
+            UnknownItemWrite: the database does not answer.
         """
         keep = round(self._settings.keep_closed_hours * 3_600_000)
         for bucket, closed in list(self._known.items()):

@@ -30,7 +30,7 @@ class DatabaseClock:
         """Read the database's time, unless it was read recently.
 
         Raises:
-            Unknown: it did not answer.
+            UnknownItemWrite: it did not answer.
         """
         before = self._monotonic()
         if self._looked is not None and before - self._looked < LOOK_SECONDS:

@@ -63,8 +63,8 @@ class Partition:
         """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it.
 
         Raises:
-            Fenced: a later owner has stamped it.
-            Unknown: the database did not answer; it may be retried.
+            ShardFenced: a later owner has stamped it.
+            UnknownItemWrite: the database did not answer; it may be retried.
         """
         while True:
             statics = await tables.statics(place)
@@ -130,7 +130,7 @@ class Partition:
         """Record in the database that the partition is closed since a time, or open again (None).
 
         Raises:
-            Fenced: the shard has another owner.
+            ShardFenced: the shard has another owner.
         """
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
@@ -183,7 +183,7 @@ class Partition:
         """Send a conditional write until it is known to be applied.
 
         Raises:
-            Fenced: the shard has another owner.
+            ShardFenced: the shard has another owner.
         """
 
         async def apply() -> None:

@@ -76,7 +76,7 @@ class ShardRunner:
         """Find items, until cancelled.
 
         Raises:
-            Fenced: the shard has another owner.
+            ShardFenced: the shard has another owner.
         """
         while True:
             try:

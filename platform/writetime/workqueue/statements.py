@@ -23,7 +23,7 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
     """Wait for a statement's rows, those of one page.
 
     Raises:
-        Unknown: no answer, or one that leaves open whether it was applied.
+        UnknownItemWrite: no answer, or one that leaves open whether it was applied.
         WritetimeError: the database refuses the statement.
     """
     loop = asyncio.get_running_loop()
