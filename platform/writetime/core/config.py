@@ -1,8 +1,9 @@
-"""The settings of one Writetime installation: `writetime.toml`, overridden by environment variables.
+"""The settings of one Writetime installation, from the environment, a folder of secrets, and `writetime.toml`.
 
-Every setting has a default that suits one machine. `WRITETIME_CONFIG` names another file. A variable such as
-`WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides `bootstrap_servers` in the section `[kafka]`, and so does a file
-`kafka__bootstrap_servers` in the folder that `WRITETIME_SECRETS` names. Unknown settings are rejected.
+The environment has precedence: a variable such as `WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides a file
+`kafka__bootstrap_servers` in the folder that `WRITETIME_SECRETS` names, and this file overrides `bootstrap_servers` in
+the section `[kafka]` of `writetime.toml`. `WRITETIME_CONFIG` names another settings file. Every setting has a default
+that suits one machine. Unknown settings are rejected.
 """
 
 import ipaddress

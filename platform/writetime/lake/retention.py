@@ -181,7 +181,8 @@ def _committed_after(table: LakeTable, version: int, seconds: float) -> bool:
 
 
 def vacuum(table: LakeTable, hours: int) -> list[str]:
-    """Delete the files that no version of the last `hours` names, including those of failed tasks; return them.
+    """Delete the files that no version of the last `hours` names, including those of failed tasks; return them. In a
+    view with deletion vectors, one hour applies (`view_retention.vacuum_view`).
 
     A reader, or a task that has not committed, that takes longer than this loses its files.
 

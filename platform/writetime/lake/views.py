@@ -1,7 +1,8 @@
 """Views: the live rows at a time, computed on request (virtual) or stored as files (compacted).
 
-One function computes both for one bucket. It merges the levels of the state and the changes that are not folded in yet,
-as of a time. So the two views differ only in the time at which they are computed.
+`BucketView` computes the rows of one bucket: it merges the levels of the state and the changes that are not folded in
+yet, as of a time. The virtual view, and a compacted view that is written whole, have these rows. A refresh with
+deletion vectors computes only the rows that changed (`row_events.changed_rows`).
 """
 
 import time
