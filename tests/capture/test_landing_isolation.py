@@ -168,8 +168,9 @@ def test_garbage_in_shared_topics_stops_no_table(
     for topic in (schemas_topic, marks_topic):
         produce(settings, topic, *garbage(1))
     # CQL of the second table that cannot be read, and an unknown field.
-    broken = change_avro(schema_of(settings, "b")) | {"table": {"name": "no"}}
-    produce(settings, schemas_topic, (b"%016x" % 7, json.dumps(broken).encode()))
+    own = change_avro(schema_of(settings, "b"))
+    broken = {**own, "fields": own["fields"][:-1], "table": {"name": "no"}}
+    produce(settings, schemas_topic, (b"%016x" % fingerprint(broken), json.dumps(broken).encode()))
     said = {"tables": {first: {"until": time_now(), "unknown": 1}}, "unknown": True}
     produce(settings, marks_topic, (settings.cassandra.keyspace.encode(), json.dumps(said).encode()))
     marks = WatermarkTopic(settings)
@@ -222,6 +223,24 @@ def test_messages_of_another_format_hold_their_table_only(
     fault = reports(settings)[second].fault or ""
     assert f": its schema has {named}" in fault
     assert "writetime forget" in fault
+
+
+def test_a_schema_under_the_fingerprint_of_another_holds_its_messages(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = published(settings, "a", "b")
+    own = change_avro(schema_of(settings, "b"))
+    key = b"%016x" % fingerprint(own)
+    # The messages could be read with it, and would lose their values: the table has no column of that name.
+    other = {**own, "fields": [{**f, "name": "x"} if f["name"] == "v" else f for f in own["fields"]]}
+    produce(settings, SCHEMAS_TOPIC, (key, json.dumps(other).encode()))
+    look(LandedTables(settings, [first, second]))
+    assert count(settings, first) == 3
+    assert "its key is not the fingerprint of its schema" in caplog.text
+    assert "has no schema of format version" in (reports(settings)[second].fault or "")
+    produce(settings, SCHEMAS_TOPIC, (key, json.dumps(own).encode()))
+    look(LandedTables(settings, [second]))
+    assert count(settings, second) == 3
 
 
 def test_topics_that_name_no_table_are_ignored(settings: Settings) -> None:

@@ -345,4 +345,7 @@ def _read_schema(key: bytes, value: bytes | None) -> tuple[int, Mapping[str, Any
     avro = json.loads(value)
     if not isinstance(avro, dict) or not isinstance(avro.get("namespace"), str):
         raise ValueError("its value is not an Avro schema of a record with a namespace")
+    if fingerprint(avro) != int(key, 16):
+        # Messages would be read with the columns of another schema, and values of one type would change places.
+        raise ValueError(f"its key is not the fingerprint of its schema, which is {fingerprint(avro):016x}")
     return int(key, 16), avro
