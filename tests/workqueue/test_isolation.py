@@ -65,7 +65,7 @@ def break_method(
 
 
 def _runner(jobs: str, runner: ShardRunner, *_: Any) -> bool:
-    return (runner.queue, runner.hold.row.shard) == (jobs, 0)
+    return (runner.queue, runner.lease.row.shard) == (jobs, 0)
 
 
 def _place(jobs: str, place: Any) -> bool:
@@ -82,7 +82,7 @@ BOUNDARIES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "open_new": (Buckets, "open_new", lambda jobs, b: (b._context.queue, b._shard) == (jobs, 0)),
     "poll": (ItemReader, "poll", lambda jobs, r: _place(jobs, r.partition.place)),
     "note": (ItemReader, "_note", lambda jobs, r, _: _place(jobs, r.partition.place)),
-    "gain": (WorkerLoop, "_gain", lambda jobs, _, c, hold: (c.queue, hold.row.shard) == (jobs, 0)),
+    "gain": (WorkerLoop, "_gain", lambda jobs, _, c, lease: (c.queue, lease.row.shard) == (jobs, 0)),
     "write": (QueueTables, "write", lambda jobs, _, place, *rest: _place(jobs, place)),
     "buckets": (QueueTables, "buckets", lambda jobs, _, queue, *rest: queue == jobs),
     "leases": (ShardLeases, "_look", lambda jobs, s: s._queue == jobs),

@@ -34,18 +34,18 @@ _LONGEST_SWEEP_SECONDS = 60.0
 class ShardRunner:
     """Processes the items of one shard until it is lost. `wake` is called when items may be taken."""
 
-    def __init__(self, context: QueueContext, hold: ShardLease, wake: Callable[[], None], faults: Faults) -> None:
-        own, shard, shards = context.own, hold.row.shard, context.shards
+    def __init__(self, context: QueueContext, lease: ShardLease, wake: Callable[[], None], faults: Faults) -> None:
+        own, shard, shards = context.own, lease.row.shard, context.shards
         self.queue = context.queue
         self.own = own
-        self.hold = hold
+        self.lease = lease
         self.backlog = Backlog(
             concurrency=part(own.concurrency, shard, shards),
             rate=own.rate and own.rate / shards,
             key_concurrency=own.key_concurrency,
             key_rate=own.key_rate,
         )
-        self.buckets = Buckets(context, shard, hold.epoch, self._add, faults)
+        self.buckets = Buckets(context, shard, lease.epoch, self._add, faults)
         self.idle = asyncio.Event()
         self._tables = context.tables
         self._clock = context.clock
@@ -84,7 +84,7 @@ class ShardRunner:
                 # A bucket that was offered during the look was not read by it.
                 complete = self.offered and not self._news.is_set() and not self.buckets.behind
             except UnknownItemWrite as e:
-                log.warning("queue %s, shard %d: %s", self.queue, self.hold.row.shard, e)
+                log.warning("queue %s, shard %d: %s", self.queue, self.lease.row.shard, e)
                 found = complete = False
             self.quiet = complete and not found and not self.backlog.waiting and not self.backlog.running
             busy = found or not self._hungry()
@@ -95,7 +95,7 @@ class ShardRunner:
 
     def take(self, most: int) -> list[Entry]:
         """Return items that may be claimed now; settle each with one of the methods below, unless the shard is lost."""
-        if self.hold.leaving or not self.hold.valid:
+        if self.lease.leaving or not self.lease.valid:
             return []
         taken = self.backlog.take(self._clock.now(), most)
         if self.backlog.waiting < _LOW and self.buckets.behind:
@@ -105,7 +105,7 @@ class ShardRunner:
     def next_due(self) -> float | None:
         """Return the seconds until an item may be taken if no new one comes; None if there is no such item."""
         now = self._clock.now()
-        due = None if self.hold.leaving or not self.hold.valid else self.backlog.next_due(now)
+        due = None if self.lease.leaving or not self.lease.valid else self.backlog.next_due(now)
         return None if due is None else max(0, due - now) / 1000
 
     async def claim(self, entries: Sequence[Entry]) -> None:
@@ -156,7 +156,7 @@ class ShardRunner:
 
     async def drained(self) -> None:
         """Wait until no taken item is open."""
-        while self.backlog.running and not self.hold.lost:
+        while self.backlog.running and not self.lease.lost:
             self.idle.clear()
             await self.idle.wait()
 

@@ -105,31 +105,31 @@ class ShardLeases:
                 log.warning("queue %s: leases cannot be renewed: %s", self._queue, e or "no answer in time")
             except Exception as e:
                 self._faults.note(self._queue, "leases", e)
-            for hold in [h for h in self.held.values() if not h.valid]:
-                self.lose(hold)
+            for lease in [h for h in self.held.values() if not h.valid]:
+                self.lose(lease)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
 
-    def lose(self, hold: ShardLease) -> None:
+    def lose(self, lease: ShardLease) -> None:
         """Stop owning a shard, without a message to the others."""
-        if not hold.lost:
-            hold.lost = True
+        if not lease.lost:
+            lease.lost = True
             self.complete = False
-            self.held.pop(hold.row.shard, None)
-            self._on_loss(hold)
+            self.held.pop(lease.row.shard, None)
+            self._on_loss(lease)
 
-    def set_aside(self, hold: ShardLease, error: BaseException) -> None:
+    def set_aside(self, lease: ShardLease, error: BaseException) -> None:
         """Release a shard with a fault: it is taken again after a pause, by this worker or another one."""
-        if not hold.lost:
-            self.lose(hold)
-            self._rest(hold, error)
+        if not lease.lost:
+            self.lose(lease)
+            self._rest(lease, error)
 
-    def _rest(self, hold: ShardLease, error: BaseException) -> None:
-        shard = hold.row.shard
+    def _rest(self, lease: ShardLease, error: BaseException) -> None:
+        shard = lease.row.shard
         pause = self._faults.note(self._queue, f"shard {shard}", error)
         self.aside[shard] = self._monotonic() + pause
         if pause >= self._faults.rest_seconds:
             self.given_up[shard] = reason_of(error)
-        self._background(self._free(hold.row))
+        self._background(self._free(lease.row))
 
     async def _free(self, row: ShardRow) -> None:
         await _for_a_while(lambda: self._tables.release(self._queue, row))
@@ -144,22 +144,22 @@ class ShardLeases:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._faults.note(self._queue, "leases", error)
 
-    async def release(self, hold: ShardLease) -> None:
+    async def release(self, lease: ShardLease) -> None:
         """Release a shard once none of its items runs, so that another worker may take it at once."""
-        hold.leaving = True
+        lease.leaving = True
         try:
-            await self._on_surplus(hold)
+            await self._on_surplus(lease)
         except Exception as e:
-            self.set_aside(hold, e)
-        await self.abandon(hold)
+            self.set_aside(lease, e)
+        await self.abandon(lease)
 
-    async def abandon(self, hold: ShardLease) -> None:
+    async def abandon(self, lease: ShardLease) -> None:
         """Release a shard at once. Another worker repeats the items that still run, and the fence refuses their results
         of this one.
         """
-        if not hold.lost:
-            self.lose(hold)
-            await self._free(hold.row)
+        if not lease.lost:
+            self.lose(lease)
+            await self._free(lease.row)
 
     async def leave(self) -> None:
         """Sign off from the other workers, after the shards were released."""
@@ -184,8 +184,8 @@ class ShardLeases:
             return
         share = self._share(workers)
         staying = [h for h in self.held.values() if not h.leaving]
-        for hold in staying[share:]:
-            self._background(self.release(hold))
+        for lease in staying[share:]:
+            self._background(self.release(lease))
         if len(self.held) < share:
             await self._take(rows, share)
 
@@ -203,26 +203,26 @@ class ShardLeases:
             # Another owner, or an earlier renewal whose answer was lost: renew our remaining shards from their present
             # state.
             rows = await self._tables.shards(self._queue, serial=True)
-            for hold in held:
-                if (row := rows.get(hold.row.shard)) and row[:3] == hold.row[:3]:
-                    hold.row = row
+            for lease in held:
+                if (row := rows.get(lease.row.shard)) and row[:3] == lease.row[:3]:
+                    lease.row = row
                 else:
-                    self.lose(hold)
+                    self.lose(lease)
             held = [h for h in held if not h.lost]
             sent = self._monotonic()
             if not held or not await self._tables.renew(self._queue, [h.row for h in held]):
                 return
-        for hold in held:
-            hold.row = hold.row._replace(beat=(hold.row.beat or 0) + 1)
-            hold.confirmed = sent
+        for lease in held:
+            lease.row = lease.row._replace(beat=(lease.row.beat or 0) + 1)
+            lease.confirmed = sent
 
     def _notice(self, rows: dict[int, ShardRow]) -> None:
         """Compare the shards with their earlier state."""
         now = self._monotonic()
         for shard, row in rows.items():
-            hold = self.held.get(shard)
-            if hold is not None and (row.epoch or 0) > hold.epoch:
-                self.lose(hold)
+            lease = self.held.get(shard)
+            if lease is not None and (row.epoch or 0) > lease.epoch:
+                self.lose(lease)
             if shard not in self._watched or self._watched[shard][0] != row:
                 self._watched[shard] = row, now
 
@@ -242,16 +242,16 @@ class ShardLeases:
             sent = self._monotonic()
             if await self._tables.take(self._queue, row, self._worker):
                 taken = ShardRow(row.shard, self._worker, (row.epoch or 0) + 1, 0)
-                hold = ShardLease(taken, sent, self._lease_seconds, self._monotonic)
-                self.held[row.shard] = hold
+                lease = ShardLease(taken, sent, self._lease_seconds, self._monotonic)
+                self.held[row.shard] = lease
                 self.aside.pop(row.shard, None)
                 self.given_up.pop(row.shard, None)
                 try:
-                    self._on_gain(hold)
+                    self._on_gain(lease)
                 except Exception as e:
                     del self.held[row.shard]
-                    hold.lost = True
-                    self._rest(hold, e)
+                    lease.lost = True
+                    self._rest(lease, e)
 
 
 async def _for_a_while(release: Callable[[], Awaitable[None]]) -> None:

@@ -60,7 +60,7 @@ class WorkerLoop:
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
         self._faults = Faults(tables, name, self._monotonic, self._metrics, pauses)
-        self._shares: dict[str, ShardLeases] = {}
+        self._leases: dict[str, ShardLeases] = {}
         self._runners: dict[ShardLease, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
         # Queues that cannot be opened, or whose buckets cannot be listed, with the database's reasons.
@@ -156,12 +156,12 @@ class WorkerLoop:
             )
         context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
         self._contexts[queue] = context
-        self._shares[queue] = ShardLeases(context, partial(self._gain, context), self._lose, self._drain, self._faults)
+        self._leases[queue] = ShardLeases(context, partial(self._gain, context), self._lose, self._drain, self._faults)
         self._unopened.pop(queue, None)
 
     async def _work_on(self, queue: str) -> None:
         """Manage a queue, which is opened first if necessary."""
-        while queue not in self._shares:
+        while queue not in self._leases:
             refused = queue in self._unopened
             await asyncio.sleep(self._faults.rest_seconds if refused else self._settings.idle_poll_seconds)
             try:
@@ -169,7 +169,7 @@ class WorkerLoop:
             except Exception as e:
                 self._not_opened(queue, e)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._shares[queue].keep())
+            group.create_task(self._leases[queue].keep())
             group.create_task(self._registry(queue))
 
     def _not_opened(self, queue: str, error: Exception) -> None:
@@ -182,43 +182,43 @@ class WorkerLoop:
         """Return the queues and shards that are not processed because of faults."""
         queues = [*self._unopened.items(), *self._unlisted.items()]
         found = [f"queue {queue}: {reason}" for queue, reason in queues]
-        for queue, shares in self._shares.items():
-            found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in shares.given_up.items()]
+        for queue, leases in self._leases.items():
+            found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in leases.given_up.items()]
         return found
 
-    def _gain(self, context: QueueContext, hold: ShardLease) -> None:
-        runner = ShardRunner(context, hold, self._work.set, self._faults)
+    def _gain(self, context: QueueContext, lease: ShardLease) -> None:
+        runner = ShardRunner(context, lease, self._work.set, self._faults)
         task = asyncio.create_task(runner.run())
-        task.add_done_callback(lambda task: self._runner_ended(hold, task))
-        self._runners[hold] = runner, task
+        task.add_done_callback(lambda task: self._runner_ended(lease, task))
+        self._runners[lease] = runner, task
         self._news[context.queue].set()
-        log.info("queue %s, shard %d: taken with epoch %d", context.queue, hold.row.shard, hold.epoch)
+        log.info("queue %s, shard %d: taken with epoch %d", context.queue, lease.row.shard, lease.epoch)
 
-    def _runner_ended(self, hold: ShardLease, task: asyncio.Task[None]) -> None:
+    def _runner_ended(self, lease: ShardLease, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ShardFenced):
-            self._fenced(hold)
+            self._fenced(lease)
         elif error is not None:
-            self._set_aside(hold, error)
+            self._set_aside(lease, error)
 
-    def _set_aside(self, hold: ShardLease, error: BaseException) -> None:
-        for shares in self._shares.values():
-            if shares.held.get(hold.row.shard) is hold:
-                shares.set_aside(hold, error)
+    def _set_aside(self, lease: ShardLease, error: BaseException) -> None:
+        for leases in self._leases.values():
+            if leases.held.get(lease.row.shard) is lease:
+                leases.set_aside(lease, error)
 
-    def _fenced(self, hold: ShardLease) -> None:
-        for shares in self._shares.values():
-            if shares.held.get(hold.row.shard) is hold:
-                shares.lose(hold)
+    def _fenced(self, lease: ShardLease) -> None:
+        for leases in self._leases.values():
+            if leases.held.get(lease.row.shard) is lease:
+                leases.lose(lease)
 
-    def _lose(self, hold: ShardLease) -> None:
-        runner, task = self._runners.pop(hold)
+    def _lose(self, lease: ShardLease) -> None:
+        runner, task = self._runners.pop(lease)
         task.cancel()
         self._start(runner.stop())
-        log.info("queue %s, shard %d: given up, epoch %d", runner.queue, hold.row.shard, hold.epoch)
+        log.info("queue %s, shard %d: given up, epoch %d", runner.queue, lease.row.shard, lease.epoch)
 
-    async def _drain(self, hold: ShardLease) -> None:
-        await self._runners[hold][0].drained()
+    async def _drain(self, lease: ShardLease) -> None:
+        await self._runners[lease][0].drained()
 
     def _note_fault(self, task: "asyncio.Task[None]") -> None:
         """End the worker if one of its own tasks has ended by an error. Nothing but the end cancels these tasks."""
@@ -255,11 +255,11 @@ class WorkerLoop:
                 since = 0 if whole else now - around
                 rows = await self._tables.buckets(queue, since, now + ahead) if runners else []
                 complete = began if whole else complete
-                for hold, runner in runners.items():
+                for lease, runner in runners.items():
                     try:
-                        runner.offer([row for row in rows if row.shard == hold.row.shard])
+                        runner.offer([row for row in rows if row.shard == lease.row.shard])
                     except Exception as e:
-                        self._set_aside(hold, e)
+                        self._set_aside(lease, e)
                 told = set(runners)
                 self._listed.add(queue)
                 self._unlisted.pop(queue, None)
@@ -299,7 +299,7 @@ class WorkerLoop:
                         self._start(self._claim(runner, entries))
                     due = runner.next_due()
                 except Exception as e:
-                    self._set_aside(runner.hold, e)
+                    self._set_aside(runner.lease, e)
                     continue
                 wait = due if wait is None else wait if due is None else min(wait, due)
             try:
@@ -349,11 +349,11 @@ class WorkerLoop:
     async def _process(self, runner: ShardRunner, entry: Entry) -> None:
         """Run the handler of an item, and write its outcome."""
         outcome = await self._handle(runner, entry)
-        if outcome is None and runner.hold.valid and (self._stopping or runner.hold.leaving):
+        if outcome is None and runner.lease.valid and (self._stopping or runner.lease.leaving):
             self._start(self._give_back(runner, entry))
         elif outcome is None:
             # A renewal in flight must not make it valid again, because this item would then be forgotten.
-            self._fenced(runner.hold)
+            self._fenced(runner.lease)
             self._settled(1)
         elif outcome.status is Status.COMPLETED:
             runner.complete(entry, outcome.text).add_done_callback(partial(self._completed, runner, entry))
@@ -369,7 +369,7 @@ class WorkerLoop:
             try:
                 runner.release(entry)
             except Exception as e:
-                self._set_aside(runner.hold, e)
+                self._set_aside(runner.lease, e)
 
     async def _fail(self, runner: ShardRunner, entry: Entry, error: str, *, give_up: bool) -> None:
         attempt = entry.attempts
@@ -396,11 +396,11 @@ class WorkerLoop:
         if self._over:
             return
         if not isinstance(error, ShardFenced):
-            self._set_aside(runner.hold, error)
+            self._set_aside(runner.lease, error)
             return
         self._count(runner, "fenced", count)
         log.warning("queue %s: %s: refused: %s", runner.queue, pluralize(count, "item"), error)
-        self._fenced(runner.hold)
+        self._fenced(runner.lease)
 
     def _count(self, runner: ShardRunner, outcome: str, count: int = 1) -> None:
         self.outcomes[outcome] += count
@@ -413,13 +413,13 @@ class WorkerLoop:
 
     async def _handle(self, runner: ShardRunner, entry: Entry) -> Outcome | None:
         """Run the handler; return the item's outcome, None if it may not begin any more."""
-        hold, limit = runner.hold, runner.own.time_limit_seconds
+        lease, limit = runner.lease, runner.own.time_limit_seconds
         outcome = await self._attempts.run(
             self._handlers[runner.queue],
             entry,
             limit,
-            lambda: hold.valid,
-            lambda: hold.valid and not (self._stopping or hold.leaving),
+            lambda: lease.valid,
+            lambda: lease.valid and not (self._stopping or lease.leaving),
         )
         if outcome is not None:
             if metrics := self._metrics.get(runner.queue):
@@ -445,7 +445,7 @@ class WorkerLoop:
         oldest = [time_of(i) for runner in runners if (i := runner.buckets.oldest) is not None]
         metrics.observe(
             shards=len(runners),
-            aside=len(self._shares[queue].aside) if queue in self._shares else 0,
+            aside=len(self._leases[queue].aside) if queue in self._leases else 0,
             waiting=sum(runner.backlog.waiting for runner in runners),
             running=sum(runner.backlog.running for runner in runners),
             oldest_seconds=max([0.0, *((now - at) / 1000 for at in oldest)]),
@@ -465,7 +465,7 @@ class WorkerLoop:
         if queue in self._unopened:
             return True
         unlisted = queue in self._unlisted
-        if not (unlisted or queue in self._listed) or not self._shares[queue].complete:
+        if not (unlisted or queue in self._listed) or not self._leases[queue].complete:
             return False
         runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
         return all(runner.quiet or (unlisted and not runner.offered) for runner in runners)
@@ -474,9 +474,9 @@ class WorkerLoop:
         """Start nothing more, wait for running items, and release the shards."""
         self._stopping = True
         self._work.set()
-        for shares in self._shares.values():
-            shares.stopping = True
-        releases = [s.release(h) for s in self._shares.values() for h in list(s.held.values())]
+        for leases in self._leases.values():
+            leases.stopping = True
+        releases = [s.release(h) for s in self._leases.values() for h in list(s.held.values())]
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
                 await asyncio.gather(*releases, return_exceptions=True)
@@ -485,6 +485,6 @@ class WorkerLoop:
             log.warning(
                 "%s not finished after %g s; other workers repeat the work", pluralize(self._claimed, "item"), seconds
             )
-            held = [(s, h) for s in self._shares.values() for h in list(s.held.values())]
+            held = [(s, h) for s in self._leases.values() for h in list(s.held.values())]
             await asyncio.gather(*(s.abandon(h) for s, h in held), return_exceptions=True)
-        await asyncio.gather(*(s.leave() for s in self._shares.values()), return_exceptions=True)
+        await asyncio.gather(*(s.leave() for s in self._leases.values()), return_exceptions=True)
