@@ -103,7 +103,7 @@ class _Other(Node):
 
 
 class Replica:
-    """The agent of another node with the same data: it gets copies of segments, and lets go of them."""
+    """The agent of another node with the same data: it gets copies of segments, and releases them."""
 
     def __init__(self, captured: Captured, home: Path, snapshot: str) -> None:
         self.folder = home / "cdc_raw"
@@ -326,7 +326,7 @@ class EndToEnd:
         """Wait until everything has arrived."""
         self._captured.fill(2)
         self._captured.settle(_PATIENCE_SECONDS)
-        self._until(lambda: len(list(self._node.cdc_raw.glob("*_cdc.idx"))) <= 2, "segments are let go of")
+        self._until(lambda: len(list(self._node.cdc_raw.glob("*_cdc.idx"))) <= 2, "segments are released")
         for replica in replicas:
             replica.deliver(self._archive, self._random)
         for replica in replicas:

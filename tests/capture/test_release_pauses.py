@@ -4,19 +4,19 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from writetime.capture import commitlog_agent
+from writetime.capture import segment_releases
 
 _SECONDS = 1800
 # Between two completed segments.
 _EVERY = 10
 
 
-class Releasing(commitlog_agent.Agent):
-    """An agent with its own clock, which uploads a segment in half a second, or gives up after half a minute."""
+class Releasing(segment_releases.SegmentReleases):
+    """Releases with a clock of their own: an upload takes half a second, one that hangs half a minute."""
 
     def __init__(self, hangs: Callable[[int], bool], at_first: int = 1, every: int = _EVERY) -> None:
         self.now = 0.0
@@ -26,10 +26,9 @@ class Releasing(commitlog_agent.Agent):
         self.attempts: Counter[int] = Counter()
         self._hangs = hangs
         progress = SimpleNamespace(segments=defaultdict(lambda: SimpleNamespace(finished=True, kept=False)))
-        pauses = {"_release_pause": commitlog_agent._Pause(1.0), "_stuck_pause": commitlog_agent._Pause(1.0)}
-        vars(self).update(_progress=progress, _metrics=SimpleNamespace(error=id), _stuck={}, **pauses)
+        super().__init__(cast(Any, progress), cast(Any, None), cast(Any, SimpleNamespace(error=id)), 1.0)
 
-    def _let_go(self, segment: Any, progress: Any) -> None:
+    def _release_or_set_aside(self, segment: Any, progress: Any) -> None:
         del progress
         self.attempts[segment.id] += 1
         if self._hangs(segment.id):
@@ -43,13 +42,13 @@ class Releasing(commitlog_agent.Agent):
         while self.now < _SECONDS:
             there = range(self._at_first + int(self.now) // self._every)
             waiting: list[Any] = [SimpleNamespace(id=i, name=str(i)) for i in there if i not in self.released]
-            self._let_go_of_finished(waiting)
+            self.release_finished(waiting)
             self.now += 0.5
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[int], bool]) -> Releasing:
     made = Releasing(hangs)
-    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(segment_releases, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     return made
 
@@ -69,7 +68,7 @@ def test_an_archive_that_does_not_answer_is_tried_once_per_growing_pause(monkeyp
 def test_no_attempt_follows_a_failure_at_once(monkeypatch: pytest.MonkeyPatch, at_first: int) -> None:
     """Neither a retry nor one with another segment, though no segment is added."""
     made = Releasing(lambda _: True, at_first, every=_SECONDS)
-    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(segment_releases, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     pauses = [later - ended for (_, ended), (later, _) in itertools.pairwise(made.failures)]
     assert len(pauses) >= 10
@@ -79,6 +78,6 @@ def test_no_attempt_follows_a_failure_at_once(monkeypatch: pytest.MonkeyPatch, a
 
 def test_segments_that_failed_are_released_together_once_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Releasing(lambda _: made.now < _SECONDS / 2)
-    monkeypatch.setattr(commitlog_agent, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(segment_releases, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.run()
     assert len(made.released) >= _SECONDS // _EVERY - 2

@@ -30,14 +30,15 @@ from uuid import UUID
 
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
-from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.handover import hand_over
 from writetime.capture.left_segments import LeftSegments
 from writetime.capture.log_coverage import Listing, LogCoverage
-from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, write_status
+from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, kind_of, write_status
 from writetime.capture.node_facts import NodeFacts, read_facts
-from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
-from writetime.capture.progress import OPEN, AgentProgress, OtherNode, SegmentProgress
-from writetime.capture.segments import CaptureGap, SegmentFolder, backlog_of, closed_before, readable
+from writetime.capture.node_schemas import Node, SchemaWatch
+from writetime.capture.progress import AgentProgress, OtherNode, SegmentProgress
+from writetime.capture.segment_releases import SegmentReleases
+from writetime.capture.segments import CaptureGap, SegmentFolder, backlog_of, readable
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taken_snapshots import NodeTaker
 from writetime.capture.truncations import read_truncations
@@ -58,28 +59,6 @@ _PORTION = 50_000
 # Longest time between two saves of the progress. Each save syncs the disk, which may also hold the commit log.
 _SAVE_SECONDS = 0.5
 _WARNING_SECONDS = 60.0
-# How long completed segments are released in one round, and the longest pause after one that cannot be.
-_RELEASE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 60.0
-
-
-class _Pause:
-    """A pause after a fault. It grows with each fault, until a success. Times are in seconds."""
-
-    def __init__(self, shortest: float) -> None:
-        self._shortest = self._next = shortest
-        self._until = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._until
-
-    def begin(self) -> None:
-        self._until = time.monotonic() + self._next
-        self._next = min(2 * self._next, _LONGEST_PAUSE_SECONDS)
-
-    def reset(self) -> None:
-        self._next = self._shortest
 
 
 @dataclass(frozen=True)
@@ -172,12 +151,9 @@ class Agent:
         # Why the record of a table's last truncation cannot be read. The table's watermark waits.
         self._truncation_faults: Mapping[UUID, str] = {}
         self._gaps_now: list[CaptureGap] = []
-        # Why completed segments stay where they are, and when each was last tried.
-        self._stuck: dict[int, tuple[str, float]] = {}
-        # Before any segment is released again, and before one that failed earlier is.
-        self._release_pause, self._stuck_pause = _Pause(pace.pause), _Pause(pace.pause)
         # Last, because this locks the folder. A damaged file of the state is found before.
         self._folder = SegmentFolder(settings, facts.cdc_raw)
+        self._releases = SegmentReleases(progress, self._folder, self._metrics, pace.pause)
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until the stop is requested.
@@ -194,7 +170,7 @@ class Agent:
             except OtherNode:
                 raise
             except Exception as e:
-                self._metrics.error(_kind_of(e))
+                self._metrics.error(kind_of(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = self._pace.pause
                 # Unacknowledged changes are read and sent again.
@@ -253,13 +229,13 @@ class Agent:
                 faults.append(fault)
             if stop.is_set():
                 break
-        self._tell(faults)
+        self._log_unreadable(faults)
         if not self._settle(stop):
             return
         self._note_gone({segment.id for segment in listed})
         if facts is not None:
             self._mark(facts.synced_until, self._not_published(found, faults), self._gaps(found), stop)
-        self._let_go_of_finished([segment for segment, _ in found])
+        self._releases.release_finished([segment for segment, _ in found])
         self._measure()
 
     def _announce_schemas(self) -> None:
@@ -458,69 +434,6 @@ class Agent:
             self._truncations.get(table_id),
         )
 
-    # --- completed segments ----------------------------------------------------------------------------------
-
-    def _let_go_of_finished(self, segments: list[Segment]) -> None:
-        """Release the segments that are finished, for at most about `_RELEASE_SECONDS`, because live changes wait
-        meanwhile. At a fault, stop, and try again after a pause, which grows with each fault. So an archive that does
-        not answer delays live changes once per pause. Segments that failed before have a pause of their own, and others
-        are released meanwhile. Only the release of one of them resets that pause.
-        """
-        began = time.monotonic()
-        waiting = [s for s in segments if (p := self._progress.segments[s.id]).finished and not p.kept]
-        # Segments with a fault come last, the longest untried first, so that none delays another.
-        for segment in sorted(waiting, key=lambda s: self._stuck.get(s.id, ("", 0.0))[1]):
-            pause = self._stuck_pause if segment.id in self._stuck else self._release_pause
-            if not pause.is_over:
-                return
-            if not self._try_to_let_go(segment):
-                if self._stuck_pause.is_over:
-                    # Its first retry waits, too.
-                    self._stuck_pause.begin()
-                if pause is self._release_pause:
-                    pause.begin()
-                return
-            pause.reset()
-            if time.monotonic() - began >= _RELEASE_SECONDS:
-                return
-
-    def _try_to_let_go(self, segment: Segment) -> bool:
-        """Release a segment. If this fails, report why it stays in place. Return whether it was released."""
-        try:
-            self._let_go(segment, self._progress.segments[segment.id])
-        except Exception as e:
-            self._metrics.error(_kind_of(e))
-            before, reason = self._stuck.get(segment.id, ("", 0.0))[0], reason_of(e)
-            if reason != before:
-                unknown = not isinstance(e, (WritetimeError, OSError))
-                log.error("%s stays in place: %s; retrying", segment.name, reason, exc_info=unknown)
-            self._stuck[segment.id] = reason, time.monotonic()
-            return False
-        self._stuck.pop(segment.id, None)
-        return True
-
-    def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Release a segment if its counts agree; otherwise set it aside."""
-        fault = unbalanced(segment, progress)
-        if fault is not None:
-            progress = progress.without(fault, None)
-        reason = progress.reason
-        self._progress.segments[segment.id] = progress
-        self._progress.save()
-        if reason is not None:
-            written_before = progress.gap_until() if fault is None else OPEN
-            target = self._folder.set_aside(segment, progress, min(written_before, closed_before(segment)))
-            log.error("%s was set aside as %s: %s", segment.name, target, reason)
-        elif not self._folder.release(segment):
-            self._progress.segments[segment.id] = replace(progress, kept=True)
-            return
-        log.info(
-            "%s: %s read, %s published",
-            *(segment.name, pluralize(progress.mutations, "mutation"), pluralize(progress.published, "change")),
-        )
-        self._progress.forget(segment.id)
-        self._progress.save()
-
     def _note_gone(self, there: set[int]) -> None:
         """Drop the records of segments that no longer exist. Report their unread parts as lost."""
         gone = [i for i in self._progress.segments if i not in there]
@@ -540,7 +453,7 @@ class Agent:
         if gone:
             self._progress.save()
 
-    def _tell(self, faults: list[str]) -> None:
+    def _log_unreadable(self, faults: list[str]) -> None:
         """Report from time to time the segments that cannot be read. They stay until an operator repairs them."""
         if faults and time.monotonic() >= self._next_fault:
             self._next_fault = time.monotonic() + _WARNING_SECONDS
@@ -605,18 +518,6 @@ class Agent:
         """Return whether a gap holds the watermark of a table."""
         ids = map(id_of, self._decoder.captured)
         return any(gap.concerns(i) and gap.until > self.snapshots.covers_until(i) for i in ids)
-
-
-def _kind_of(fault: Exception) -> str:
-    """Return the kind under which a fault is counted."""
-    match fault:
-        case Unreachable():
-            return "node"
-        case WritetimeError():
-            return "publishing"
-        case OSError():
-            return "disk"
-    return "unexpected"
 
 
 def _size(path: str) -> int | None:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from writetime.capture.node_schemas import Unreachable
 from writetime.capture.progress import Totals
 from writetime.capture.state_files import read_json, write_json
 from writetime.changes.model import KINDS
@@ -214,3 +215,15 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 def read_status(folder: Path) -> dict[str, Any] | None:
     """Return the last numbers that an agent wrote; None if there are none."""
     return read_json(folder / _FILE)
+
+
+def kind_of(fault: Exception) -> str:
+    """Return the kind under which a fault is counted."""
+    match fault:
+        case Unreachable():
+            return "node"
+        case WritetimeError():
+            return "publishing"
+        case OSError():
+            return "disk"
+    return "unexpected"
