@@ -34,8 +34,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from writetime.clients import great_expectations
+from writetime.clients.consumer_groups import committed_offsets
 from writetime.clients.great_expectations import Finding, gxe
-from writetime.clients.kafka import committed_offsets
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.core.counts import pluralize as counted
 from writetime.core.errors import WritetimeError

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from writetime.clients import kafka
+from writetime.clients import consumer_groups, kafka
 from writetime_dagster.resources.base import WritetimeResource
 
 
@@ -30,16 +30,16 @@ class KafkaResource(WritetimeResource):
         settings = self.settings
         other: list[str] = []
         try:
-            committed = kafka.committed_offsets(settings, topic, group)
-        except kafka.OtherTopic as e:
+            committed = consumer_groups.committed_offsets(settings, topic, group)
+        except consumer_groups.OtherTopic as e:
             committed, other = dict.fromkeys(kafka.partitions_of(settings, topic)), [str(e)]
         first = kafka.beginning_offsets(settings, topic, list(committed))
         # The end offsets are read last, so no offset that is committed already is above them.
         ends = kafka.end_offsets(settings, topic, list(committed))
         lag = {p: max(end - max(first[p], committed[p] or 0), 0) for p, end in ends.items()}
-        faults = [kafka.offset_fault(topic, p, committed[p], first[p], end) for p, end in ends.items()]
+        faults = [consumer_groups.offset_fault(topic, p, committed[p], first[p], end) for p, end in ends.items()]
         return TopicProgress(ends, lag, other + [fault for fault in faults if fault])
 
     def group_is_live(self, group: str) -> bool:
         """Return whether a consumer group has members."""
-        return kafka.group_is_live(self.settings, group)
+        return consumer_groups.group_is_live(self.settings, group)

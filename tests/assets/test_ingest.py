@@ -35,7 +35,7 @@ from dagster import (
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.topics import alter_topic
-from writetime.clients import database, kafka
+from writetime.clients import consumer_groups, database, kafka
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_topic, drain
@@ -215,7 +215,7 @@ def test_nothing_is_committed_when_a_stored_row_is_not_in_the_database(
     assert not checks["rows_are_in_the_database"].passed
     assert checks["rows_are_in_the_database"].severity is AssetCheckSeverity.ERROR
     assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is False
-    committed = kafka.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    committed = consumer_groups.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
     assert set(committed.values()) == {None}
     assert not result.success, "a blocking check stops what comes after"
 
@@ -232,7 +232,7 @@ def test_nothing_is_committed_when_a_message_is_neither_stored_nor_dead(
     assert (check.passed, check.severity) == (False, AssetCheckSeverity.ERROR)
     assert "row count equal" in str(check.description)
     assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is False
-    committed = kafka.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    committed = consumer_groups.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
     assert set(committed.values()) == {None}
     assert not result.success
 
@@ -388,7 +388,7 @@ def test_lost_messages_fail_the_check_and_a_run(
         admin = AdminClient(kafka.client_config(settings))
         [deleted] = admin.delete_records([TopicPartition(topic, 0, first)]).values()
         deleted.result(15)
-    kafka.commit_offsets(settings, topic, group, {0: committed})
+    consumer_groups.commit_offsets(settings, topic, group, {0: committed})
     assert KafkaResource().progress(topic, group).total_lag == 0
     check = ingest.lag_is_far_from_retention(kafka=KafkaResource())
     assert isinstance(check, AssetCheckResult)

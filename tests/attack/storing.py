@@ -19,15 +19,9 @@ from confluent_kafka import Message, Producer
 from tests.attack import hostile
 from tests.attack.report import Report
 from tests.support.sinks import SinkProcess
+from writetime.clients.consumer_groups import committed_offsets
 from writetime.clients.database import connect
-from writetime.clients.kafka import (
-    beginning_offsets,
-    client_config,
-    committed_offsets,
-    end_offsets,
-    headers_of,
-    messages_between,
-)
+from writetime.clients.kafka import beginning_offsets, client_config, end_offsets, headers_of, messages_between
 from writetime.core.config import Settings
 
 _TARGET = "events of the sink"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from writetime.clients import kafka, kafka_errors
+from writetime.clients import consumer_groups, kafka, kafka_errors
 from writetime.clients.zookeeper import NoZooKeeper, connect
 from writetime.core import config, logs
 from writetime.core.config import Kafka, Settings, ZooKeeper
@@ -25,8 +25,8 @@ QUESTIONS: dict[str, Callable[[Settings], Any]] = {
     "partitions": lambda settings: kafka.partitions_of(settings, "t"),
     "limit": lambda settings: kafka.max_message_bytes(settings, "t"),
     "ends": lambda settings: kafka.end_offsets(settings, "t", [0]),
-    "committed": lambda settings: kafka.committed_offsets(settings, "t", "g"),
-    "group": lambda settings: kafka.group_is_live(settings, "g"),
+    "committed": lambda settings: consumer_groups.committed_offsets(settings, "t", "g"),
+    "group": lambda settings: consumer_groups.group_is_live(settings, "g"),
 }
 
 
@@ -159,6 +159,6 @@ class OneUnknown:
 def test_an_offset_that_cannot_be_read_is_not_taken_for_no_commit(code: int) -> None:
     consumer: Any = OneUnknown(code)
     with pytest.raises(WritetimeError, match="t/1: the offset of group g is not known") as raised:
-        kafka.committed(config.load(), consumer, "g", [TopicPartition("t", 0), TopicPartition("t", 1)])
+        consumer_groups.committed(config.load(), consumer, "g", [TopicPartition("t", 0), TopicPartition("t", 1)])
     assert consumer.calls == 2
     assert isinstance(raised.value, Transient) == (code == KafkaError.COORDINATOR_LOAD_IN_PROGRESS)

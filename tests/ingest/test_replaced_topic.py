@@ -10,16 +10,8 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.ingest.sinking import an_event, produce, rows, run_once, with_ingest
 from tests.support.sinks import SinkProcess
 from tests.support.waiting import wait_for
-from writetime.clients.kafka import (
-    OtherTopic,
-    client_config,
-    commit_offsets,
-    committed,
-    committed_offsets,
-    delete_topics,
-    end_offsets,
-    topic_of_note,
-)
+from writetime.clients.consumer_groups import OtherTopic, commit_offsets, committed, committed_offsets, topic_of_note
+from writetime.clients.kafka import client_config, delete_topics, end_offsets
 from writetime.core.config import Settings
 from writetime.ingest import dead_letter_topic, drain
 from writetime.ingest.topics import ensure_ingest_topics

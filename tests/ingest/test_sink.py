@@ -13,8 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
 from tests.support.waiting import wait_for
+from writetime.clients.consumer_groups import commit_offsets
 from writetime.clients.database import connect
-from writetime.clients.kafka import client_config, commit_offsets, delete_topics
+from writetime.clients.kafka import client_config, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until

@@ -19,16 +19,14 @@ from datetime import UTC, datetime
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from writetime.clients.consumer_groups import OtherTopic, commit_offsets, committed_offsets
 from writetime.clients.dead_letters import HEADER_PREFIX, SHORTENED, TOO_LARGE, Form, forms_of, produce_fitting
 from writetime.clients.kafka import (
     NoTopic,
-    OtherTopic,
     UnreadableHeaders,
     answers,
     beginning_offsets,
     client_config,
-    commit_offsets,
-    committed_offsets,
     end_offsets,
     headers_of,
     messages_between,

@@ -13,18 +13,15 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from writetime.clients.consumer_groups import commit_offsets, committed_offsets, group_is_live, require_same_topic
 from writetime.clients.database import connect
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     beginning_offsets,
     client_config,
-    commit_offsets,
-    committed_offsets,
     end_offsets,
-    group_is_live,
     messages_between,
     place_of,
-    require_same_topic,
     topic_ids,
 )
 from writetime.core.config import Settings

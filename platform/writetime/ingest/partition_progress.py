@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from writetime.clients.kafka import note_of_topic, topic_of_note
+from writetime.clients.consumer_groups import note_of_topic, topic_of_note
 
 # The broker's default for offset.metadata.max.bytes; it rejects a commit with a longer text.
 MAX_METADATA_BYTES = 4096

@@ -13,18 +13,9 @@ from collections import Counter
 from cassandra.cluster import Session
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from writetime.clients.consumer_groups import OtherTopic, committed, offset_fault, require_same_topic, topic_of_note
 from writetime.clients.database import connect
-from writetime.clients.kafka import (
-    NoTopic,
-    OtherTopic,
-    beginning_offsets,
-    client_config,
-    committed,
-    end_offsets,
-    offset_fault,
-    require_same_topic,
-    topic_of_note,
-)
+from writetime.clients.kafka import NoTopic, beginning_offsets, client_config, end_offsets
 from writetime.clients.topic_options import lossy_faults
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize

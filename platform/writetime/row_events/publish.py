@@ -24,19 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from writetime.clients.consumer_groups import committed, note_of_topic, require_same_topic, topic_of_note
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     client_config,
-    committed,
     end_offsets,
     ensure_topics,
     max_message_bytes,
     messages_between,
-    note_of_topic,
     partitions_of,
-    require_same_topic,
     topic_ids,
-    topic_of_note,
 )
 from writetime.clients.schema_registry import SchemaRefused
 from writetime.clients.topic_options import Keeps, command_to_set, lossy_faults
