@@ -39,7 +39,15 @@ from writetime.clients.node_snapshots import clear_snapshot, new_tag, take_snaps
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.delta.buckets import buckets_of_share
-from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
+from writetime.lake.backfill import (
+    SnapshotFiles,
+    backfill,
+    backup_names,
+    complete_schema,
+    find_snapshots,
+    lacking_nodes,
+    untaken,
+)
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.storage.folders import Seen
@@ -168,7 +176,7 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
                     "buckets": len(added),
                     "sstables": len(found.files),
                     "sstables_new": len(new),
-                    "nodes_without_backup": MetadataValue.json(list(found.missing_nodes)),
+                    "nodes_without_backup": MetadataValue.json(lacking_nodes(in_lake, found)),
                 }
             )
 

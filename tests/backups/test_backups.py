@@ -23,7 +23,7 @@ from writetime.delta.bucketed_table import Conflict
 from writetime.lake import backfilled
 from writetime.lake.backfill import backfill, backup_names, find_snapshots, untaken
 from writetime.lake.generation import renew
-from writetime.lake.horizon import complete_snapshot, register_source
+from writetime.lake.horizon import complete_snapshot, register_source, retire_source
 from writetime.lake.table import GENERATION, create_table, open_table
 
 pytestmark = pytest.mark.long
@@ -85,6 +85,29 @@ def test_trees_of_snapshots(nightly: Nightly) -> None:
     tree(nightly, "node-1", 1)
     assert "1 of 5 SSTables new" in nightly.backfill()
     nightly.assert_rows(1)
+
+
+def test_fewer_snapshots_than_agents_are_not_complete(nightly: Nightly) -> None:
+    """A watermark that waits for a snapshot must not pass the rows that only the other node has."""
+    table = create_table(nightly.settings, nightly.nights.schema)
+    for node in NODES:
+        register_source(table, node)
+    [path, *_] = sorted(tree(nightly, "node-1", 0).glob("*-Data.db"))
+    list(backfill(table, find_snapshots([str(path)], nightly.nights.schema)))
+    assert complete_snapshot(table.changes.load()) == 0
+    fewer = f"2 agents publish changes of {table.name}, and the places have whole snapshots of 1 node"
+    assert fewer in nightly.backfill()
+    assert complete_snapshot(table.changes.load()) == 0
+    tree(nightly, "node-2", 0)
+    assert "agents" not in nightly.backfill()
+    assert complete_snapshot(table.changes.load()) > 0
+    # SSTables that are named one by one are no snapshot, even if one agent publishes all changes.
+    retire_source(table, "node-2")
+    before = complete_snapshot(table.changes.load())
+    several = sorted(tree(nightly, "node-1", 2).glob("*-Data.db"))
+    list(backfill(table, find_snapshots([str(each) for each in several], nightly.nights.schema)))
+    assert complete_snapshot(table.changes.load()) == before
+    nightly.assert_rows(2)
 
 
 def test_a_name_that_returns_with_another_content(nightly: Nightly) -> None:

@@ -50,9 +50,10 @@ class NodeBackup:
     The backup was taken between `taken_at` and `complete_at` (microseconds). `dated`: these times are known. Otherwise
     `taken_at` is the time of its newest write, and `complete_at` the time of its newest file. `flushed_at` is the time
     of the newest write in its incremental backups, 0 if it has none. `is_part`: it has no manifest, so another one has
-    its time. `lists_dropped`: the schema has the dropped columns and the times of their drops. `missing_nodes` are
-    nodes of the cluster without a backup. `lacking` are the data files that the manifest of a snapshot lists and its
-    folder does not have, and `unlisted` those that it does not list, as addresses by name, without secrets.
+    its time. `is_whole`: a manifest lists the files of the node. `lists_dropped`: the schema has the dropped columns
+    and the times of their drops. `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data
+    files that the manifest of a snapshot lists and its folder does not have, and `unlisted` those that it does not
+    list, as addresses by name, without secrets.
     """
 
     node: str
@@ -67,6 +68,7 @@ class NodeBackup:
     unlisted: Mapping[str, str] = field(default_factory=dict)
     flushed_at: int = 0
     is_part: bool = False
+    is_whole: bool = True
 
     @property
     def until(self) -> int:

@@ -114,6 +114,7 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
         *(node, files, taken_at, max(taken_at, complete_at)),
         dated=dated is not None,
         is_part=is_folder and manifest is None,
+        is_whole=is_folder and manifest is not None,
         lacking=lacking,
         unlisted=unlisted,
     )

@@ -120,7 +120,8 @@ def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: 
         flushed = data_files(increments, sstables_in(increments), node)
         flushed_at, copied_at = newest_write_of(increments, flushed), last_written(increments)
     if not snapshot:
-        return NodeBackup(node, flushed, flushed_at, max(flushed_at, copied_at), dated=False, is_part=True)
+        complete_at = max(flushed_at, copied_at)
+        return NodeBackup(node, flushed, flushed_at, complete_at, dated=False, is_part=True, is_whole=False)
     complete_at = max(snapshot.complete_at, copied_at)
     return replace(snapshot, files=snapshot.files + flushed, complete_at=complete_at, flushed_at=flushed_at)
 

@@ -12,7 +12,7 @@ from writetime.core.errors import WritetimeError
 from writetime.files.row_form import warning
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
-from writetime.lake.backfill import complete_schema, find_snapshots, untaken
+from writetime.lake.backfill import complete_schema, find_snapshots, lacking_nodes, untaken
 from writetime.lake.table import create_table, open_table
 from writetime.schema.cql import parse_table
 from writetime.storage.locations import without_secrets
@@ -55,8 +55,8 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
         raise WritetimeError(KnownTables(settings).misspelt(table) or other)
     found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
-    for node in found.missing_nodes:
-        click.echo(f"{node} has no backup, so rows that only this node has are missing: back it up", err=True)
+    for reason in lacking_nodes(lake_table, found):
+        click.echo(reason, err=True)
     click.echo(f"{len(untaken(lake_table, found))} of {pluralize(len(found.files), 'SSTable')} new", err=True)
     total = 0
     for bucket, changes in run_backfill(lake_table, found):

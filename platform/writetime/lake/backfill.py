@@ -36,6 +36,7 @@ from writetime.lake.horizon import (
     MAX_SNAPSHOT_SKEW,
     raise_complete_snapshot,
     raise_snapshot,
+    registered_sources,
     require_newer,
     truncations,
 )
@@ -61,7 +62,7 @@ class SnapshotFiles:
     with incremental backups counts as taken at the newest write in these. `snapshot_at` is like `oldest_at`, but
     ignores incremental backups, because a truncation leaves them, and older data is in the snapshot. `lists_dropped`:
     the schema has the dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster without a
-    backup.
+    backup. `whole` is the number of backups that have all files of a node: at least that of the nodes.
     """
 
     files: tuple[BackupFile, ...]
@@ -72,6 +73,7 @@ class SnapshotFiles:
     snapshot_at: int
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
+    whole: int = 1
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -144,6 +146,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         min(backup.taken_at for backup in timed),
         schema is not None or all(backup.lists_dropped for backup in with_schemas),
         tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
+        sum(backup.is_whole for backup in backups),
     )
 
 
@@ -258,6 +261,22 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     return replace(snapshot, schema=replace(joined, dropped=joined.dropped + unknown), lists_dropped=True)
 
 
+def lacking_nodes(table: LakeTable, snapshot: SnapshotFiles) -> list[str]:
+    """Return why rows that only one node has may be missing in snapshots: the nodes without a backup; or that there are
+    fewer snapshots than agents, each of which publishes the changes of a node.
+    """
+    if missing := snapshot.missing_nodes:
+        return [f"{node} has no backup, so rows that only this node has are missing: back it up" for node in missing]
+    agents, nodes = len(registered_sources(table.changes.load())), snapshot.whole
+    if nodes >= agents:
+        return []
+    return [
+        f"{pluralize(agents, 'agent')} publish changes of {table.name}, and the places have whole snapshots of "
+        f"{pluralize(nodes, 'node')}, so rows may be missing, and watermarks that wait for a snapshot go on waiting: "
+        "name those of all nodes in one backfill, which reads only new SSTables"
+    ]
+
+
 def untaken(table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None) -> list[str]:
     """Return the addresses of the SSTables that a backfill of these buckets, all by default, would read."""
     taken = BackfillRecord(table, table.changes.load())
@@ -320,8 +339,7 @@ def backfill(
             continue
         is_new = taken.commit(task.bucket, several[task.bucket], files, added, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
-    # Rows that only a node without a backup has are not in the lake.
-    if not snapshot.missing_nodes and not untaken(table, snapshot):
+    if not lacking_nodes(table, snapshot) and not untaken(table, snapshot):
         raise_complete_snapshot(table, snapshot.snapshot_at)
     delete_old_records(table)
     if failed:
