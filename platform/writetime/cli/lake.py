@@ -1,22 +1,38 @@
-"""`writetime snapshot | backfill | maintain KS.TABLE`."""
+"""`writetime snapshot | backfill | maintain | rebuild KS.TABLE`."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
+from writetime.delta.log_repair import repair_log
 from writetime.files.row_form import warning
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots, lacking_nodes, untaken
-from writetime.lake.table import create_table, open_table
+from writetime.lake.table import LakeTable, create_missing_parts, create_table, open_table, table_storage
+from writetime.row_events.stream import extend
 from writetime.schema.cql import parse_table
 from writetime.storage.locations import without_secrets
+from writetime.view.expected_rows import check_of
+from writetime.view.refreshing import refresh
 from writetime.view.upkeep import maintain as maintain_table
+
+_REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str, str]] = {
+    "state": (lambda _, table: state.rebuild(table), "file", " of changes merged"),
+    "view": (
+        lambda settings, table: refresh(settings, table, staged=check_of(settings, table), whole=True).rows,
+        "row",
+        "",
+    ),
+    "row_events": (lambda _, table: extend(table, rebuild=True), "event", ""),
+}
 
 
 @click.command()
@@ -85,3 +101,43 @@ def maintain(*, table: str) -> None:
     click.echo(f"vacuum     {pluralize(done['files_deleted'], 'file')} deleted")
     if unfit:
         click.echo(warning(table, unfit), err=True)
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.argument(
+    "parts", metavar="[changes|state|view|row_events]...", type=click.Choice(["changes", *_REBUILD]), nargs=-1
+)
+def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
+    """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
+    row events from the state. The default is the state and the view. A state or view that is missing, and a state that
+    has other changes than the lake, are always included. If the view cannot be rebuilt because its rows are not as
+    expected, the row events are rebuilt anyway. The database is not read.
+
+    The changes cannot be rebuilt. `changes` ends their log before its first damaged commit. Landing reads the messages
+    of these commits again, and a backfill its SSTables. Stop the programs that follow the table first.
+    """
+    settings = config.load()
+    if "changes" in parts:
+        lost = repair_log(table_storage(settings, table).folder("changes"))
+        click.echo(f"{'changes':<10} {pluralize(lost, 'commit')} removed from the log")
+    wanted = {*parts} - {"changes"} if parts else {"state", "view"}
+    if not wanted:
+        return
+    wanted |= {*create_missing_parts(settings, table, wanted)}
+    lake_table = open_table(settings, table)
+    if not state.follows_changes(lake_table):
+        wanted.add("state")
+    faults: list[str] = []
+    for part, (make, noun, rest) in _REBUILD.items():
+        if part not in wanted:
+            continue
+        try:
+            click.echo(f"{part:<10} {pluralize(make(settings, lake_table), noun)}{rest}")
+        except (WritetimeError, ModuleNotFoundError) as e:
+            # The others come from the state.
+            if part == "state":
+                raise
+            faults.append(f"{part} is not rebuilt: {e}")
+    if faults:
+        raise WritetimeError("; ".join(faults))

@@ -47,7 +47,7 @@ COMMANDS = {
         "capture:publish_segments", "Publish the changes in folders of commit log segments, in Spark tasks."
     ),
     "queue": Listed("workqueue:queue_group", "Inspect work queues, enqueue items, and redrive dead letters."),
-    "rebuild": Listed("row_events:rebuild", "Rebuild state, compacted view or row events from stored data."),
+    "rebuild": Listed("lake:rebuild", "Rebuild state, compacted view or row events from stored data."),
     "replay": Listed("replay:replay_group", "Publish batches, process them, and read them again."),
     "retire": Listed("capture:retire", "Record that a node or a CDC log is no longer a source."),
     "row-events": Listed("row_events:row_events", "Print the row events of a table, or their Avro schema."),

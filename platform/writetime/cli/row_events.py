@@ -1,8 +1,8 @@
-"""`writetime row-events | publish | rebuild KS.TABLE`."""
+"""`writetime row-events | publish KS.TABLE`."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import click
@@ -10,33 +10,17 @@ import pyarrow as pa
 
 from writetime.cli.text_tables import print_table, shown
 from writetime.core import config
-from writetime.core.config import Settings
 from writetime.core.counts import pluralize
-from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_lines, json_value
 from writetime.delta.bucketed_table import Conflict
-from writetime.delta.log_repair import repair_log
-from writetime.lake import state
-from writetime.lake.table import LakeTable, create_missing_parts, open_table, table_storage
+from writetime.lake.table import open_table
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend, require_stream
 from writetime.row_events.stream_files import events_since
 from writetime.row_events.upkeep import keep_up
-from writetime.view.expected_rows import check_of
-from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
-
-_REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str, str]] = {
-    "state": (lambda _, table: state.rebuild(table), "file", " of changes merged"),
-    "view": (
-        lambda settings, table: refresh(settings, table, staged=check_of(settings, table), whole=True).rows,
-        "row",
-        "",
-    ),
-    "row_events": (lambda _, table: extend(table, rebuild=True), "event", ""),
-}
 
 
 @click.command()
@@ -80,46 +64,6 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
     # A conflict is not an error: the next batches try again.
     with suppress(Conflict):
         keep_up(settings, lake_table)
-
-
-@click.command()
-@click.argument("table", metavar="KS.TABLE")
-@click.argument(
-    "parts", metavar="[changes|state|view|row_events]...", type=click.Choice(["changes", *_REBUILD]), nargs=-1
-)
-def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
-    """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. The default is the state and the view. A state or view that is missing, and a state that
-    has other changes than the lake, are always included. If the view cannot be rebuilt because its rows are not as
-    expected, the row events are rebuilt anyway. The database is not read.
-
-    The changes cannot be rebuilt. `changes` ends their log before its first damaged commit. Landing reads the messages
-    of these commits again, and a backfill its SSTables. Stop the programs that follow the table first.
-    """
-    settings = config.load()
-    if "changes" in parts:
-        lost = repair_log(table_storage(settings, table).folder("changes"))
-        click.echo(f"{'changes':<10} {pluralize(lost, 'commit')} removed from the log")
-    wanted = {*parts} - {"changes"} if parts else {"state", "view"}
-    if not wanted:
-        return
-    wanted |= {*create_missing_parts(settings, table, wanted)}
-    lake_table = open_table(settings, table)
-    if not state.follows_changes(lake_table):
-        wanted.add("state")
-    faults: list[str] = []
-    for part, (make, noun, rest) in _REBUILD.items():
-        if part not in wanted:
-            continue
-        try:
-            click.echo(f"{part:<10} {pluralize(make(settings, lake_table), noun)}{rest}")
-        except (WritetimeError, ModuleNotFoundError) as e:
-            # The others come from the state.
-            if part == "state":
-                raise
-            faults.append(f"{part} is not rebuilt: {e}")
-    if faults:
-        raise WritetimeError("; ".join(faults))
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:
