@@ -42,10 +42,14 @@ def let_watermarks_pass(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(landing, "held_since", lambda _: 0)
 
 
-def leave_out_the_first(patch: pytest.MonkeyPatch) -> None:
-    """Let landing lose a message of each part."""
+def replace_the_first(patch: pytest.MonkeyPatch) -> None:
+    """Let landing lose a message of each part. It counts the changes, so another message takes its place."""
     decoded = tasks._decoded
-    patch.setattr(tasks, "_decoded", lambda decoder, schema, messages: decoded(decoder, schema, messages[1:]))
+
+    def lose(decoder: Any, schema: Any, messages: list[Any]) -> Any:
+        return decoded(decoder, schema, [*messages[1:], messages[-1]])
+
+    patch.setattr(tasks, "_decoded", lose)
 
 
 def stop_all(patch: pytest.MonkeyPatch) -> None:
@@ -66,7 +70,7 @@ def stop_all(patch: pytest.MonkeyPatch) -> None:
     [
         (name_the_next, "changes.<table>", "a sound message is refused"),
         (let_watermarks_pass, "changes.<table>", "the watermark is"),
-        (leave_out_the_first, "changes.<table>", "are missing"),
+        (replace_the_first, "changes.<table>", "are missing"),
         (stop_all, "writetime.schemas", "are missing|no table is landed"),
     ],
 )
