@@ -31,9 +31,9 @@ from dagster import (
     in_process_executor,
     schedule,
 )
-from dagster_shared.record import copy as changed
 
 from writetime.core.config import Settings
+from writetime_dagster.assets.naming import changed
 from writetime_dagster.resources.run_reports import ALERT_AGAIN
 
 PAUSE_SECONDS = 900.0

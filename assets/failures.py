@@ -6,25 +6,20 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dagster import DagsterError, Failure, RetryRequested
-from dagster._core.errors import DagsterUserCodeProcessError
-from dagster_shared.error import SerializableErrorInfo
 
 from writetime.clients.database import is_without_answer
 from writetime.core.errors import Transient, WritetimeError, hide_passwords, reason_of
 from writetime.core.outages import is_outage
+from writetime_dagster.resources.private_dagster import ErrorWithoutTrace
 
 log = logging.getLogger(__name__)
 
 
-class ToCorrect(DagsterUserCodeProcessError, Failure):
-    """A failure that an operator must correct. It shows one sentence without a stack trace, which would hide it.
-
-    Dagster shows the error of another process without a stack trace, so this class derives from that error.
-    """
+class ToCorrect(ErrorWithoutTrace, Failure):
+    """A failure that an operator must correct. It shows one sentence without a stack trace, which would hide it."""
 
     def __init__(self, reason: str) -> None:
-        info = SerializableErrorInfo(f"{reason}\n", [], "ToCorrect")
-        super().__init__(reason, allow_retries=False, user_code_process_error_infos=[info])
+        super().__init__(reason, allow_retries=False)
 
 
 _T = TypeVar("_T")

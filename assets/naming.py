@@ -1,6 +1,7 @@
 """The names of assets and pools, and their columns, addresses, documents, owners, tags and kinds in the web UI."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 from dagster import (
@@ -75,6 +76,12 @@ def documented(definitions: Definitions, settings: Settings) -> Definitions:
         return _with_kind_of_database(completed, settings)
 
     return definitions.map_asset_specs(func=complete)
+
+
+def changed(definitions: Definitions, **parts: Any) -> Definitions:
+    """Return the definitions with other parts, such as `sensors`."""
+    names = ("assets", "schedules", "sensors", "jobs", "resources", "executor", "loggers", "asset_checks", "metadata")
+    return Definitions(**{name: getattr(definitions, name) for name in names} | parts)
 
 
 def of_table(

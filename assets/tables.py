@@ -25,7 +25,6 @@ from dagster import (
     asset_check,
     multi_observable_source_asset,
 )
-from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
 from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
@@ -37,6 +36,7 @@ from writetime_dagster.assets import backfill, capture, changes, row_events, tab
 from writetime_dagster.assets.failures import ToCorrect, retry_if_transient
 from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
+from writetime_dagster.resources.private_dagster import loaded_with, pass_on
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
     Raises:
         ToCorrect: entries are invalid, and Dagster only validates definitions.
     """
-    context = DefinitionsLoadContext.get()
-    loaded = _loaded(context)
+    loaded = _loaded()
     found, refused = loaded or followed_tables(settings)
     if only is not None and loaded is None:
         found, refused = _chosen(only, found, refused)
@@ -100,7 +99,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
     for entry in refused:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
     entries = {table.name: table.entry.model_dump(exclude_unset=True) for table in tables}
-    context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps(entries, default=_as_json))
+    pass_on(_TABLES, json.dumps(entries, default=_as_json))
     return Definitions.merge(
         Definitions(assets=assets, asset_checks=checks),
         documented(Definitions(assets=[_refused(entry) for entry in refused]), settings),
@@ -180,15 +179,15 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     return changes_are_logged
 
 
-def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[RefusedEntry]] | None:
+def _loaded() -> tuple[list[FollowedTable], list[RefusedEntry]] | None:
     """Return the tables that the code location follows, if this is a process of one of its runs. Else return None.
 
     A run does not read the database and the settings file again. Its steps cover all tables that the code location had
     when it loaded. If a table was dropped or an entry was edited since then, a second reading would fail all steps.
     """
-    if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
+    if (text := loaded_with(_TABLES)) is None:
         return None
-    entries = json.loads(context.reconstruction_metadata[_TABLES], object_hook=_from_json)
+    entries = json.loads(text, object_hook=_from_json)
     return [FollowedTable(name, TableEntry.model_validate(entry)) for name, entry in entries.items()], []
 
 

@@ -9,15 +9,14 @@ import json
 import multiprocessing
 import os
 import platform
-import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 from dagster import DagsterInstance, DagsterRunStatus, InitResourceContext, RunsFilter
-from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
+
+from writetime_dagster.resources.private_dagster import sleep_in_pools
 
 # Tag of a run outside the daemon: the host, and the process with its start, as JSON.
 PROCESS = "writetime/process"
@@ -25,15 +24,13 @@ HOST = "writetime/host"
 _IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 # The clock of a process's start may be a little different in each look.
 _START_SECONDS = 2.0
-# A run that is terminated while it sleeps ends after it.
-_SLEEP_SECONDS = 1.0
 
 
 def begin(context: InitResourceContext) -> None:
     """Tag the run of this process, and end dead runs. A process that Dagster started gets no tag: it runs a step, or
     the daemon monitors it.
     """
-    InstanceConcurrencyContext.interval_to_next_pending_claim_check = _until_next_look
+    sleep_in_pools(end_dead_runs)
     instance, run_id = context.instance, context.run_id
     if instance is None or run_id is None or multiprocessing.parent_process() is not None:
         return
@@ -82,15 +79,3 @@ def _lives(pid: int, start: float) -> bool:
         return abs(process.create_time() - start) < _START_SECONDS and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _until_next_look(self: Any) -> float:
-    """Return how long a waiting run may sleep, and end dead runs just before it looks at its pools again.
-
-    Dagster's own function (`interval_to_next_pending_claim_check`, in 1.13) returns the smallest of these seconds and
-    0, so a waiting run never sleeps, and takes most of a core.
-    """
-    seconds = max(0.0, min(self._pending_timeouts.values(), default=0.0) - time.time())
-    if seconds <= _SLEEP_SECONDS:
-        end_dead_runs(self._instance)
-    return min(seconds, _SLEEP_SECONDS)

@@ -75,6 +75,18 @@ def test_no_module_has_two_names() -> None:
     assert names.isdisjoint({"assets", "resources"})
 
 
+def test_one_module_uses_private_parts_of_dagster() -> None:
+    """Other releases of Dagster may lack them. That module says what happens then."""
+    users = set()
+    for folder in ("platform/writetime", "platform/writetime_dagster", "assets", "resources", "demo"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in found_in(path)[0]:
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                if any(re.match(r"dagster\w*\._|dagster_shared\b", module) for module in modules):
+                    users.add(str(path.relative_to(ROOT)))
+    assert users == {"resources/private_dagster.py"}
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
