@@ -1,7 +1,7 @@
 """The names of assets and pools, and their columns, addresses, documents, owners, tags and kinds in the web UI."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 from dagster import (
@@ -75,7 +75,12 @@ def documented(definitions: Definitions, settings: Settings) -> Definitions:
         completed = spec.merge_attributes(owners=settings.alerts.owners, metadata=given)
         return _with_kind_of_database(completed, settings)
 
-    return definitions.map_asset_specs(func=complete)
+    return with_specs(definitions, complete)
+
+
+def with_specs(definitions: Definitions, change: Callable[[AssetSpec], AssetSpec]) -> Definitions:
+    """Return the definitions with each asset's spec changed."""
+    return changed(definitions, assets=map_asset_specs(change, cast("Iterable[AssetSpec]", definitions.assets or [])))
 
 
 def changed(definitions: Definitions, **parts: Any) -> Definitions:

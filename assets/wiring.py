@@ -11,7 +11,7 @@ from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
 from writetime.core.config import Settings
 from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, upkeep, workqueue
 from writetime_dagster.assets.automation import switched, with_rounds
-from writetime_dagster.assets.naming import documented
+from writetime_dagster.assets.naming import documented, with_specs
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 
@@ -44,12 +44,15 @@ def platform(
 
     stages = Definitions.merge(
         tables.definitions(settings, {f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
-        documented(
-            Definitions.merge(
-                replay.definitions(settings.replay.queues, publishers or {}), _capture(), _ingest_and_work()
+        with_specs(
+            documented(
+                Definitions.merge(
+                    replay.definitions(settings.replay.queues, publishers or {}), _capture(), _ingest_and_work()
+                ),
+                settings,
             ),
-            settings,
-        ).map_asset_specs(func=depend),
+            depend,
+        ),
         upkeep.definitions(settings.replay.queues),
         _shared(),
         Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=in_process_executor),
