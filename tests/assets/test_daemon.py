@@ -19,7 +19,7 @@ from dagster_graphql import DagsterGraphQLClient
 from pydantic import SecretStr
 
 from tests.support.settings import write_settings
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from tests.support.webhooks import receiving
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -31,7 +31,6 @@ from writetime_dagster.assets.backfill import token_ranges
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 400.0
 WORKSPACE = """
 load_from:
   - grpc_server:
@@ -118,7 +117,7 @@ def workspace(reports: Path, home: Path, tmp_path: Path) -> Iterator[Path]:
     file.write_text(WORKSPACE.format(port=port))
     server = ["dagster", "api", "grpc", "-m", "writetime_dagster.assets.definitions", "-h", "127.0.0.1"]
     with program(tmp_path / "code.log", *server, "-p", str(port)):
-        wait_for(lambda: port_answers(port), PATIENCE_SECONDS)
+        wait_for(lambda: port_answers(port))
         yield file
 
 
@@ -141,7 +140,7 @@ def webserver(workspace: Path, tmp_path: Path) -> Iterator[DagsterGraphQLClient]
     """The interface that the pages of the web UI call."""
     port = free_port()
     with program(tmp_path / "web.log", "dagster_webserver", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(port)):
-        wait_for(lambda: port_answers(port), PATIENCE_SECONDS)
+        wait_for(lambda: port_answers(port))
         yield DagsterGraphQLClient("127.0.0.1", port_number=port)
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from writetime.core.waiting import wait_until
+from tests.support.waiting import wait_for
 from writetime_dagster.resources import dead_runs
 
 pytestmark = pytest.mark.long
@@ -79,10 +79,10 @@ def statuses() -> list[DagsterRunStatus]:
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "later"])
 def test_a_killed_run_is_ended_by_the_next_one(folder: Path, job: str, *, waits: bool) -> None:
     first = start(folder, job)
-    assert wait_until((folder / "held").exists, 180, 0.1)
+    wait_for((folder / "held").exists)
     second = start(folder, "with_kafka") if waits else None
     if second is not None:
-        assert wait_until(lambda: len(statuses()) == 2 and statuses()[1] is DagsterRunStatus.STARTED, 180, 0.5)
+        wait_for(lambda: len(statuses()) == 2 and statuses()[1] is DagsterRunStatus.STARTED, 0.5)
         assert cpu_share(second, 20) < 0.1
         assert statuses() == [DagsterRunStatus.STARTED] * 2
     first.kill()

@@ -107,7 +107,7 @@ class Attack:
                 statements[name] = generator.counters(schema.full_name, _STATEMENTS)
         self._write(r, statements)
         try:
-            self._captured.settle(120)
+            self._captured.settle()
         except Exception as e:
             self.report.findings.append(f"round {number}: {e}: {self._agent.tail()[-900:]}")
             return

@@ -19,13 +19,13 @@ from confluent_kafka import Message, Producer
 from tests.attack import hostile
 from tests.attack.report import Report
 from tests.support.sinks import SinkProcess
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.consumer_groups import committed_offsets
 from writetime.clients.database import connect
 from writetime.clients.kafka import beginning_offsets, client_config, end_offsets, headers_of, messages_between
 from writetime.core.config import Settings
 
 _TARGET = "events of the sink"
-_PATIENCE_SECONDS = 180.0
 Place = tuple[int, int]
 
 
@@ -45,10 +45,10 @@ def attack(settings: Settings, home: Path, seed: int, first: int, count: int, re
     sent = _send(settings, seed, first, count)
     sink = SinkProcess(settings, home, first)
     topic, group = settings.ingest.topic, settings.ingest.group
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while {p: o or 0 for p, o in committed_offsets(settings, topic, group).items()} != end_offsets(settings, topic):
         if not sink.running or time.monotonic() > deadline:
-            how = "has ended" if not sink.running else f"has not stored all in {_PATIENCE_SECONDS:.0f} s"
+            how = "has ended" if not sink.running else f"has not stored all in {PATIENCE_SECONDS:.0f} s"
             report.findings.append(f"the sink {how}: {sink.log.read_text()[-1500:]}")
             if sink.running:
                 sink.kill()

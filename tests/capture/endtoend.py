@@ -42,6 +42,7 @@ from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.programs import Program
 from tests.support.settings import write_settings
 from tests.support.view_readers import by_query
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Emptied, Filling, Writer, write_times
 from writetime.capture.commitlog_agent import Agent
 from writetime.capture.node_schemas import Node
@@ -61,7 +62,6 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
-_PATIENCE_SECONDS = 240.0
 NODE: dict[str, object] = {
     "commitlog_segment_size": "1MiB",
     # Acknowledged writes survive a crash.
@@ -253,7 +253,7 @@ class EndToEnd:
                 self._break_things(replicas)
             self._stop.set()
             for writer in self._writers:
-                writer.join(_PATIENCE_SECONDS)
+                writer.join(PATIENCE_SECONDS)
                 assert writer.fault is None, f"{writer.name}: {writer.fault}"
             self._drain(replicas)
             print("all has arrived", flush=True)
@@ -325,7 +325,7 @@ class EndToEnd:
     def _drain(self, replicas: list[Replica]) -> None:
         """Wait until everything has arrived."""
         self._captured.fill(2)
-        self._captured.settle(_PATIENCE_SECONDS)
+        self._captured.settle()
         self._until(lambda: len(list(self._node.cdc_raw.glob("*_cdc.idx"))) <= 2, "segments are released")
         for replica in replicas:
             replica.deliver(self._archive, self._random)
@@ -354,7 +354,7 @@ class EndToEnd:
         return unordered([shown]) == unordered(wanted) and replayed(table) == view_rows(wanted)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        assert wait_until(condition, _PATIENCE_SECONDS), f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
+        assert wait_until(condition, PATIENCE_SECONDS), f"waited {PATIENCE_SECONDS:.0f} s in vain until {what}"
 
     # --- expectations -------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def test_a_value_that_cannot_be_read_does_not_stop_the_others(
         patch.setattr(BatchMaker, "_array", failing(BatchMaker._array, has_poison))
         with captured.agent():
             write_rows(captured, _BAD, "good")
-            captured.settle(60)
+            captured.settle()
             written_at = time.time_ns() // 1000
             captured.fill(1)
             wait_for(lambda: list((state / "aside").glob("*.reason.json")))
@@ -104,7 +104,7 @@ def test_a_value_that_cannot_be_read_does_not_stop_the_others(
     # Its bytes are kept: put back, it is published.
     put_back(captured, state / "aside")
     with captured.agent():
-        captured.settle(60)
+        captured.settle()
         wait_for(lambda: not file.exists())
         wait_for(lambda: until(captured, _BAD) > written_at)
     captured.assert_same(_BAD, "good")
@@ -126,7 +126,7 @@ def test_a_change_that_cannot_be_encoded_does_not_stop_the_others(
             write_rows(captured, _BAD, count=_POISON)
             captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES ({_POISON}, {_POISON + 100})")
             captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES (14, 14)")
-            captured.settle(60)
+            captured.settle()
             captured.fill(1)
             wait_for(lambda: status_of(captured)["held"])
             assert keys_of(captured, "good") == list(range(20))
@@ -144,7 +144,7 @@ def test_a_table_whose_schema_cannot_be_read_does_not_stop_the_others(
         patch.setattr("writetime.capture.node_schemas.from_rows", is_bad)
         with captured.agent():
             write_rows(captured, _BAD, "good")
-            captured.settle(60)
+            captured.settle()
             wait_for(lambda: bad in status_of(captured)["not_captured"])
     assert keys_of(captured, "good") == list(range(20))
     assert f"table {bad} cannot be captured: RuntimeError: nobody expects this" in caplog.text
@@ -153,7 +153,7 @@ def test_a_table_whose_schema_cannot_be_read_does_not_stop_the_others(
     kept.write_text("{}")
     with captured.agent():
         write_rows(captured, "good", count=25)
-        captured.settle(60)
+        captured.settle()
     assert f"{kept} cannot be read" in caplog.text
     captured.assert_same("good")
 
@@ -166,7 +166,7 @@ def test_a_topic_that_kafka_refuses_does_not_stop_the_others(captured: Captured)
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     with captured.agent():
         write_rows(captured, _BAD, "good")
-        captured.settle(60)
+        captured.settle()
         captured.fill(1)
         wait_for(lambda: status_of(captured).get("held"))
         assert list(status_of(captured)["held"]) == [f"{captured.keyspace}.{_BAD}"]
@@ -188,7 +188,7 @@ def test_an_unknown_fault_of_a_topic_does_not_stop_the_others(
         patch.setattr(change_publisher.ChangePublisher, "_produce", is_bad)
         with captured.agent():
             write_rows(captured, _BAD, "good")
-            captured.settle(60)
+            captured.settle()
             captured.fill(1)
             wait_for(lambda: status_of(captured).get("held"))
             assert list(status_of(captured)["held"]) == [bad]
@@ -200,7 +200,7 @@ def test_an_unknown_fault_of_a_topic_does_not_stop_the_others(
     # Its bytes are kept: put back, it is published.
     put_back(captured, captured.settings.capture.state_dir / "aside")
     with captured.agent():
-        captured.settle(60)
+        captured.settle()
         wait_for(lambda: until(captured, _BAD) > written_at)
     captured.assert_same(_BAD, "good")
 
@@ -223,7 +223,7 @@ def test_a_segment_that_cannot_be_released_does_not_stop_the_others(
         patch.setattr(SegmentFolder, "release", fail_for_the_first)
         with captured.agent():
             captured.fill(3)
-            captured.settle(60)
+            captured.settle()
             wait_for(lambda: released)
             written_at = time.time_ns() // 1000
             wait_for(lambda: until(captured, "marks") > written_at)
@@ -290,7 +290,7 @@ def test_files_that_are_not_known_segments_do_not_stop_the_others(
             assert all(stray.exists() for stray in strays)
             for stray in strays:
                 stray.unlink()
-            captured.settle(60)
+            captured.settle()
             wait_for(lambda: until(captured, "good") > 0)
     finally:
         for stray in strays:
@@ -324,7 +324,7 @@ def test_a_segment_that_cannot_be_read_does_not_stop_the_others(
         assert not until(captured, "good")
         assert (captured.node.cdc_raw / refused[0]).exists()
         broken.clear()
-        captured.settle(60)
+        captured.settle()
         wait_for(lambda: until(captured, "good") > 0)
     captured.assert_same("good", "marks")
 
@@ -350,7 +350,7 @@ def test_a_fault_of_the_disk_publishes_nothing_twice(captured: Captured, monkeyp
             captured.write(f"INSERT INTO {{ks}}.good (k, v) VALUES ({k}, {k})")
             wait_for(lambda before=before: len(failures) > before)
         broken.clear()
-        captured.settle(60)
+        captured.settle()
     assert sorted(captured.changes("good")["k"].to_pylist()) == list(range(5))
     captured.assert_same("good", "marks")
 
@@ -385,7 +385,7 @@ def test_a_fault_of_no_known_kind_does_not_end_the_agent(
     monkeypatch.setattr(SegmentFolder, "aside", failing(SegmentFolder.aside, is_bad))
     with captured.agent():
         write_rows(captured, "good")
-        captured.settle(60)
+        captured.settle()
     captured.assert_same("good")
     assert status_of(captured)["errors"]["unexpected"] == 3
     assert "nobody expects this" in caplog.text
@@ -402,11 +402,11 @@ def test_the_program_waits_while_a_disk_is_full(captured: Captured, monkeypatch:
         state_files.write_json(*arguments)
 
     with captured.agent():
-        captured.settle(60)
+        captured.settle()
         monkeypatch.setattr("writetime.capture.progress.write_json", full)
         write_rows(captured, "good")
-        captured.settle(60)
-        wait_for(lambda: captured.settle(60) or status_of(captured)["errors"].get("disk"))
+        captured.settle()
+        wait_for(lambda: captured.settle() or status_of(captured)["errors"].get("disk"))
     captured.assert_same("good")
 
 
@@ -448,7 +448,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
     disk = Disk(monkeypatch, "*/status.json.new")
     with captured.agent():
         write_rows(captured, "good")
-        captured.settle(60)
+        captured.settle()
         wait_for(lambda: disk.refused)
         assert "the status cannot be written" in caplog.text
         assert not status_of(captured)
@@ -460,7 +460,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
 def test_a_schema_that_cannot_be_stored_is_stored_later(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, writes to a dropped table could not be read after the next start."""
     with captured.agent():
-        captured.settle(60)
+        captured.settle()
         disk = Disk(monkeypatch, "*/schemas/*.json.new")
         captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
         write_rows(captured, "good")
@@ -470,7 +470,7 @@ def test_a_schema_that_cannot_be_stored_is_stored_later(captured: Captured, monk
         assert not stored.exists()
         assert not until(captured, "good")
         disk.is_full = False
-        captured.settle(60)
+        captured.settle()
         wait_for(stored.exists)
     captured.assert_same("good")
 
@@ -487,7 +487,7 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
         disk = Disk(patch, pattern)
         with captured.agent():
             write_rows(captured, _BAD, "good")
-            captured.settle(60)
+            captured.settle()
             written_at = time.time_ns() // 1000
             captured.fill(1)
             wait_for(lambda: disk.refused >= 2)
@@ -512,7 +512,7 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
             }
     put_back(captured, aside)
     with captured.agent():
-        captured.settle(60)
+        captured.settle()
         wait_for(lambda: until(captured, _BAD) > written_at)
     captured.assert_same(_BAD, "good")
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tests.capture.agents import assert_view, count
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
-from writetime.core import waiting
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import BucketedTable
 from writetime.lake import state, views
@@ -40,7 +40,7 @@ def view_columns(captured: Captured, table: str) -> list[str]:
 
 def wait_until(done: Callable[[], Any]) -> None:
     """Wait for something that an agent does."""
-    assert waiting.wait_until(done, 120, 0.2)
+    wait_for(done, 0.2)
 
 
 def test_changes_land_once_and_new_columns_with_them(

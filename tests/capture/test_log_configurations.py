@@ -60,7 +60,7 @@ def test_a_crash_between_a_flush_and_the_next_sync_holds_the_watermark(
         restart(captured, commitlog_sync="periodic", commitlog_sync_period=period, commitlog_compression=_LZ4)
         if has_synced_write:
             captured.write("INSERT INTO {ks}.marks (id) VALUES (-6)")
-            wait_for(lambda: is_in_an_index(captured), 120)
+            wait_for(lambda: is_in_an_index(captured))
         captured.write("INSERT INTO {ks}.t (k) VALUES (1)")
         wait_for(lambda: sstables(captured, "t"))
         restart(captured, signal.SIGKILL, commitlog_sync="batch", commitlog_sync_period=None)

@@ -38,7 +38,7 @@ def test_an_agent_publishes_again_after_each_outage(
                 seconds = most if i == 0 else most ** rng.random()
                 with proxy.down():
                     time.sleep(seconds / _FASTER)
-                captured.settle(60)
+                captured.settle()
     captured.assert_same("marks")
 
 
@@ -50,5 +50,5 @@ def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured
             captured.node.nodetool("flush", "system_schema")
             captured.node.stop(signal.SIGKILL)
             captured.node.start()
-            captured.settle(60)
+            captured.settle()
     captured.assert_same("marks")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support.captured import Captured
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients import database
 from writetime.core.config import WorkQueue
 from writetime.workqueue import Enqueuer, Worker
@@ -26,7 +27,7 @@ def test_a_worker_is_woken(captured: Captured) -> None:
     with captured.agent(), Enqueuer(settings) as enqueuer, ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.run, stop)
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE_SECONDS
             # The first ones make the topic, which the worker has to find.
             while len(done) < 3:
                 assert time.monotonic() < deadline, done
@@ -34,4 +35,4 @@ def test_a_worker_is_woken(captured: Captured) -> None:
                 time.sleep(1)
         finally:
             stop.set()
-        running.result(60)
+        running.result(PATIENCE_SECONDS)

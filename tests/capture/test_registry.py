@@ -231,7 +231,7 @@ def test_the_agent_waits_for_a_registry_that_answers_anything(
         assert complete(landed)
         assert "errors" in status_of(landed)
         fake.instead = lambda method, path: None
-        landed.settle(60)
+        landed.settle()
         wait_for(lambda: not status_of(landed)["held_by"])
     assert not list((landed.settings.capture.state_dir / "aside").glob("*.reason.json"))
     landed.assert_same("t", "marks")
@@ -252,7 +252,7 @@ def test_a_subject_that_the_user_may_not_write_does_not_stop_other_tables(landed
     landed.fill(1)
     aside = landed.settings.capture.state_dir / "aside"
     with landed.agent():
-        landed.settle(60)
+        landed.settle()
         wait_for(lambda: list(aside.glob("*.reason.json")))
         wait_for(lambda: list(status_of(landed)["held"]) == [name])
     (file,) = aside.glob("*.reason.json")

@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.running import handles_signals
 from tests.support.settings import write_settings
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from writetime.clients import database
 from writetime.core.config import Settings
-from writetime.core.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.cassandra_only("the agent reads the node's commit log")]
 
@@ -44,9 +44,9 @@ def test_a_service_ends_cleanly(service: str, sig: signal.Signals, settings: Set
         command = [sys.executable, "-m", "writetime", *words]
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=tmp_path)
     try:
-        assert wait_until(lambda: process.poll() is not None or _is_ready(service, process.pid, log), 120, 0.1)
+        wait_for(lambda: process.poll() is not None or _is_ready(service, process.pid, log), 0.1)
         process.send_signal(sig)
-        assert process.wait(240) == 0, log.read_text()
+        assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
     finally:
         process.kill()
     assert "Traceback" not in log.read_text()

@@ -33,6 +33,7 @@ from tests.support.merged import with_one_form
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.settings import write_settings
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import beginning_offsets, end_offsets
@@ -53,7 +54,6 @@ from writetime.verify.comparison import verify
 from writetime.wire.topic_names import changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic
 
-_PATIENCE_SECONDS = 240.0
 # Writes of each thread that have to be acknowledged while a node is away.
 _WRITES = 20
 
@@ -263,10 +263,10 @@ class ClusterRun:
             assert writer.fault is None, f"{writer.name}: {writer.fault}"
 
     def _until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         began = time.monotonic()
         while not condition():
-            assert time.monotonic() < deadline, f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
+            assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain until {what}"
             self._alive()
             time.sleep(0.1)
         print(f"{time.monotonic() - began:5.1f} s until {what}", flush=True)
@@ -277,7 +277,7 @@ class ClusterRun:
         """Wait until all writes to each node are in the lake, by the nodes' watermarks."""
         self._stop.set()
         for writer in self._writers:
-            writer.join(_PATIENCE_SECONDS)
+            writer.join(PATIENCE_SECONDS)
         self._alive()
         written = time.time_ns() // 1000
         marks = WatermarkTopic(self._settings)
@@ -352,7 +352,7 @@ class ClusterRun:
         return read_schema(self._session, name)
 
     def _verify(self, name: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 report = verify(self._settings, open_table(self._settings, name))

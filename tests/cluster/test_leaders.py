@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster.servers import Servers
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients import kafka
 from writetime.core.config import Settings
 from writetime.core.errors import Transient
@@ -50,7 +51,7 @@ def test_offsets_are_known_again_once_a_partition_has_a_leader(
 
 
 def _answer(question: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return question()

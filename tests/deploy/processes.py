@@ -15,8 +15,6 @@ from tests.deploy.files import CONTAINERS, ROOT, compose
 from tests.support.waiting import wait_for
 from writetime.runtime.jars import cache_folder
 
-# A machine that is busy starts them slowly.
-PATIENCE_SECONDS = 240.0
 # Whose functions containers compile all the same: the agent writes them into its folder.
 _LEFT_TO_COMPILE = "frames"
 
@@ -108,5 +106,5 @@ def running(started: Iterator[tuple[str, Container]]) -> Iterator[dict[str, Cont
             until_killed.callback(container.process.wait)
             until_killed.callback(container.process.kill)
         for container in found.values():
-            wait_for(container.is_healthy, PATIENCE_SECONDS)
+            wait_for(container.is_healthy)
         yield found

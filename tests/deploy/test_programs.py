@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.files import CONTAINERS, ROOT
-from tests.deploy.processes import PATIENCE_SECONDS, Container, environment, keep_compiled, running
+from tests.deploy.processes import Container, environment, keep_compiled, running
 from tests.support import read_only
 from tests.support.following import shown
 from tests.support.waiting import wait_for
@@ -99,11 +99,11 @@ def test_data_goes_through_the_containers(settings: Settings, home: Path, ports:
         for i in range(5):
             session.execute(f"INSERT INTO {keyspace}.t (id, v) VALUES ({i}, 'v')")
         events, results = (f"SELECT {what} FROM {keyspace}" for what in ("user_id", "result"))
-        wait_for(lambda: list(session.execute(f"{events}.user_events")), PATIENCE_SECONDS)
-        wait_for(lambda: any(row.result for row in session.execute(f"{results}.queue_state")), PATIENCE_SECONDS)
+        wait_for(lambda: list(session.execute(f"{events}.user_events")))
+        wait_for(lambda: any(row.result for row in session.execute(f"{results}.queue_state")))
     lake = settings.lake.model_copy(update={"path": str(home / "lake")})
     own = settings.model_copy(update={"lake": lake})
-    wait_for(lambda: len(shown(own, f"{keyspace}.t")) == 5, PATIENCE_SECONDS)
+    wait_for(lambda: len(shown(own, f"{keyspace}.t")) == 5)
 
 
 def post(ports: dict[str, str], path: str, body: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from tests.faults.ledger import Ledger
 from tests.faults.watch import UNREACHABLE, Watch
 from tests.support.proxy import Proxy
 from tests.support.sinks import SinkProcess
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.core.config import Settings
 from writetime.core.waiting import wait_until
 from writetime.ingest.event import Event
 
-_PATIENCE_SECONDS = 90.0
 # Some faults are tried with the default mode alone; FAULT_MODES=lwt,lwt-batch tries both.
 MODES = os.environ.get("FAULT_MODES", "lwt-batch").split(",")
 
@@ -96,4 +96,4 @@ class Stage:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait until a condition holds."""
-    assert wait_until(condition, _PATIENCE_SECONDS, 0.05), f"waited {_PATIENCE_SECONDS:.0f} s in vain: {what}"
+    assert wait_until(condition, PATIENCE_SECONDS, 0.05), f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"

@@ -11,13 +11,13 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tests.faults.ledger import Place
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.database import DRIVER_FAULTS, connect
 from writetime.clients.kafka import client_config, headers_of
 from writetime.core.config import Settings
 
 _INTERVAL_SECONDS = 0.4
 _TIMEOUT_SECONDS = 5.0
-_PATIENCE_SECONDS = 60.0
 UNREACHABLE = (KafkaException, *DRIVER_FAULTS)
 
 
@@ -76,7 +76,7 @@ class Watch:
 
     def sample_when_reachable(self) -> None:
         """Take one sample; this session may find a server that came back later than the sink does."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return self.sample()

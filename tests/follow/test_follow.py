@@ -185,7 +185,7 @@ def test_tables_that_stand_still_do_not_delay_the_others(settings: Settings, mon
     with following(settings, *still, last) as follower:
         try:
             wait_for(lambda: seen == set(still))
-            wait_for(lambda: is_in_lake(settings, last) and is_done(settings, last, 3), 30)
+            wait_for(lambda: is_in_lake(settings, last) and is_done(settings, last, 3))
             assert not any(follower.tables[name].view.rows for name in still)
         finally:
             released.set()
@@ -292,7 +292,7 @@ def test_two_at_once_are_harmless(settings: Settings) -> None:
         for first in range(10, 60, 10):
             for name in ("a", "b"):
                 publish(settings, schema_of(settings, name), *range(first, first + 10))
-        wait_for(lambda: all(is_done(settings, name, 53) for name in names), 120)
+        wait_for(lambda: all(is_done(settings, name, 53) for name in names))
         wait_for(lambda: all(has_published(settings, name, 53) for name in names))
     for name in names:
         events = decoded(settings, row_events_topic(name))

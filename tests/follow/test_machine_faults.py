@@ -68,7 +68,7 @@ def test_programs_wait_for_an_object_store_that_stops(settings: Settings, tmp_pa
             wait_for(lambda: name in follower.tables and follower.tables[name].publishing.rows == 3)
             store.stop()
             publish(settings, schema_of(settings, "a"), *range(10, 50))
-            wait_for(lambda: faults_of(follower, name), 120)
+            wait_for(lambda: faults_of(follower, name))
             assert "\x1b" not in str(faults_of(follower, name))
             assert follower.tables[name].landing.report.status != "set aside"
             store.start()

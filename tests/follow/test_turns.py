@@ -47,7 +47,7 @@ class Tables:
     def goes_on(self, name: str, *others: str) -> bool:
         """Whether a table begins turns again and again, together with others."""
         before = self.begun.count(name)
-        wait_for(lambda: [self.look(*others, name), self.begun.count(name) > before + 3][1], 5)
+        wait_for(lambda: [self.look(*others, name), self.begun.count(name) > before + 3][1])
         return True
 
     def hold(self) -> None:

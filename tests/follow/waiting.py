@@ -1,10 +1,7 @@
 """Waiting for programs that follow tables. Reading a table costs more CPU than most of their work, so it is rare."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-from writetime.core.waiting import wait_until
+from tests.support import waiting
 
-
-def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:
-    assert wait_until(reached, seconds, 0.3)
+wait_for = partial(waiting.wait_for, pause=0.3)

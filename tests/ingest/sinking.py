@@ -8,6 +8,7 @@ from uuid import UUID
 
 from confluent_kafka import Producer
 
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.database import connect
 from writetime.clients.kafka import beginning_offsets, client_config, end_offsets
 from writetime.core.config import Settings
@@ -32,7 +33,7 @@ def produce(
     settings: Settings, values: list[bytes], headers: list[tuple[str, str | bytes | None]] | None = None
 ) -> None:
     """Send values to partition 0, so that they keep their order, once all partitions have found their leaders."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with suppress(WritetimeError):
             end_offsets(settings, settings.ingest.topic)
@@ -41,7 +42,7 @@ def produce(
     producer = Producer(client_config(settings, **{"message.max.bytes": 16 * 1024 * 1024}))
     for value in values:
         producer.produce(settings.ingest.topic, value=value, partition=0, headers=headers or [])
-    assert producer.flush(15) == 0
+    assert producer.flush(PATIENCE_SECONDS) == 0
 
 
 def run_once(settings: Settings, *, commit: bool = True, fetch_messages: int = 500) -> list[dict[str, Any]]:

@@ -12,13 +12,12 @@ from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from writetime.clients.consumer_groups import commit_offsets
 from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.waiting import wait_until
 from writetime.ingest import drain, event_pipeline, sink, writer
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.ingest.writer import EventWriter
@@ -168,7 +167,7 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
         thread = threading.Thread(target=sink.run, args=(settings, stop, 2))
         thread.start()
         try:
-            assert wait_until(lambda: len(rows(settings)) == 100, 90, 0.1)
+            wait_for(lambda: len(rows(settings)) == 100, 0.1)
         finally:
             stop.set()
             thread.join()
@@ -217,7 +216,7 @@ def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decid
 def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
     """Return outcome and reason of every write, by offset."""
     done: dict[int, tuple[str, str]] = {}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while sink_writer.unfinished:
         assert time.monotonic() < deadline, sink_writer.last_error
         done.update({w.offset: (outcome, w.reason) for w, outcome in sink_writer.poll(0.05)})

@@ -27,6 +27,7 @@ from tests.replay import process
 from tests.replay.process import THE_END, items_of
 from tests.support.servers import kill
 from tests.support.settings import write_settings
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime import servers
 from writetime.clients import database
 from writetime.core import config, waiting
@@ -37,7 +38,6 @@ from writetime.servers.process import EmbeddedServer, free_port
 
 PRODUCERS = ("a", "b")
 SEQUENCES = 12
-_PATIENCE_SECONDS = 300.0
 _EXPIRED_SECONDS = 4.0
 PUBLISHING = ("blocks", "seal", "record", "advance")
 WORKING = ("advance", "read", "move", "copy")
@@ -83,7 +83,7 @@ class Run:
     def ended(self, *processes: BaseProcess) -> set[int]:
         """Wait until processes have ended; return how, as 0 or the signal."""
         for p in processes:
-            p.join(_PATIENCE_SECONDS)
+            p.join(PATIENCE_SECONDS)
             code = p.exitcode
             assert code is not None, f"a process does not end: {self.output()}"
             assert code <= 0, self.output()
@@ -364,7 +364,7 @@ def _note(seen: list[int], data: bytes | None, _: object) -> None:
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
     """Wait for something."""
-    assert waiting.wait_until(condition, _PATIENCE_SECONDS, 0.05), run.output()
+    assert waiting.wait_until(condition, PATIENCE_SECONDS, 0.05), run.output()
 
 
 def main() -> None:
@@ -383,7 +383,7 @@ def main() -> None:
                 "home": home,
                 "cassandra_storage_port": ports[3],
                 "kafka_controller_port": ports[4],
-                "start_timeout_seconds": _PATIENCE_SECONDS,
+                "start_timeout_seconds": PATIENCE_SECONDS,
             },
             replay={"poll_seconds": 0.2, "publish_timeout_seconds": 100.0},
         )

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.waiting import wait_until
 from writetime.replay import Publisher, Subscriber, lag
 from writetime.replay.batches import UnknownBatchWrite
 from writetime.replay.coordination import Moved
@@ -71,7 +71,7 @@ def start(settings: Settings, queue: str, handler: str, folder: Path, **own: flo
     process = subprocess.Popen(
         [*command, "--handler", f"endless:{handler}"], env=environment, stderr=subprocess.PIPE, text=True
     )
-    assert wait_until((folder / "begun").exists, 90, 0.05)
+    wait_for((folder / "begun").exists)
     return process
 
 

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -16,10 +16,10 @@ from kazoo.exceptions import NotEmptyError
 
 from tests.replay.processing import done
 from tests.support.proxy import Proxy
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.waiting import wait_until
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
 from writetime.replay.batches import Batches, DamagedBatch, NoBatch, Seal
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
@@ -294,10 +294,6 @@ def test_a_seek_to_the_first_batch_is_not_undone_by_the_copy(
     assert [b.n for b in done(replay_settings, queue, "p")] == [1, 2, 3]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    assert wait_until(condition, seconds, 0.02)
-
-
 def test_zookeeper_is_restored(replay_settings: Settings, queue: str, kazoo: KazooClient) -> None:
     with Publisher(replay_settings, queue) as publisher:
         for i in range(3):
@@ -404,5 +400,5 @@ def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
         found = pool.submit(second)
         while contenders() < 2:
             time.sleep(0.01)
-        assert wait_until(lambda: is_deleted(kazoo, f"/queues/{queue}"), 30)
-        assert found.result(30)
+        wait_for(lambda: is_deleted(kazoo, f"/queues/{queue}"))
+        assert found.result(PATIENCE_SECONDS)

@@ -4,13 +4,15 @@ import shutil
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from tests.support import waiting
 from tests.support.commands import run
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.messages import decoded
@@ -20,17 +22,14 @@ from tests.support.settings import write_settings
 from writetime.capture import commitlog_agent as agent
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.core.waiting import wait_until
 from writetime.lake import views
 from writetime.lake.table import is_in_lake, open_table
 from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.wire.topic_names import row_events_topic
 
-
-def wait_for(reached: Callable[[], object], seconds: float = 60) -> None:
-    """A check costs more CPU time than the work that it waits for, so it is rare."""
-    assert wait_until(reached, seconds, 0.5)
+# A check costs more CPU time than the work that it waits for, so it is rare.
+wait_for = partial(waiting.wait_for, pause=0.5)
 
 
 class Platform:
@@ -85,7 +84,7 @@ class Platform:
                 return is_in_lake(self.settings, name) and self.rows(name) == cql_rows(session, schema)
 
             # Agents first read the writes of other tests to the shared node.
-            wait_for(is_same, 180)
+            wait_for(is_same)
         run("verify", name)
 
     def rows(self, name: str) -> list[dict[str, object]]:

@@ -21,6 +21,7 @@ from tests.support.lake_views import assert_views
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.settings import write_settings
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.capture.state_files import read_json
 from writetime.core.config import Capture, ScyllaCdc, Settings
 from writetime.lake import views
@@ -34,7 +35,6 @@ from writetime.wire.topic_names import row_events_topic
 # To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
 # ScyllaDB allows for each shard, on a node with one shard.
 SPLITS = (2, 4, 1)
-_PATIENCE_SECONDS = 600.0
 # Each doubling or halving waits until ScyllaDB has read the sizes of all tablets again, which it does each minute.
 _RESIZE_SECONDS = 900.0
 _NUDGE_SECONDS = 10.0
@@ -177,7 +177,7 @@ class Pipeline:
         # The windows of the last writes are to be read for the second time, too.
         last = time.time_ns() // 1000 + round((_SETTLE_SECONDS + self.settings.scylla_cdc.rescan_seconds) * 1_000_000)
         path = self.settings.capture.state_dir / "logs.json"
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         waiting = list(self.tables.values())
         while waiting and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -16,6 +16,7 @@ from cassandra.query import SimpleStatement
 
 from tests.scylla.statements import AHEAD_SECONDS, LiveGenerator, may_be_refused, with_options
 from tests.support.generate import UDTS
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
@@ -38,7 +39,6 @@ CDC_OPTIONS = [
 ]
 # ScyllaDB drops a column of the log as if this were later, in seconds (`column_drop_leeway` in `cdc/log.cc`).
 _LEEWAY_SECONDS = 5
-_PATIENCE_SECONDS = 300
 _MOST_COLUMNS = 12
 
 
@@ -181,7 +181,7 @@ class LiveWriter(threading.Thread):
 
     def until_answered(self, call: Callable[[], _T]) -> _T:
         """Repeat a call until the database answers it."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return call()

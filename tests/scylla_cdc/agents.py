@@ -18,7 +18,7 @@ from tests.support import answers
 from tests.support.expected import assert_same
 from tests.support.merged import with_one_form
 from tests.support.status import status_lines
-from tests.support.waiting import wait_for
+from tests.support.waiting import PATIENCE_SECONDS, wait_for
 from writetime.capture.state_files import read_json
 from writetime.changes.model import change_schema
 from writetime.core.config import Capture, Settings
@@ -55,7 +55,7 @@ def reached(settings: Settings) -> dict[str, int]:
 
 def wait_until(settings: Settings, table: Logged, at: int) -> None:
     """Wait until a table is published up to a write time."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while reached(settings).get(table.schema.full_name, 0) < at:
         assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
         time.sleep(0.05)

@@ -191,10 +191,7 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     settings.capture.state_dir.mkdir()
     write_json(settings.capture.state_dir / "logs.json", {name: {"until": written.base, **start}})
     with agent(settings):
-        deadline = time.monotonic() + 60
-        while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)))
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
     said = sources(settings)[source_of(late)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -34,7 +35,7 @@ def in_thread(target: Callable[[Settings, threading.Event], Any], settings: Sett
 
 
 def until(condition: Callable[[], Any], outcome: Future[Any]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert not outcome.done(), outcome.result()
         assert time.monotonic() < deadline, "it takes too long"

@@ -136,14 +136,13 @@ class Captured:
         with suppress(NoTopic):
             self._starts[topic] = end_offsets(self.settings, topic)
 
-    def settle(self, seconds: float = 300) -> None:
+    def settle(self) -> None:
         """Wait until all that was written before is published: until a second mark is there. The first one may be in
         Kafka before what the same round has for other partitions; the agent waits for all of it before the next one."""
-        deadline = time.monotonic() + seconds
         for _ in range(2):
             self._marks += 1
             self.write(f"INSERT INTO {{ks}}.marks (id) VALUES ({self._marks})")
-            wait_for(lambda: self._faults or self._marks in self._seen_marks(), deadline - time.monotonic())
+            wait_for(lambda: self._faults or self._marks in self._seen_marks())
             assert not self._faults, self._faults
 
     def _seen_marks(self) -> set[int]:

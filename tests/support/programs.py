@@ -13,12 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.capture import scylla_agent
 from writetime.capture.scylla_agent import LogPace
 from writetime.core.config import Settings
 
-# How long a program may take to end.
-_PATIENCE_SECONDS = 240.0
 # Of agents in threads: tests wait for watermarks, for the status, and for the next attempt after a fault.
 PACE = LogPace(mark=0.5, pause=0.25, status=0.25)
 
@@ -56,7 +55,7 @@ class Program(threading.Thread):
         self._stopping = True
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self.join(_PATIENCE_SECONDS)
+            self.join(PATIENCE_SECONDS)
 
     def connections(self, port: int) -> set[tuple[int, str]]:
         """Its connections to a port: its own port, and the address of the other end."""

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from tests.support.documents import ROOT, Block
 from tests.support.examples import is_long_run
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.cli.main import main
 from writetime.core import config
 from writetime.servers.process import port_answers
@@ -40,7 +41,6 @@ CHECKED = {
     "make ui WORKSPACE=demo/workspace.yaml": "the same; tests/assets/test_demo.py runs the demo",
     "writetime down": "tests share the servers; tests/servers/test_servers.py stops some",
 }
-_PATIENCE_SECONDS = 120.0
 
 
 class Folder:
@@ -179,7 +179,7 @@ class Folder:
             # Before that, a signal would end it in the middle of its imports.
             "writetime follow": lambda: handles_signals(process.pid),
         }
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         command = " ".join(plain.split()[:2])
         while command in ready and not ready[command]():
             assert process.poll() is None, f"{plain} ended:\n{self._log.read_text()[-4000:]}"
@@ -194,14 +194,14 @@ class Folder:
         process = self._services.pop(command)
         process.send_signal(signal.SIGINT)
         try:
-            status = process.wait(_PATIENCE_SECONDS)
+            status = process.wait(PATIENCE_SECONDS)
         finally:
             process.kill()
         assert status == 0, f"{command} ended with {status}:\n{self._log.read_text()[-4000:]}"
 
     def _shown(self, block: Block) -> None:
         """An agent publishes a moment later, so commands are repeated until their output is as expected."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while missing := [line for line in block.text.splitlines() if not _is_in(line, self._output)]:
             assert self._last is not None, f"{block.place}: no commands came before"
             assert time.monotonic() < deadline, f"{block.place}: {missing} is not in\n{self._output}"

@@ -8,11 +8,9 @@ import pytest
 from cassandra.cluster import Session
 
 from demo.settings import address_of, datacenter_of
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-
-# A change of the schema takes a busy cluster that long.
-_PATIENCE_SECONDS = 120
 
 
 def uses_tablets(config: pytest.Config) -> bool:
@@ -57,14 +55,14 @@ def create_keyspace(settings: Settings, *, tablets: bool) -> None:
         session.execute(
             f"CREATE KEYSPACE IF NOT EXISTS {settings.cassandra.keyspace} WITH replication = {replication} "
             f"AND tablets = {options}",
-            timeout=_PATIENCE_SECONDS,
+            timeout=PATIENCE_SECONDS,
         )
 
 
 def drop_keyspace(settings: Settings) -> None:
     """Drop the keyspace of settings."""
     with connect(settings) as session:
-        session.execute(f"DROP KEYSPACE IF EXISTS {settings.cassandra.keyspace}", timeout=_PATIENCE_SECONDS)
+        session.execute(f"DROP KEYSPACE IF EXISTS {settings.cassandra.keyspace}", timeout=PATIENCE_SECONDS)
 
 
 def one(session: Session, query: str) -> Any:

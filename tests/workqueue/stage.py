@@ -20,11 +20,10 @@ from typing import Any, Self
 from cassandra.cluster import Session
 
 from tests.support.proxy import Proxy
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.workqueue.process import Task
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-
-PATIENCE_SECONDS = 120.0
 
 
 class Worker:

@@ -14,10 +14,10 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.waiting import wait_for
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer
 from writetime.core.config import Settings
-from writetime.core.waiting import wait_until
 from writetime.workqueue.attempts import Attempts
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.handling import Outcome
@@ -233,7 +233,7 @@ def test_handlers_run_one_after_the_other_while_the_worker_is_busy(kind: str) ->
         tasks = [asyncio.create_task(run) for run in runs]
         await asyncio.sleep(0)
         # The worker's loop does nothing until all have run.
-        assert wait_until(lambda: len(begun) == 50, 30, 0.01)
+        wait_for(lambda: len(begun) == 50)
         outcomes = await asyncio.gather(*tasks)
         await attempts.end()
         return outcomes

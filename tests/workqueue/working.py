@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
+from tests.support.waiting import wait_for
 from writetime.clients import database
 from writetime.core.config import Settings
-from writetime.core.waiting import wait_until
 from writetime.workqueue import Worker
 from writetime.workqueue.faults import PAUSES, Pauses
 
@@ -43,12 +43,12 @@ def working(
             thread.join()
 
 
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    assert wait_until(condition, seconds, 0.02), "waited in vain"
+def until(condition: Callable[[], bool]) -> None:
+    wait_for(condition, 0.02)
 
 
-def until_stored(condition: Callable[[], bool], seconds: float = 90) -> None:
+def until_stored(condition: Callable[[], bool]) -> None:
     """Wait for what the database has. Each look opens a connection, which costs more CPU than most of the work that is
     waited for, so it is rare.
     """
-    assert wait_until(condition, seconds, 0.4), "waited in vain"
+    wait_for(condition, 0.4)
