@@ -173,10 +173,11 @@ def on_schedule(
     job: str,
     cron: str,
     description: str,
-    left: Callable[[], Sequence[AssetKey]] | None = None,
+    left: Callable[[Settings], Sequence[AssetKey]] | None = None,
 ) -> ScheduleDefinition:
     """Return a schedule that starts a job, by its name, unless a run of it is under way. It is off until an operator
-    turns it on. `left` returns the assets of the job that need a run. Without it, a run materializes all of them.
+    turns it on. `left` returns the assets of the job that need a run, by the settings of the resource of Kafka. Without
+    it, a run materializes all of them.
     """
 
     @schedule(
@@ -185,13 +186,14 @@ def on_schedule(
         cron_schedule=cron,
         default_status=DefaultScheduleStatus.STOPPED,
         description=description,
+        required_resource_keys={"kafka"} if left else None,
     )
     def tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
         if is_under_way(context.instance, job):
             return SkipReason(f"a run of the job `{job}` is under way")
         if left is None:
             return RunRequest()
-        if not (keys := left()):
+        if not (keys := left(context.resources.kafka.settings)):
             return SkipReason("`writetime follow` does this for all tables")
         return RunRequest(asset_selection=list(keys))
 

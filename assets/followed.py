@@ -27,7 +27,6 @@ from dagster import (
 )
 
 from writetime.clients.kafka import client_config
-from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
@@ -58,12 +57,12 @@ def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> Wate
     return topic
 
 
-def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
+def left(settings: Settings, tables: Sequence[FollowedTable]) -> list[AssetKey]:
     """Return the states, views and row events of the tables that `writetime follow` does not follow now. While Kafka
     does not answer, return those of all tables.
     """
     try:
-        topic = shared_watermarks(config.load())
+        topic = shared_watermarks(settings)
         topic.read()
         others = followed(topic.reports)
     except WritetimeError:

@@ -88,7 +88,7 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
             "*/15 * * * *",
             "Tables: brings states, views and row events up to date, but not those of tables that `writetime follow` "
             "follows. The sensor `captured_changes` lands the changes.",
-            lambda: left(tables),
+            lambda settings: left(settings, tables),
         ),
         on_schedule(upkeep.name, "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
     ]

@@ -582,8 +582,9 @@ def test_a_schedule_starts_no_second_run(
     repository = of_tables().get_repository_def()
 
     def requests(name: str) -> list[RunRequest]:
-        context = build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC))
-        return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
+        now, resources = datetime.now(UTC), {"kafka": KafkaResource()}
+        with build_schedule_context(instance, scheduled_execution_time=now, resources=resources) as context:
+            return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
 
     for schedule in repository.schedule_defs:
         assert len(requests(schedule.name)) == 1, schedule.name

@@ -149,7 +149,7 @@ def test_ticks_read_only_new_reports(settings: Settings, monkeypatch: pytest.Mon
         for number in range(3):
             report(settings, tables[0].name, time.time(), fault=str(number))
             assert look(progress(tables), instance, None).asset_events
-            assert key_of(tables[0].name, "view") not in followed.left(tables)
+            assert key_of(tables[0].name, "view") not in followed.left(settings, tables)
         assert len(begun) == 1
     followed.shared_watermarks(settings, 0.0)
     assert len(begun) == 2
@@ -160,8 +160,9 @@ def selected(instance: DagsterInstance, name: str) -> set[str]:
     # Not the tables that this process loaded for other tests.
     with DefinitionsLoadContext.scoped(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)):
         repository = platform(config.load()).get_repository_def()
-    context = build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC))
-    found: list[RunRequest] = list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
+    now, resources = datetime.now(UTC), {"kafka": KafkaResource()}
+    with build_schedule_context(instance, scheduled_execution_time=now, resources=resources) as context:
+        found: list[RunRequest] = list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
     return {key.path[-1] for request in found for key in request.asset_selection or ()}
 
 
@@ -196,7 +197,7 @@ def test_an_asset_of_a_followed_table_is_materialized_by_hand(settings: Settings
     event(1)
     assert publisher.publish(table) == 1
     report(settings, schema.full_name, time.time())
-    assert key_of(schema.full_name, "row_topic") not in followed.left([followed_table])
+    assert key_of(schema.full_name, "row_topic") not in followed.left(settings, [followed_table])
     event(2)
     asset, resources = (
         row_events.build_row_events_topic_asset(followed_table),
