@@ -69,7 +69,7 @@ def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
         spark: SparkResource, lake: LakeResource, kafka: KafkaResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         with retry_if_transient():
-            settings, name = kafka.settings, "all_messages_landed"
+            settings, name = kafka.settings_with(lake), "all_messages_landed"
             if not is_published(settings, table.name):
                 yield AssetCheckResult(check_name=name, passed=True, metadata={"fix": _NO_TOPIC})
                 yield MaterializeResult(metadata={"changes_landed": 0})
@@ -83,7 +83,7 @@ def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
                 yield AssetCheckResult(check_name=name, passed=False, description=str(e))
                 raise
             seconds = time.monotonic() - began
-            changes = open_table(lake.settings, table.name).changes.load()
+            changes = open_table(settings, table.name).changes.load()
             numbers = {"changes_landed": added, "offsets": landing.offsets_landed}
             yield AssetCheckResult(check_name=name, passed=True, metadata=numbers)
             yield MaterializeResult(
@@ -132,13 +132,13 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
     )
     def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
         with retry_if_transient():
-            settings = kafka.settings
+            settings = kafka.settings_with(lake)
             reasons = stopped(settings, LakeTable(table_storage(settings, table.name)), shared_watermarks)
             fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
             waiting = 0 if fix else not_landed(settings, table.name)
             until = 0
-            if is_in_lake(lake.settings, table.name):
-                until = captured_until(open_table(lake.settings, table.name).changes.load())
+            if is_in_lake(settings, table.name):
+                until = captured_until(open_table(settings, table.name).changes.load())
             bounded = waiting <= table.entry.max_lag
             yield AssetCheckResult(
                 check_name="lag_is_bounded",

@@ -37,6 +37,7 @@ from writetime.clients import great_expectations
 from writetime.clients.consumer_groups import committed_offsets
 from writetime.clients.great_expectations import Finding, gxe
 from writetime.clients.topic_retention import waiting_too_long
+from writetime.core.config import Settings
 from writetime.core.counts import pluralize as counted
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
@@ -46,7 +47,7 @@ from writetime_dagster.assets.automation import assets_that_failed_lately, is_un
 from writetime_dagster.assets.checks import from_findings, from_waiting
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import arrow_columns
-from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
@@ -147,13 +148,15 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     },
 )
 @retry_if_transient()
-def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
+def user_events(
+    context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource, database: DatabaseResource
+) -> MaterializeResult:
     """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
 
     Each task takes a Kafka partition and an offset range. Stored rows are read back and checked; only then are the
     offsets committed. After a failure, run it again.
     """
-    settings = kafka.settings
+    settings = kafka.settings_with(database)
     session = spark.spark_session
     ranges = drain.plan(settings)
     context.log.info("draining %s", ", ".join(f"{r.partition}@{r.start}-{r.end}" for r in ranges) or "nothing")
@@ -223,7 +226,7 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
     settings = kafka.settings
     topic_id, table = dead_letter_rows.topic_id(settings), lake.find(DEAD_LETTERS_TABLE)
     ranges = dead_letter_rows.unread(settings, topic_id, table)
-    count, reasons, findings = _copy(spark.spark_session, lake, topic_id, ranges) if ranges else (0, [], [])
+    count, reasons, findings = _copy(spark.spark_session, settings, lake, topic_id, ranges) if ranges else (0, [], [])
     lines = ["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)]
     now = lake.find(DEAD_LETTERS_TABLE)
     return MaterializeResult(
@@ -238,12 +241,12 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
 
 
 def _copy(
-    session: SparkSession, lake: LakeResource, topic_id: int, ranges: list[OffsetRange]
+    session: SparkSession, settings: Settings, lake: LakeResource, topic_id: int, ranges: list[OffsetRange]
 ) -> tuple[int, list[Row], list[Finding]]:
     """Append dead letters to the lake, each partition with its number. Return their count, the most frequent reasons
     with counts, and the findings.
     """
-    rows = dead_letter_rows.read(session, lake.settings, topic_id, ranges).localCheckpoint(eager=True)
+    rows = dead_letter_rows.read(session, settings, topic_id, ranges).localCheckpoint(eager=True)
     findings = great_expectations.validate(
         rows,
         "dead_letters",

@@ -180,17 +180,17 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         ],
     )
     def batches(
-        context: AssetExecutionContext, spark: SparkResource, lake: LakeResource
+        context: AssetExecutionContext, spark: SparkResource, lake: LakeResource, database: DatabaseResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         """Copy a range of batches into the lake, in one commit."""
         with retry_if_transient():
             session = spark.spark_session
             numbers = sorted(map(int, context.partition_keys))
             first, last = numbers[0], numbers[-1]
-            seals = sealed(lake.settings, queue, first, last)
+            seals = sealed(database.settings, queue, first, last)
             items = {seal.n: seal.items for seal in seals}
             # Otherwise the library would report an outage of the database as wrong rows.
-            rows = read(session, lake.settings, seals).localCheckpoint(eager=True)
+            rows = read(session, database.settings, seals).localCheckpoint(eager=True)
             findings = great_expectations.validate(rows, "items", _of_items(items))
             yield from_findings("rows_are_the_items", findings)
             if not all(finding.success for finding in findings):

@@ -131,8 +131,8 @@ def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
     )
     @retry_if_transient()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
-        settings, name = kafka.settings, row_events_topic(table.name)
-        in_lake = open_table(lake.settings, table.name)
+        settings, name = kafka.settings_with(lake), row_events_topic(table.name)
+        in_lake = open_table(settings, table.name)
         # The events of an earlier run may not be readable yet, and are not of this run.
         before = next_offsets(settings, name) if has_topic(settings, name) else {}
         began = time.monotonic()

@@ -41,7 +41,7 @@ from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_p
 from writetime_dagster.assets.failures import retry_if_transient
 from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles, Suite
-from writetime_dagster.resources import LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 # The number of differing rows that a check shows. `writetime verify` prints all.
 _SHOWN = 20
@@ -187,10 +187,12 @@ def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
         "that nothing was verified.",
     )
     @retry_if_transient()
-    def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
-        began = time.monotonic()
+    def rows_are_those_of_the_database(
+        config: VerifyConfig, lake: LakeResource, database: DatabaseResource
+    ) -> AssetCheckResult:
+        settings, began = lake.settings_with(database), time.monotonic()
         try:
-            report = verify(lake.settings, open_table(lake.settings, table.name), config.wait_seconds)
+            report = verify(settings, open_table(settings, table.name), config.wait_seconds)
         except Transient as e:
             return nothing_proven(e)
         lagging = [d for d in report.differences if d.lagging]

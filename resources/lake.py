@@ -1,8 +1,10 @@
 """The lake for assets: Delta tables below one path."""
 
 from pathlib import Path
+from typing import Any
 
 import deltalake
+from pydantic import Field
 from pyspark.sql import DataFrame
 
 from writetime.core.private_folders import restrict_home
@@ -13,7 +15,13 @@ from writetime_dagster.resources.base import WritetimeResource
 
 
 class LakeResource(WritetimeResource):
-    """The lake of the settings. A table is named by the path of its folder, such as `ingest/dead_letters`."""
+    """The lake. A table is named by the path of its folder, such as `ingest/dead_letters`."""
+
+    folder: str | None = Field(default=None, description="A folder or URL. Default: the setting `lake.path`.")
+
+    def overrides(self) -> dict[str, dict[str, Any]]:
+        """Return the values that the fields name."""
+        return {"lake": {"path": self.folder}}
 
     def path(self, table: str) -> str:
         """Return the address of a table; a relative lake path is relative to the working folder."""

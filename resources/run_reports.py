@@ -136,6 +136,7 @@ def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
     If the report cannot be written, the alert is sent nevertheless. The tags are written last. So if the process is
     killed earlier, the alert may come twice, but it is never lost.
     """
+    # Without the fields of resources: the run is also reported if one of them is invalid.
     settings = config.load()
     path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").absolute()
     fault = _write(path, report(instance, run))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -42,11 +43,16 @@ from writetime.ingest import dead_letter_topic, drain
 from writetime.ingest.event import accept
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime_dagster.assets import automation, ingest, upkeep
-from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 pytestmark = pytest.mark.long
 
-RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
+RESOURCES: dict[str, Any] = {
+    "spark": SparkResource(),
+    "kafka": KafkaResource(),
+    "lake": LakeResource(),
+    "database": DatabaseResource(),
+}
 ASSETS = [ingest.user_events, ingest.dead_letters]
 
 

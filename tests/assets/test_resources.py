@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
-from dagster import asset, materialize
+from dagster import DagsterInstance, EnvVar, asset, materialize
 from pyspark.sql import SparkSession
 
+from writetime.core.config import InvalidSettings
 from writetime.core.errors import WritetimeError
 from writetime_dagster.assets.failures import retry_if_transient
-from writetime_dagster.resources import SparkResource
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 
 def test_spark_that_cannot_start_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +73,102 @@ def test_a_dagster_without_its_private_parts(missing: str) -> None:
     found = [line for line in done.stderr.splitlines() if line.startswith("this release of Dagster lacks ")]
     parts = ["DagsterUserCodeProcessError", "DefinitionsLoadContext", "InstanceConcurrencyContext"]
     assert [line.split()[5].rstrip(":") for line in found] == parts
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A settings file whose servers do not exist."""
+    path = tmp_path / "writetime.toml"
+    path.write_text(
+        '[cassandra]\ncontact_points = ["of-file"]\nport = 1\nusername = "of-file"\npassword = "of-file"\n'
+        '[kafka]\nbootstrap_servers = "of-file:1"\nclient = {"security.protocol" = "SSL"}\n'
+        f'[zookeeper]\nhosts = "of-file:1"\n[lake]\npath = "of-file"\n[alerts]\nreports = "{tmp_path / "reports"}"\n'
+    )
+    monkeypatch.setenv("WRITETIME_CONFIG", str(path))
+    return path
+
+
+@pytest.mark.usefixtures("file")
+def test_fields_replace_settings_one_by_one() -> None:
+    """Also those of the other resources of an asset."""
+    kafka, lake = KafkaResource(client={"client.id": "other"}), LakeResource(folder="other")
+    found = kafka.settings_with(
+        lake, DatabaseResource(contact_points=["other"]), ZooKeeperResource(hosts="other:2", username="a", password="b")
+    )
+    assert (found.cassandra.contact_points, found.cassandra.port, found.cassandra.username) == (["other"], 1, "of-file")
+    assert (found.kafka.bootstrap_servers, found.lake.path, found.zookeeper.hosts) == ("of-file:1", "other", "other:2")
+    client = {name: value.get_secret_value() for name, value in found.kafka.client.items()}
+    assert client == {"security.protocol": "SSL", "client.id": "other"}
+    assert (kafka.settings.lake.path, lake.settings.lake.path) == ("of-file", "other")
+    assert lake.path("a").endswith("/other/a")
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        (DatabaseResource(port=0), "cassandra.port"),
+        (DatabaseResource(contact_points=[]), "cassandra.contact_points"),
+        (KafkaResource(bootstrap_servers="no port"), "kafka.bootstrap_servers"),
+        (ZooKeeperResource(username="alone"), "zookeeper: "),
+        (LakeResource(folder=""), "lake.path"),
+    ],
+    ids=["port", "contact_points", "bootstrap_servers", "username", "folder"],
+)
+def test_an_invalid_field_is_refused_like_a_setting(resource: Any, name: str) -> None:
+    with pytest.raises(InvalidSettings, match=name):
+        _ = resource.settings
+
+
+@asset
+def rows_of_another_server(database: DatabaseResource) -> None:
+    assert "of-variable" not in repr(database)
+    cassandra = database.settings.cassandra
+    assert cassandra.password is not None
+    assert cassandra.password.get_secret_value() == "of-variable"
+    with database.connect():
+        pass
+
+
+@pytest.mark.parametrize("at_launch", [True, False], ids=["launchpad", "definitions"])
+def test_a_step_connects_to_the_address_of_a_field(
+    file: Path, at_launch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The password of a variable is in no event, and in no configuration."""
+    monkeypatch.setenv("OTHER_PASSWORD", "of-variable")
+    fields: dict[str, Any] = {"contact_points": ["127.0.0.1"], "port": 2}
+    if at_launch:
+        fields["password"] = {"env": "OTHER_PASSWORD"}
+        resource, config = DatabaseResource(), {"resources": {"database": {"config": fields}}}
+    else:
+        resource, config = DatabaseResource(**fields, password=EnvVar("OTHER_PASSWORD")), {}
+    with DagsterInstance.ephemeral() as instance:
+        result = materialize(
+            [rows_of_another_server],
+            instance=instance,
+            resources={"database": resource},
+            run_config=config,
+            raise_on_error=False,
+        )
+        [failure] = result.get_step_failure_events()
+        text = f"{instance.get_run_by_id(result.run_id)} {instance.all_logs(result.run_id)} {resource!r}"
+    assert "127.0.0.1:2" in str(failure.step_failure_data.error)
+    assert "of-variable" not in text
+
+
+def test_a_run_with_an_invalid_field_is_reported(file: Path) -> None:
+    @asset
+    @retry_if_transient()
+    def rows(database: DatabaseResource) -> None:
+        with database.connect():
+            pass
+
+    result = materialize(
+        [rows],
+        resources={"database": DatabaseResource()},
+        run_config={"resources": {"database": {"config": {"port": 0}}}},
+        raise_on_error=False,
+    )
+    assert not result.success
+    [report] = (file.parent / "reports").iterdir()
+    assert "cassandra.port" in report.read_text()

@@ -178,7 +178,7 @@ def assert_checks(result: ExecuteInProcessResult, rows: int) -> None:
 
 def proof(name: str) -> AssetCheckResult:
     check = views.build_verify_check(FollowedTable(name))
-    answer = check(views.VerifyConfig(wait_seconds=0), LakeResource())
+    answer = check(views.VerifyConfig(wait_seconds=0), LakeResource(), DatabaseResource())
     assert isinstance(answer, AssetCheckResult)
     return answer
 

@@ -11,7 +11,7 @@ from dagster import DagsterInstance, materialize
 from writetime.core.config import TableEntry
 from writetime.lake.followed_tables import FollowedTable
 from writetime_dagster.assets import backfill, failures, ingest
-from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 ORDERS = FollowedTable("shop.orders", TableEntry(snapshots=["unknown://user:hush-of-a-backup@host/x"]))
 
@@ -27,7 +27,12 @@ def main() -> None:
         # One that has just ended has none.
         with suppress(psutil.Error):
             print("a process:", process.cmdline())
-    resources = {"spark": spark, "kafka": KafkaResource(), "lake": LakeResource()}
+    resources = {
+        "spark": spark,
+        "kafka": KafkaResource(),
+        "lake": LakeResource(),
+        "database": DatabaseResource(),
+    }
     with DagsterInstance.get() as instance:
         assets = [ingest.user_events, backfill.snapshots(ORDERS), backfill.build_backfill_asset(ORDERS)]
         result = materialize(
