@@ -312,7 +312,7 @@ def test_a_segment_that_is_deleted_after_it_was_read_is_no_gap(
         gone.append(segment.name)
         return unbalanced(segment, progress)
 
-    monkeypatch.setattr("writetime.capture.commitlog_agent.unbalanced", deleted_first)
+    monkeypatch.setattr("writetime.capture.segment_releases.unbalanced", deleted_first)
     captured.fill(2)
     with captured.agent():
         captured.settle()
