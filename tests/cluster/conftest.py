@@ -4,15 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.servers import ADDRESSES, Servers, answers_at
+from tests.cluster.servers import Servers, need_addresses
 
 
 @pytest.fixture(scope="package")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """All running; they stop with the last test of the folder."""
-    for address in ADDRESSES:
-        if not answers_at(address):
-            pytest.skip(f"this machine has no address {address}: on macOS, `sudo ifconfig lo0 alias {address}`")
+    need_addresses()
     found = Servers(tmp_path_factory.mktemp("cluster"))
     try:
         found.start()

@@ -19,7 +19,7 @@ from cassandra.cluster import Session
 from cassandra.metadata import Murmur3Token
 from cassandra.query import SimpleStatement
 
-from tests.cluster.servers import ADDRESSES, ClusterNode, answers_at
+from tests.cluster.servers import ADDRESSES, ClusterNode, need_addresses
 from tests.support.all_programs import AGAIN_SECONDS, Platform, running_platform
 from tests.support.messages import messages
 from tests.support.waiting import wait_for
@@ -73,9 +73,7 @@ def started(
     kafka: Settings, zookeeper: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Settings, list[ClusterNode]]]:
     """Two nodes that run, and their settings."""
-    for address in ADDRESSES[:2]:
-        if not answers_at(address):
-            pytest.skip(f"this machine has no address {address}: on macOS, `sudo ifconfig lo0 alias {address}`")
+    need_addresses(2)
     settings = settings_of(kafka, tmp_path_factory.mktemp("nodes"))
     nodes = [ClusterNode(settings, number) for number in range(2)]
     try:

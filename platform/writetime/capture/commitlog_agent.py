@@ -33,7 +33,7 @@ from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over
 from writetime.capture.left_segments import LeftSegments
 from writetime.capture.log_coverage import Listing, LogCoverage
-from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, kind_of, write_status
+from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_kind, write_status
 from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.capture.progress import AgentProgress, OtherNode, SegmentProgress
@@ -170,7 +170,7 @@ class Agent:
             except OtherNode:
                 raise
             except Exception as e:
-                self._metrics.error(kind_of(e))
+                self._metrics.error(fault_kind(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = self._pace.pause
                 # Unacknowledged changes are read and sent again.

@@ -217,7 +217,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / _FILE)
 
 
-def kind_of(fault: Exception) -> str:
+def fault_kind(fault: Exception) -> str:
     """Return the kind under which a fault is counted."""
     match fault:
         case Unreachable():

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from writetime.capture.handover import unbalanced
-from writetime.capture.metrics import AgentMetrics, kind_of
+from writetime.capture.metrics import AgentMetrics, fault_kind
 from writetime.capture.progress import OPEN, AgentProgress, SegmentProgress
 from writetime.capture.segments import SegmentFolder, closed_before
 from writetime.core.counts import pluralize
@@ -80,7 +80,7 @@ class SegmentReleases:
         try:
             self._release_or_set_aside(segment, self._progress.segments[segment.id])
         except Exception as e:
-            self._metrics.error(kind_of(e))
+            self._metrics.error(fault_kind(e))
             before, reason = self._stuck.get(segment.id, ("", 0.0))[0], reason_of(e)
             if reason != before:
                 unknown = not isinstance(e, (WritetimeError, OSError))

@@ -631,7 +631,7 @@ def config_path() -> Path:
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the settings; keyword arguments replace whole sections.
+    """Read the settings. Keyword arguments, such as `lake={"buckets": 2}`, override them one by one.
 
     Raises:
         InvalidSettings: settings are unknown or invalid.
