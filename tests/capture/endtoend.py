@@ -96,10 +96,11 @@ _FULL = Dose()
 
 
 class _Other(Node):
-    """Says the same of the schema, and is another node."""
+    """Another node with the same data: it has its own host id, so its agent is another source of changes."""
 
-    def id(self) -> str:
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, str(id(self))))
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        host_id = uuid.uuid5(uuid.NAMESPACE_OID, str(id(self)))
+        return [row | {"host_id": host_id} if "host_id" in row else row for row in super().rows(query)]
 
 
 class Replica:
@@ -367,6 +368,8 @@ class EndToEnd:
                 assert segment["decoded"] == segment["published"]
                 assert segment["reason"] is None
             assert progress["totals"]["segments_vanished"] == 0, progress["totals"]
+        sources = {found["node"], *(replica.progress["node"] for replica in replicas)}
+        assert len(sources) == 1 + len(replicas), "agents of several nodes are one source"
         for path in self._home.glob("**/aside/*.reason.json"):
             # No agent can read the changes of such a table. The database has none of them either.
             assert "the table was dropped before this agent read its schema" in path.read_text()

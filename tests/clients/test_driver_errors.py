@@ -36,7 +36,7 @@ def test_a_node_that_shuts_down_is_unreachable() -> None:
     session: Session = _ShuttingDown()  # type: ignore[assignment]
     node = Node(session, None)
     with pytest.raises(Unreachable, match="Server is shutting down"):
-        node.id()
+        node.rows("SELECT host_id FROM system.local")
     # Schemas are requested only then.
     assert not node.events.heard()
 

@@ -126,10 +126,6 @@ class Node:
         if self._session.cluster.metadata.get_host(self._host.endpoint) is None:
             self._host = node_of(self._session, self._configured)
 
-    def id(self) -> str:
-        """Return the node's host id."""
-        return str(self.rows("SELECT host_id FROM system.local")[0]["host_id"])
-
     def setting(self, name: str) -> str | None:
         """Return the current value of a setting of `cassandra.yaml`."""
         rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
