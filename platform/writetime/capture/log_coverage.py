@@ -91,7 +91,7 @@ class LogCoverage:
         self._truncated: dict[str, int] = stored.get("truncated", {})
         self._good_at = max(published_until, stored.get("checked_at", 0)) or time.time_ns() // 1000
         self._captured = _captured(tables)
-        self._not_durable = self._unlogged.open_names(_NOT_DURABLE)
+        self._not_durable = self._unlogged.open_after(_NOT_DURABLE)
         self._facts: NodeFacts | None = None
         self._saved: dict[str, object] = {}
         # Why the agent does not know whether all writes to a table were logged, and the segments that came meanwhile.

@@ -77,10 +77,11 @@ class Unlogged:
         before = self._read(name)
         return before is not None and before["written_before"] == OPEN
 
-    def open_names(self, prefix: str) -> set[str]:
-        """Return the names with this prefix of records that did not end."""
+    def open_after(self, prefix: str) -> set[str]:
+        """Return the names of the records with this prefix that did not end, each without the prefix."""
         paths = aside_folder(self._capture).glob(f"{prefix}*{_SUFFIX}")
-        return {name for path in paths if self.is_open(name := path.name.removesuffix(_SUFFIX))}
+        names = (path.name.removesuffix(_SUFFIX) for path in paths)
+        return {name.removeprefix(prefix) for name in names if self.is_open(name)}
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:

@@ -1,0 +1,34 @@
+"""The records of writes that are in no segment, across restarts of an agent. No node is needed."""
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from writetime.capture.log_coverage import LogCoverage
+from writetime.capture.node_schemas import NodeTable, NodeTables
+from writetime.capture.progress import OPEN
+from writetime.capture.state_files import read_json
+from writetime.capture.unlogged import record_file
+from writetime.core.config import Capture
+
+TABLE = NodeTable(UUID(int=1), "ks", "t", captured=True, schema=None)
+
+
+def record_after_a_start(capture: Capture, *not_durable: str) -> dict[str, Any]:
+    """The record of the keyspace after an agent was started. The arguments are keyspaces without durable writes."""
+    tables = NodeTables({TABLE.id: TABLE}, frozenset([TABLE.id]), frozenset(), frozenset(not_durable))
+    LogCoverage(capture, tables, 0).note_durability(tables)
+    found = read_json(record_file(capture, "not-durable-ks"))
+    assert found is not None
+    return found
+
+
+def test_durable_writes_that_were_switched_on_while_no_agent_ran_end_the_gap(tmp_path: Path) -> None:
+    """Otherwise no snapshot would cover it."""
+    capture = Capture(state_dir=tmp_path)
+    for _ in range(2):
+        assert record_after_a_start(capture, "ks")["written_before"] == OPEN
+    ended = record_after_a_start(capture)
+    assert ended["written_before"] < OPEN
+    assert "has durable_writes = false" in ended["reason"]
+    assert record_after_a_start(capture) == ended
