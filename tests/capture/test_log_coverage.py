@@ -226,7 +226,9 @@ def test_a_folder_of_copies_may_get_the_segments_of_a_start_later(captured: Capt
     assert not reasons(captured)
 
 
-def test_a_keyspace_that_is_not_durable_holds_only_its_tables(captured: Captured) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_keyspace_that_is_not_durable_holds_only_its_tables(captured: Captured, restarts: bool) -> None:
+    """`restarts`: it becomes durable while no agent runs."""
     other = f"{captured.keyspace}_o"
     try:
         with captured.agent():
@@ -234,7 +236,12 @@ def test_a_keyspace_that_is_not_durable_holds_only_its_tables(captured: Captured
             captured.write(f"CREATE TABLE {other}.t (k int PRIMARY KEY) WITH cdc = true")
             wait_for(lambda: "durable_writes = false" in status_of(captured).get("held", {}).get(f"{other}.t", ""))
             passes(captured)
+            if not restarts:
+                captured.write(f"ALTER KEYSPACE {other} WITH durable_writes = true")
+                wait_for(lambda: "(until 20" in reasons(captured))
+        if restarts:
             captured.write(f"ALTER KEYSPACE {other} WITH durable_writes = true")
+        with captured.agent():
             wait_for(lambda: "(until 20" in reasons(captured))
             (file,) = (captured.settings.capture.state_dir / "aside").glob("*.reason.json")
             file.unlink()
