@@ -1,6 +1,10 @@
 """A backup: the SSTables of one node and one table, with the data that identify each SSTable in later backups."""
 
-from collections.abc import Callable, Iterable, Mapping
+import gzip
+import posixpath
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
@@ -29,10 +33,8 @@ class BackupFile:
 
     @cached_property
     def digest(self) -> str:
-        """The CRC32 of the data file, which the database keeps in Digest.crc32; the mark if it has none.
-
-        Raises:
-            CorruptFile: Digest.crc32 is not a number.
+        """The CRC32 of the data file, which the database keeps in Digest.crc32; the mark if it has none. Raises
+        CorruptFile if Digest.crc32 is not a number.
         """
         if not self.location.exists("Digest.crc32"):
             return self.mark or f"at:{without_secrets(self.address)}"
@@ -86,10 +88,7 @@ class Found:
 
 def newest_table(table: str, ids: Iterable[str]) -> str:
     """Return the id of the last of several tables that had the same name one after the other (ids have 32 hexadecimal
-    digits). Databases derive ids from the time.
-
-    Raises:
-        WritetimeError: a user chose one of them.
+    digits). Databases derive ids from the time. Raise a WritetimeError if a user chose one of them.
     """
     found = {text: UUID(text) for text in ids}
     if len(found) > 1 and any(each.version != 1 for each in found.values()):
@@ -101,12 +100,22 @@ def newest_table(table: str, ids: Iterable[str]) -> str:
 
 
 def schema_of(text: str, table: str, file: Folder, table_id: str) -> TableSchema:
-    """Return the schema of one table, with its id, in the CQL of a whole cluster.
-
-    Raises:
-        WritetimeError: it does not have the table.
+    """Return the schema of one table, with its id, in the CQL of a whole cluster. Raise a WritetimeError if that does
+    not have the table.
     """
     found = [schema for schema in parse_schemas(text, only=table) if schema.full_name == table]
     if not found:
         raise WritetimeError(f"{file.shown} has no CREATE TABLE of {table}: pass a file with it as --schema")
     return replace(found[0], id=UUID(table_id))
+
+
+@contextmanager
+def parsing(place: Folder, path: str, what: str, removal: str) -> Iterator[None]:
+    """Turn the errors of parsing a file below a place into one that names it. `removal` deletes its backup."""
+    try:
+        yield
+    except (AttributeError, EOFError, gzip.BadGzipFile, KeyError, TypeError, ValueError, zlib.error) as e:
+        raise WritetimeError(
+            f"{place.shown_path(posixpath.join(place.path, path))} is not {what} ({type(e).__name__}: {e}): restore "
+            f"this file, or {removal}, so that the previous backup is used"
+        ) from None

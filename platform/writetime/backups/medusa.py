@@ -22,15 +22,15 @@ from typing import Any
 
 from pyarrow import fs
 
-from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table, schema_of
+from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table, parsing, schema_of
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.schema.table import TableSchema
 from writetime.storage.file_errors import MissingFile
 from writetime.storage.folders import Folder
 from writetime.storage.locations import is_needed, parse_name
 
 _INDEX, _DATA = "index", "data"
+_MANIFEST, _REMOVAL = "a manifest of Cassandra Medusa", "delete the backup with `medusa delete-backup`"
 _TABLE = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})")
 
 
@@ -123,7 +123,8 @@ def _read(
     table_id = newest_table(table, ids)
     chosen = {backup: objects[table_id] for backup, objects in sections.items() if table_id in objects}
     last = max(chosen, key=lambda backup: backup.order)
-    schema = _schema(place, last, table, table_id) if with_schema else None
+    cql = f"{last.meta}/schema.cql"
+    schema = schema_of(place.read(cql).decode(), table, place.below(cql), table_id) if with_schema else None
     missing = _missing(place, last, {backup.node for backup in backups})
     return [
         NodeBackup(
@@ -159,10 +160,11 @@ def _sections(place: Folder, backup: _Backup, table: str) -> dict[str, list[dict
     """Read the files of a table that a manifest lists, by the table's ids, without the files of its indexes."""
     keyspace, _, name = table.partition(".")
     found: dict[str, list[dict[str, Any]]] = {}
-    content = _json(place, backup.manifest, "manifest")
-    if not isinstance(content, list):
-        raise _corrupt(place, backup.manifest, "manifest", TypeError("a list was expected"))
-    try:
+    text = place.read(backup.manifest)
+    with parsing(place, backup.manifest, _MANIFEST, _REMOVAL):
+        content = json.loads(text)
+        if not isinstance(content, list):
+            raise TypeError("a list was expected")
         for section in content:
             match = _TABLE.fullmatch(section["columnfamily"])
             if section["keyspace"] != keyspace or match is None or match["name"] != name:
@@ -170,38 +172,20 @@ def _sections(place: Folder, backup: _Backup, table: str) -> dict[str, list[dict
             own = [o for o in section["objects"] if posixpath.basename(posixpath.dirname(o["path"])) == match[0]]
             # Each of these fields is read later.
             found.setdefault(match["id"], []).extend({k: o[k] for k in ("path", "size", "MD5")} for o in own)
-    except (KeyError, TypeError, AttributeError) as e:
-        raise _corrupt(place, backup.manifest, "manifest", e) from None
     return found
 
 
-def _json(place: Folder, path: str, what: str) -> Any:
-    try:
-        return json.loads(place.read(path))
-    except ValueError as e:
-        raise _corrupt(place, path, what, e) from None
-
-
-def _corrupt(place: Folder, path: str, what: str, fault: Exception) -> WritetimeError:
-    return WritetimeError(
-        f"{place.shown_path(posixpath.join(place.path, path))} is not a {what} of Cassandra Medusa "
-        f"({type(fault).__name__}: {fault}): restore this file, or delete the backup with `medusa delete-backup`, so "
-        "that the previous backup is used"
-    )
-
-
 def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) -> tuple[BackupFile, ...]:
-    """Return the data files of a manifest.
-
-    Raises:
-        MissingFile: a file that the readers need does not exist, or has another size than in the manifest.
+    """Return the data files of a manifest. Raise MissingFile if a file that the readers need does not exist, or has
+    another size than in the manifest.
     """
     paths: dict[str, dict[str, Any]] = {}
-    for found in objects:
-        parts = found["path"].split("/")
-        if backup.node not in parts:
-            raise _corrupt(place, backup.manifest, "manifest", KeyError(found["path"]))
-        paths[posixpath.join(place.path, *parts[parts.index(backup.node) :])] = found
+    with parsing(place, backup.manifest, _MANIFEST, _REMOVAL):
+        for found in objects:
+            parts = found["path"].split("/")
+            if backup.node not in parts:
+                raise KeyError(found["path"])
+            paths[posixpath.join(place.path, *parts[parts.index(backup.node) :])] = found
     folders = {posixpath.dirname(path) for path in paths}
     there = {info.path: info.size for folder in folders for info in place.of(folder).files().values()}
     files: list[BackupFile] = []
@@ -221,14 +205,11 @@ def _files(place: Folder, backup: _Backup, objects: Sequence[dict[str, Any]]) ->
     return tuple(files)
 
 
-def _schema(place: Folder, backup: _Backup, table: str, table_id: str) -> TableSchema:
-    path = f"{backup.meta}/schema.cql"
-    return schema_of(place.read(path).decode(), table, place.below(path), table_id)
-
-
 def _missing(place: Folder, last: _Backup, nodes: set[str]) -> tuple[str, ...]:
     """Return the nodes of the cluster that have no backup, by the map of tokens of the last backup."""
     path = f"{last.meta}/tokenmap.json"
     if not place.infos([path]):
         return ()
-    return tuple(sorted(set(_json(place, path, "map of tokens")) - nodes))
+    text = place.read(path)
+    with parsing(place, path, "a map of tokens of Cassandra Medusa", _REMOVAL):
+        return tuple(sorted(set(json.loads(text)) - nodes))

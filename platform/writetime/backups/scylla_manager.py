@@ -16,15 +16,11 @@ import gzip
 import json
 import posixpath
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from pyarrow import fs
-
-from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table, schema_of
+from writetime.backups.backup import BackupFile, Found, NodeBackup, newest_table, parsing, schema_of
 from writetime.backups.snapshot_folder import time_mark
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.table import TableSchema
@@ -91,7 +87,13 @@ def _newest(root: Folder, clusters: list[str]) -> list[_Manifest]:
 
 
 def _manifests(root: Folder, clusters: list[str]) -> Iterator[_Manifest]:
-    for cluster, dc, node in _nodes(root, clusters):
+    nodes = (
+        (cluster, dc, node)
+        for cluster in clusters
+        for dc in root.below(*_CLUSTERS, cluster, "dc").folders()
+        for node in root.below(*_CLUSTERS, cluster, "dc", dc, "node").folders()
+    )
+    for cluster, dc, node in nodes:
         folder = (*_CLUSTERS, cluster, "dc", dc, "node", node)
         for name, info in root.below(*folder).files().items():
             if match := _NAME.fullmatch(name):
@@ -99,13 +101,6 @@ def _manifests(root: Folder, clusters: list[str]) -> Iterator[_Manifest]:
                 times = round(at.timestamp()) * 1_000_000, (info.mtime_ns or 0) // 1000
                 path = posixpath.join(*folder, name)
                 yield _Manifest(path, cluster, dc, node, match["task"], match["tag"], *times)
-
-
-def _nodes(root: Folder, clusters: list[str]) -> Iterator[tuple[str, str, str]]:
-    for cluster in clusters:
-        for dc in root.below(*_CLUSTERS, cluster, "dc").folders():
-            for node in root.below(*_CLUSTERS, cluster, "dc", dc, "node").folders():
-                yield cluster, dc, node
 
 
 def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: bool) -> list[NodeBackup]:
@@ -138,37 +133,18 @@ def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: 
 def _entries(root: Folder, manifest: _Manifest, table: str) -> list[_Entry]:
     """Read the files of a table in a manifest: an entry for each id that the table had."""
     keyspace, _, name = table.partition(".")
-    content = _unzipped(root, manifest.path, "a manifest of Scylla Manager")
-    try:
+    with parsing(root, manifest.path, "a manifest of Scylla Manager", "remove it"):
+        content = json.loads(gzip.decompress(root.read(manifest.path)))
         return [
             _Entry(manifest, content.get("schema") or "", entry["version"], tuple(entry["files"]))
             for entry in content["index"]
             if (entry["keyspace"], entry["table"]) == (keyspace, name)
         ]
-    except (KeyError, TypeError, AttributeError) as e:
-        raise _corrupt(root, manifest.path, "a manifest of Scylla Manager", e) from None
-
-
-def _unzipped(root: Folder, path: str, what: str) -> Any:
-    try:
-        return json.loads(gzip.decompress(root.read(path)))
-    except (OSError, EOFError, zlib.error, ValueError) as e:
-        raise _corrupt(root, path, what, e) from None
-
-
-def _corrupt(root: Folder, path: str, what: str, fault: Exception) -> WritetimeError:
-    return WritetimeError(
-        f"{root.shown_path(posixpath.join(root.path, path))} is not {what} ({type(fault).__name__}: {fault}): restore "
-        "this file, or remove it, so that the previous backup is used"
-    )
 
 
 def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
-    """Find the data files of a manifest in their folder.
-
-    Raises:
-        MissingFile: one of the files does not exist.
-        Transient: a backup that is not complete yet has replaced one.
+    """Find the data files of a manifest in their folder. Raise MissingFile if one of the files does not exist, and
+    Transient if a backup that is not complete yet has replaced one.
     """
     keyspace, _, name = table.partition(".")
     manifest = entry.manifest
@@ -182,25 +158,23 @@ def _files(root: Folder, entry: _Entry, table: str) -> list[BackupFile]:
             f"{root.shown_path(posixpath.join(root.path, manifest.path))} lists it: restore it, or take another backup"
         )
     replaced = {n.rpartition(".")[0] for n in there if n.rpartition(".")[2] > manifest.tag and ".sm_" in n}
-    return [_file(folder, there[name], manifest.node, replaced) for name in entry.files if name.endswith("-Data.db")]
-
-
-def _file(folder: Folder, info: fs.FileInfo, node: str, replaced: set[str]) -> BackupFile:
-    if info.base_name in replaced:
-        raise Transient(
-            f"{folder.shown_path(info.path)} was replaced by a backup that has no manifest yet: run this again when "
-            "that backup is complete"
-        )
-    named = parse_name(folder.filesystem, info.path)
-    assert named is not None
-    return BackupFile(folder.address_of(info.path), named[0], info.size or 0, node, time_mark(info))
+    files: list[BackupFile] = []
+    for info in (there[name] for name in entry.files if name.endswith("-Data.db")):
+        if info.base_name in replaced:
+            raise Transient(
+                f"{folder.shown_path(info.path)} was replaced by a backup that has no manifest yet: run this again "
+                "when that backup is complete"
+            )
+        named = parse_name(folder.filesystem, info.path)
+        assert named is not None
+        address = folder.address_of(info.path)
+        files.append(BackupFile(address, named[0], info.size or 0, manifest.node, time_mark(info)))
+    return files
 
 
 def _schema(root: Folder, entry: _Entry, table: str) -> TableSchema:
     """Read the output of DESCRIBE SCHEMA WITH INTERNALS, which has the table's id and the columns that were dropped.
-
-    Raises:
-        WritetimeError: the backup has no schema, or the schema does not have the table.
+    Raise a WritetimeError if the backup has no schema, or the schema does not have the table.
     """
     path = entry.schema
     if not path.endswith("_schema_with_internals.json.gz"):
@@ -208,9 +182,7 @@ def _schema(root: Folder, entry: _Entry, table: str) -> TableSchema:
             f"the backup {entry.manifest.tag} has no schema_with_internals.json.gz, which Scylla Manager keeps from "
             "ScyllaDB 6.0 on: pass a file with CREATE TABLE as --schema"
         )
-    rows = _unzipped(root, path, "a schema of Scylla Manager")
-    try:
+    with parsing(root, path, "a schema of Scylla Manager", "remove it"):
+        rows = json.loads(gzip.decompress(root.read(path)))
         text = ";\n".join(row["cql_stmt"] for row in rows)
-    except (KeyError, TypeError) as e:
-        raise _corrupt(root, path, "a schema of Scylla Manager", e) from None
     return schema_of(text, table, root.below(path), entry.table_id)

@@ -4,7 +4,7 @@ import json
 import posixpath
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,10 +43,8 @@ class Manifest:
 
 def read_manifest(folder: Folder) -> Manifest | None:
     """Read a snapshot's `manifest.json`, as Cassandra writes it (`service.snapshot.SnapshotManifest`) or ScyllaDB
-    (2026.1, with times in seconds); None if it is missing.
-
-    Raises:
-        Transient: it is not a whole manifest. The snapshot may be a partial copy.
+    (2026.1, with times in seconds); None if it is missing. Raise Transient if it is not a whole manifest: the snapshot
+    may be a partial copy.
     """
     path = posixpath.join(folder.path, "manifest.json")
     try:
@@ -88,16 +86,11 @@ def time_of_tag(tag: str) -> int | None:
 
 
 def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -> NodeBackup:
-    """Read the metadata of a snapshot, without its rows.
+    """Read the metadata of a snapshot, without its rows. Raise a WritetimeError if there are no SSTables, or no schema,
+    and Transient if the snapshot is not complete.
 
-    Args:
-        folder: the folder of the snapshot, or the path of one component of an SSTable.
-        node: the name of the node, if the place shows it.
-        with_schema: whether to read the schema, too.
-
-    Raises:
-        WritetimeError: there are no SSTables, or no schema.
-        Transient: the snapshot is not complete.
+    `folder` is that of the snapshot, or the path of one component of an SSTable. `node` is the name of the node, if the
+    place shows it.
     """
     locations = sstables_in(folder)
     is_folder = folder.filesystem.get_file_info(folder.path).type == FileType.Directory
@@ -110,29 +103,23 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
     dated = manifest.taken_at if manifest and manifest.taken_at else time_of_tag(posixpath.basename(of_sstables.path))
     taken_at = newest_write_of(of_sstables, files) if dated is None else dated
     complete_at = manifest.taken_at if manifest and manifest.taken_at else last_written(of_sstables)
-    found = NodeBackup(
+    is_part = is_folder and manifest is None
+    return NodeBackup(
         *(node, files, taken_at, max(taken_at, complete_at)),
         dated=dated is not None,
-        is_part=is_folder and manifest is None,
+        schema=_schema(of_sstables, locations, manifest, is_part=is_part) if with_schema else None,
+        # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
+        lists_dropped=not (with_schema and locations and locations[0].exists("Scylla.db")),
+        is_part=is_part,
         is_whole=is_folder and manifest is not None,
         lacking=lacking,
         unlisted=unlisted,
     )
-    if not with_schema:
-        return found
-    # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
-    lists_dropped = not (locations and locations[0].exists("Scylla.db"))
-    return replace(
-        found, schema=_schema(of_sstables, locations, manifest, is_part=found.is_part), lists_dropped=lists_dropped
-    )
 
 
 def sstables_in(folder: Folder) -> list[Location]:
-    """Return the SSTables in a folder, or that of a component's path.
-
-    Raises:
-        Transient: one of them is not complete. A program may be copying it.
-        WritetimeError: there is no such folder, or as in `find_sstables`.
+    """Return the SSTables in a folder, or that of a component's path. Raise Transient if one of them is not complete,
+    because a program may be copying it, and a WritetimeError if there is no such folder, or as `find_sstables`.
     """
     try:
         return list(find_sstables(folder.address))
@@ -170,16 +157,14 @@ def last_written(folder: Folder) -> int:
 def _compared(
     folder: Folder, manifest: Manifest | None, files: Sequence[BackupFile]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the data files that a manifest lists and a folder does not have, and those that no manifest lists, as
-    addresses by name.
-    """
+    """Return the files that a manifest lists and a folder lacks, and those that it does not list, by their names."""
     there = {posixpath.basename(file.location.path("Data.db")) for file in files}
     listed = manifest.files if manifest else frozenset()
-    lacking, unlisted = sorted(listed - there), sorted(there - listed)
-    return (
-        {name: folder.shown_path(posixpath.join(folder.path, name)) for name in lacking},
-        {name: folder.shown_path(posixpath.join(folder.path, name)) for name in unlisted},
-    )
+
+    def shown(names: Iterable[str]) -> dict[str, str]:
+        return {name: folder.shown_path(posixpath.join(folder.path, name)) for name in sorted(names)}
+
+    return shown(listed - there), shown(there - listed)
 
 
 def time_mark(info: FileInfo) -> str:
