@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from writetime.capture.gap_records import GapRecords
 from writetime.capture.log_coverage import LogCoverage
 from writetime.capture.node_schemas import NodeTable, NodeTables
 from writetime.capture.progress import OPEN
 from writetime.capture.state_files import read_json
-from writetime.capture.unlogged import record_file
 from writetime.core.config import Capture
 
 TABLE = NodeTable(UUID(int=1), "ks", "t", captured=True, schema=None)
@@ -18,7 +18,7 @@ def record_after_a_start(capture: Capture, *not_durable: str) -> dict[str, Any]:
     """The record of the keyspace after an agent was started. The arguments are keyspaces without durable writes."""
     tables = NodeTables({TABLE.id: TABLE}, frozenset([TABLE.id]), frozenset(), frozenset(not_durable))
     LogCoverage(capture, tables, 0).note_durability(tables)
-    found = read_json(record_file(capture, "not-durable-ks"))
+    found = read_json(GapRecords(capture).file("not-durable-ks"))
     assert found is not None
     return found
 

@@ -24,6 +24,7 @@ from tests.support.captured import Captured
 from tests.support.waiting import wait_for
 from writetime.capture import change_publisher, decoding, segments, snapshots, state_files
 from writetime.capture.change_publisher import check_publishable
+from writetime.capture.gap_records import read_gap
 from writetime.capture.progress import OPEN
 from writetime.capture.segments import SegmentFolder
 from writetime.clients.kafka import ensure_topics
@@ -235,19 +236,19 @@ def test_a_segment_that_cannot_be_released_does_not_stop_the_others(
 def test_a_reason_that_cannot_be_read_is_a_gap_of_all_tables(tmp_path: Path, content: str) -> None:
     file = tmp_path / "CommitLog-7-1.reason.json"
     file.write_text(content)
-    gap = segments._gap_of(file)
+    gap = read_gap(file)
     assert gap is not None
     assert gap.reason.startswith(f"{file} cannot be read")
     assert gap.until == OPEN
     assert gap.tables is None
     file.unlink()
-    assert segments._gap_of(file) is None
+    assert read_gap(file) is None
 
 
 def test_a_reason_without_the_rights_to_read_it_is_a_gap_of_all_tables(tmp_path: Path) -> None:
     """Root may read each file, so a folder stands for it: reading it fails, and the disk is not at fault."""
     (tmp_path / "CommitLog-7-1.reason.json").mkdir()
-    gap = segments._gap_of(tmp_path / "CommitLog-7-1.reason.json")
+    gap = read_gap(tmp_path / "CommitLog-7-1.reason.json")
     assert gap is not None
     assert (gap.until, gap.tables) == (OPEN, None)
 

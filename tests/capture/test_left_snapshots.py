@@ -13,8 +13,7 @@ import pytest
 from tests.support.made import SCHEMA
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.metrics import AgentMetrics
-from writetime.capture.snapshots import Snapshots
-from writetime.capture.taken_snapshots import TakenSnapshot
+from writetime.capture.snapshots import Snapshots, TakenSnapshot
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError

@@ -22,7 +22,7 @@ from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.capture.commitlog_agent import run
-from writetime.capture.handover import unbalanced
+from writetime.capture.decoding import unbalanced
 from writetime.capture.metrics import read_status, summary
 from writetime.capture.progress import AgentProgress, SegmentProgress
 from writetime.capture.segments import SegmentFolder

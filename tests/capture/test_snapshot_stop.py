@@ -11,9 +11,8 @@ from uuid import UUID, uuid1
 from tests.support.made import SCHEMA
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.metrics import AgentMetrics
-from writetime.capture.snapshots import Snapshots
+from writetime.capture.snapshots import Snapshots, TakenSnapshot
 from writetime.capture.state_files import write_json
-from writetime.capture.taken_snapshots import TakenSnapshot
 from writetime.core import config
 
 

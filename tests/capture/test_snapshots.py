@@ -190,7 +190,7 @@ class Damage:
         self.calls: list[tuple[str, ...]] = []
         self._ask, self._take = node_snapshots.nodetool, node_snapshots.take
         monkeypatch.setattr(node_snapshots, "nodetool", self.nodetool)
-        monkeypatch.setattr("writetime.capture.taken_snapshots.take", self.take)
+        monkeypatch.setattr("writetime.capture.snapshots.take", self.take)
 
     def nodetool(self, port: int, *arguments: str) -> None:
         self.calls.append(arguments)

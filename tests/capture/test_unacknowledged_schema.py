@@ -32,7 +32,7 @@ def test_the_wait_ends_at_a_stop(settings: Settings, *, is_followed: bool) -> No
 
     def announce() -> None:
         try:
-            publisher.announce_all([SCHEMA])
+            publisher.announce_all([SCHEMA], {})
         except Transient as e:
             found.append(e)
 

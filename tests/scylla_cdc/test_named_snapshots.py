@@ -24,7 +24,7 @@ from tests.scylla_cdc.databases import CdcDatabase, now
 from tests.support.programs import agent
 from tests.support.recordings import SCYLLA
 from tests.support.waiting import wait_for
-from writetime.capture.taken_snapshots import NamedTaker
+from writetime.capture.snapshots import NamedTaker
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError

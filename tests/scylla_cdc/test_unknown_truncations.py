@@ -30,7 +30,7 @@ class Marking(scylla_agent.LogAgent):
             _settings=SimpleNamespace(scylla_cdc=ScyllaCdc()),
             _pace=scylla_agent.LogPace(),
             _session=None,
-            _metrics=SimpleNamespace(error=lambda _: None),
+            metrics=SimpleNamespace(error=lambda _: None),
             _publisher=SimpleNamespace(mark=self._note, flush=lambda _: True),
             _progress=SimpleNamespace(offsets=dict.fromkeys(names, offset)),
             _tables=[scylla_agent._Table(name, 1.0) for name in names],

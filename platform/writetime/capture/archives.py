@@ -23,20 +23,21 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
-from writetime.capture.decoding import Decoder
-from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.decoding import Decoder, hand_over, unbalanced
+from writetime.capture.metrics import fault_kind
 from writetime.capture.node_schemas import FixedSchemas, Node, NodeTables, SchemaWatch
 from writetime.capture.progress import SegmentProgress
-from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
+from writetime.clients.database import DRIVER_FAULTS, connect, driver_reason
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.outages import is_outage, kind_of
 from writetime.files.merging import Runner
-from writetime.storage.file_errors import MissingFile, StorageError
+from writetime.storage.file_errors import MissingFile
 from writetime.storage.locations import without_secrets
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import RefusedMessage
@@ -69,12 +70,12 @@ class SegmentListing:
 class ArchiveListing:
     """The content of folders: the segments that may have unpublished data, and the addresses of all segments. Log files
     that are not known segments, and segments whose `_cdc.idx` cannot be read, are listed with the reason. `unlisted`
-    are the folders that cannot be listed.
+    are the folders that cannot be listed, with the reasons.
     """
 
-    looks: list[SegmentListing]
-    there: set[str]
-    faults: dict[str, str]
+    looks: list[SegmentListing] = field(default_factory=list)
+    there: set[str] = field(default_factory=set)
+    faults: dict[str, str] = field(default_factory=dict)
     unlisted: dict[str, Exception] = field(default_factory=dict)
 
 
@@ -101,40 +102,29 @@ class ArchiveReport:
         return len(self.ended)
 
 
-@dataclass(frozen=True)
-class ArchivePortion:
-    """The work of a task: segments, each with its progress and the offset up to which it may be read."""
-
-    settings: Settings
-    tables: NodeTables
-    work: Sequence[tuple[SegmentListing, SegmentProgress]]
-
-
-@dataclass(frozen=True)
+@dataclass
 class PortionOutcome:
-    """The segments that a task published, the reasons why other segments are not read now, by address, and the error
-    that ended the task early, if there was one.
+    """The segments that a task published, each with its acknowledged progress, the reasons why other segments are not
+    read now, by address, and the error that ended the task early, if there was one.
     """
 
-    reached: Sequence[tuple[SegmentListing, SegmentProgress]]
-    changes: Counter[str]
-    failed: Mapping[str, str]
+    reached: list[tuple[SegmentListing, SegmentProgress]] = field(default_factory=list)
+    changes: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, str] = field(default_factory=dict)
     error: WritetimeError | None = None
 
 
-def publish_portion(portion: ArchivePortion) -> PortionOutcome:
-    """Publish some segments, one after the other. The returned progress of each is acknowledged. A fault of one segment
-    does not stop the others.
-    """
-    reached: list[tuple[SegmentListing, SegmentProgress]] = []
-    changes: Counter[str] = Counter()
-    failed: dict[str, str] = {}
+def _publish_portion(
+    settings: Settings, tables: NodeTables, portion: Sequence[tuple[SegmentListing, SegmentProgress]]
+) -> PortionOutcome:
+    """Publish some segments, each from its progress on. A fault of one does not stop the others."""
+    outcome = PortionOutcome()
     attempts: Counter[tuple[str, str | None]] = Counter()
-    own = {changes_topic(schema.full_name) for schema in portion.tables.captured}
+    own = {changes_topic(schema.full_name) for schema in tables.captured}
     try:
-        decoder, publisher = Decoder(None, FixedSchemas(portion.tables)), ChangePublisher(portion.settings)
+        decoder, publisher = Decoder(None, FixedSchemas(tables)), ChangePublisher(settings)
         decoder.refresh()
-        work = deque(portion.work)
+        work = deque(portion)
         while work:
             look, before = work[0]
             try:
@@ -142,9 +132,7 @@ def publish_portion(portion: ArchivePortion) -> PortionOutcome:
             except (OSError, MemoryError) as e:
                 # The next round reads it, if the store has it then.
                 publisher = publisher.after(e)
-                failed[look.key] = reason_of(e)
-                work.popleft()
-                continue
+                progress, counts, fault = before, Counter[str](), reason_of(e)
             except Exception as e:
                 if isinstance(e, WritetimeError) and not (isinstance(e, RefusedMessage) and e.topic in own):
                     raise
@@ -158,16 +146,16 @@ def publish_portion(portion: ArchivePortion) -> PortionOutcome:
                 log.error("%s", _shown(look.key), exc_info=not isinstance(e, RefusedMessage))
                 progress, counts, fault = replace(before.without(reason_of(e), None), broken=True), Counter[str](), None
             if fault is not None:
-                failed[look.key] = fault
+                outcome.failed[look.key] = fault
             if fault is None or progress != before:
-                reached.append((look, progress))
-            changes += counts
+                outcome.reached.append((look, progress))
+            outcome.changes += counts
             work.popleft()
     except Exception as e:
         if not isinstance(e, (WritetimeError, OSError)):
             log.exception("a task that publishes segments")
-        return PortionOutcome(reached, changes, failed, kind_of(e)(reason_of(e)))
-    return PortionOutcome(reached, changes, failed)
+        outcome.error = kind_of(e)(reason_of(e))
+    return outcome
 
 
 def _publish_segment(
@@ -198,15 +186,10 @@ def _publish_segment(
 
 
 class Archive:
-    """Publishes the segments of some folders, each with the segments of one node, on each call.
+    """Publishes the segments of some folders, each with the segments of one node, on each call of `drain`.
 
-    Args:
-        settings: the settings of Kafka and of capture.
-        paths: the folders or single segments, local or in a storage that pyarrow or fsspec can read.
-        node: any node of the cluster, for its schemas.
-        checkpoint: the progress of the segments.
-        run: runs the tasks.
-        tasks: the number of tasks that run at once.
+    `paths` are the folders or single segments, local or in a storage that pyarrow or fsspec can read. `node` is any
+    node of the cluster, for its schemas. `run` runs the tasks, of which `tasks` run at once.
     """
 
     def __init__(
@@ -221,37 +204,28 @@ class Archive:
         self._announced: NodeTables | None = None
         # Each run reads segments with faults again once, because the reason may be gone.
         self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
-        self._index_faults: dict[str, str] = {}
-        # The reasons why folders could not be listed at the last attempt.
-        self.unlisted: dict[str, Exception] = {}
-        # The number of segments in the folders at the last attempt.
-        self.listed = 0
+        # The content of the folders at the last attempt.
+        self.sight = ArchiveListing()
         # The reasons why segments could not be read at the last attempt.
         self._failed: dict[str, str] = {}
         self.report = ArchiveReport()
 
     def drain(self, stop: threading.Event | None = None) -> None:
-        """Publish the present data, or a part of it if `stop` is set; `report` has the result.
-
-        A folder that is missing or cannot be listed is in `unlisted`, and the others are published.
-
-        Raises:
-            WritetimeError: the database or Kafka fails. Continue with another call.
+        """Publish the present data, or a part of it if `stop` is set; `report` has the result. A folder that is missing
+        or cannot be listed is in `sight.unlisted`, and the others are published. Raise a WritetimeError if the database
+        or Kafka fails: continue with another call.
         """
         if self._checkpoint.unsaved:
             self._checkpoint.save()
-        sight = self._look()
-        work = [(look, progress) for look in sight.looks if (progress := self._begin(look)) is not None]
+        self._look()
+        work = [(look, progress) for look in self.sight.looks if (progress := self._begin(look)) is not None]
         if work or self._announced is None:
             # After the offsets are read: the database knows the schema of all writes below them.
             self._schemas.refresh()
         if self._announced != self._schemas.tables:
-            tables = self._schemas.tables
-            for refused in ChangePublisher(self._settings, stop=stop).announce_all(tables.captured):
-                log.error("%s", refused)
-            for table, fault in tables.faults.items():
-                log.error("%s is not captured: %s", table, fault)
-            self._announced = self._schemas.tables
+            self._announced = tables = self._schemas.tables
+            for fault in ChangePublisher(self._settings, stop=stop).announce_all(tables.captured, tables.faults):
+                log.error("%s", fault)
         size = self._tasks * SEGMENTS_PER_TASK
         for i in range(0, len(work), size):
             if stop is not None and stop.is_set():
@@ -259,20 +233,19 @@ class Archive:
             self._publish(work[i : i + size])
         if self._checkpoint.unsaved:
             self._checkpoint.save()
-        self._report_faults()
+        kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
+        faults = {key: reason for key, reason in kept if reason is not None}
+        shown = self.sight.faults | faults | self._failed
+        self.report.faults = {_shown(key): reason for key, reason in shown.items()}
 
-    def _look(self) -> ArchiveListing:
-        """Return the content of the folders. Record each segment that vanished, and drop the records of old segments
-        that are done.
-        """
-        sight = _look(self._paths, self._checkpoint.segments)
+    def _look(self) -> None:
+        """List the folders. Record each segment that vanished, and drop the records of old segments that are done."""
+        self.sight = sight = _look(self._paths, self._checkpoint.segments)
         listed = set(self._paths) - set(sight.unlisted)
-        self._index_faults, self.unlisted, self.listed = sight.faults, sight.unlisted, len(sight.there)
         self.report.growing = [_shown(look.key) for look in sight.looks if look.until != END]
         self._note_vanished(sight.there, listed)
         self._checkpoint.forget(sight.there, listed)
         self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
-        return sight
 
     def _begin(self, look: SegmentListing) -> SegmentProgress | None:
         """Return the position from which a segment is read; None if it has nothing new."""
@@ -283,11 +256,10 @@ class Archive:
 
     def _publish(self, work: Sequence[tuple[SegmentListing, SegmentProgress]]) -> None:
         """Publish some segments in tasks, and save their progress."""
-        tables = self._schemas.tables
-        portions = [ArchivePortion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
+        publish = partial(_publish_portion, self._settings, self._schemas.tables)
         begun = {look.key: progress.mutations for look, progress in work}
         errors = []
-        for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
+        for outcome in self._run(publish, [work[i :: self._tasks] for i in range(min(self._tasks, len(work)))]):
             for key, reason in outcome.failed.items():
                 if reason != self._failed.get(key):
                     log.error("%s cannot be read: %s; trying again", _shown(key), reason)
@@ -321,12 +293,6 @@ class Archive:
                 progress = replace(found.progress, reason=reason, broken=True)
                 self._checkpoint.keep(key, replace(found, progress=progress, file=(0, 0)))
 
-    def _report_faults(self) -> None:
-        kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
-        faults = {key: reason for key, reason in kept if reason is not None}
-        shown = self._index_faults | faults | self._failed
-        self.report.faults = {_shown(key): reason for key, reason in shown.items()}
-
 
 def checkpoint_of(settings: Settings) -> Path:
     """Return the default folder of the checkpoint."""
@@ -336,10 +302,7 @@ def checkpoint_of(settings: Settings) -> Path:
 def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict[str, Exception]]:
     """Return the segments with data that a checkpoint does not have, and the folders that are missing or cannot be
     listed, with the reasons. Only the `_cdc.idx` of a segment is read. A segment with a fault counts if its file has
-    changed since.
-
-    Raises:
-        WritetimeError, OSError: the checkpoint cannot be read.
+    changed since. Raise a WritetimeError or an OSError if the checkpoint cannot be read.
     """
     kept = read_checkpoint(checkpoint)
     sight = _look(_addresses(paths), kept)
@@ -349,17 +312,14 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> tuple[list[str], dict
 def publish_segments(
     settings: Settings, paths: Sequence[str], checkpoint: Path, *, run: Runner = map, tasks: int = 1
 ) -> ArchiveReport:
-    """Publish the present data of folders of segments that a checkpoint does not have yet; see `Archive`.
-
-    Raises:
-        WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka fails. The
-            checkpoint has the progress until then.
-        OSError: a folder cannot be listed. The checkpoint has the progress until then.
+    """Publish the present data of folders of segments that a checkpoint does not have yet; see `Archive`. Raise a
+    WritetimeError if a folder is missing, another run has the checkpoint, or the database or Kafka fails, and an
+    OSError if a folder cannot be listed. The checkpoint has the progress until then.
     """
     with closing(Checkpoint(checkpoint)) as kept, _a_node(settings) as node:
         archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
         archive.drain()
-        for error in archive.unlisted.values():
+        for error in archive.sight.unlisted.values():
             raise error
         return archive.report
 
@@ -374,10 +334,8 @@ def follow_segments(
     tasks: int = 1,
 ) -> ArchiveReport:
     """Publish the segments in folders, and new ones, until `stop` is set. Each failure is logged, counted in the
-    report, and retried. Each round lists the folders, so rounds over many segments are rarer.
-
-    Raises:
-        WritetimeError: another run has the checkpoint.
+    report, and retried. Each round lists the folders, so rounds over many segments are rarer. Raise a WritetimeError if
+    another run has the checkpoint.
     """
     pause = settings.capture.segments_seconds
     total = ArchiveReport()
@@ -388,18 +346,14 @@ def follow_segments(
                 with _a_node(settings) as node:
                     archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
                     archive.report = total
-                    _drain_until(stop, archive, waited, pause)
+                    while not stop.is_set():
+                        archive.drain(stop)
+                        waited.note(next(iter(archive.sight.unlisted.values()), None))
+                        stop.wait(max(pause, len(archive.sight.there) / _LISTED_PER_SECOND))
             except Exception as e:
                 waited.note(e)
                 stop.wait(pause)
     return total
-
-
-def _drain_until(stop: threading.Event, archive: Archive, waited: "_Waited", pause: float) -> None:
-    while not stop.is_set():
-        archive.drain(stop)
-        waited.note(next(iter(archive.unlisted.values()), None))
-        stop.wait(max(pause, archive.listed / _LISTED_PER_SECOND))
 
 
 class _Waited:
@@ -410,11 +364,10 @@ class _Waited:
         self._logged: str | None = None
 
     def note(self, error: Exception | None) -> None:
-        """Record the error with which a round ended, or None."""
         if error is None:
             self._logged = None
             return
-        kind = _kind_of(error)
+        kind = fault_kind(error)
         reason = driver_reason(error) if isinstance(error, DRIVER_FAULTS) else reason_of(error)
         self._errors[kind] += 1
         if reason != self._logged:
@@ -422,20 +375,9 @@ class _Waited:
             log.error("%s; trying again", reason, exc_info=error if kind == "unexpected" else None)
 
 
-def _kind_of(fault: Exception) -> str:
-    """Return the kind under which a fault is counted."""
-    if isinstance(fault, (DatabaseUnreachable, *DRIVER_FAULTS)):
-        return "database"
-    if isinstance(fault, StorageError):
-        return "storage"
-    if isinstance(fault, WritetimeError):
-        return "publishing"
-    return "disk" if isinstance(fault, OSError) else "unexpected"
-
-
 @contextmanager
 def _a_node(settings: Settings) -> Iterator[Node]:
-    """Connect to the database, and return one node: the one that the settings name, or any."""
+    """Connect to the database, and yield the node that the settings name, or any."""
     with connect(settings) as session:
         addresses = sorted(str(host.address) for host in session.hosts or ())
         yield Node(session, settings.capture.node or addresses[0])
@@ -453,7 +395,7 @@ def _shown(key: str) -> str:
 
 def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> ArchiveListing:
     """List folders, except for segments that are done."""
-    sight = ArchiveListing([], set(), {})
+    sight = ArchiveListing()
     for path in paths:
         try:
             found, refused = list_segments(path)

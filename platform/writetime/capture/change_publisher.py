@@ -8,7 +8,7 @@ key stay in order.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -53,11 +53,7 @@ class Sent:
     refused: str | None = None
 
     def all(self) -> int:
-        """Return the number of changes if all were handed over.
-
-        Raises:
-            Unpublishable: some were not handed over.
-        """
+        """Return the number of changes if all were handed over; else raise Unpublishable."""
         if self.refused is not None:
             raise Unpublishable(self.refused)
         return self.changes.num_rows
@@ -88,7 +84,7 @@ def _announced(schema: TableSchema) -> _Announced:
 
 
 @dataclass(frozen=True)
-class _Topic:
+class Destination:
     """The destination of the changes of one schema of a table."""
 
     name: str
@@ -98,10 +94,8 @@ class _Topic:
 
 
 def check_publishable(schema: TableSchema) -> None:
-    """Build the Avro schema of a table's changes, and check the name of their topic.
-
-    Raises:
-        WritetimeError: Kafka would reject the name, or the schema has another fault.
+    """Build the Avro schema of a table's changes, and check the name of their topic. Raise a WritetimeError if Kafka
+    would reject the name, or the schema has another fault.
     """
     change_avro(schema)
     name = changes_topic(schema.full_name)
@@ -113,7 +107,13 @@ def check_publishable(schema: TableSchema) -> None:
 
 
 class ChangePublisher:
-    """Sends changes. Changes that were sent are safe once `flush` has returned True."""
+    """Sends changes. Changes that were sent are safe once `flush` has returned True.
+
+    `refusals` are those that an earlier publisher met. `before_schema` hands over the mark with the id of a schema's
+    table. It is called before the schema is handed over, so both are in Kafka before a change with that schema. Landing
+    discards changes of a source whose mark has the id of an earlier table. `stop` ends the wait for the acknowledgement
+    of a schema. Without it, the wait ends once the broker has acknowledged nothing for a while.
+    """
 
     def __init__(
         self,
@@ -122,17 +122,6 @@ class ChangePublisher:
         before_schema: Callable[[TableSchema], None] | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Publish changes.
-
-        Args:
-            settings: the settings of Kafka.
-            refusals: the refusals that an earlier publisher met.
-            before_schema: hands over the mark with the id of a schema's table. It is called before the schema is handed
-                over, so both are in Kafka before a change with that schema. Landing discards changes of a source whose
-                mark has the id of an earlier table.
-            stop: ends the wait for the acknowledgement of a schema. Without it, the wait ends once the broker has
-                acknowledged nothing for a while.
-        """
         self._settings = settings
         self._stop = stop
         self._before_schema = before_schema
@@ -154,27 +143,16 @@ class ChangePublisher:
                 "compression.type": "lz4",
             },
         )
-        self._topics: dict[_Announced, _Topic] = {}
+        self._topics: dict[_Announced, Destination] = {}
         # Schemas that the registry refused, and the time of the next attempt.
         self._refused: dict[_Announced, tuple[SchemaRefused, float]] = {}
         self._marked = False
 
-    def announce(self, schema: TableSchema) -> None:
-        """Create the topic of a table, and its schema in the topic of the schemas, even without a change.
-
-        Raises:
-            SchemaRefused: the registry refuses the schema.
-            Transient: Kafka or the registry does not answer.
-            WritetimeError: Kafka or the registry refuses it.
-        """
-        self._topic(schema)
-
-    def announce_all(self, schemas: Iterable[TableSchema]) -> list[str]:
+    def announce_all(self, schemas: Iterable[TableSchema], faults: Mapping[str, str]) -> list[str]:
         """Announce captured tables. With `capture.snapshot = "never"`, announce only those that have a topic, because
-        others get theirs with the first change. Return the reasons why some cannot be announced.
-
-        Raises:
-            WritetimeError: Kafka or the registry does not answer, or refuses changes that were handed over earlier.
+        others get theirs with the first change. Return the reasons why some cannot be announced, and the `faults` of
+        tables that are not captured. Raise a WritetimeError if Kafka or the registry does not answer, or refuses
+        changes that were handed over earlier.
         """
         there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
         refused: list[str] = []
@@ -187,7 +165,7 @@ class ChangePublisher:
                 except Exception as e:
                     # A fault of one table stops no other table.
                     refused.append(f"{schema.full_name} cannot be announced: {reason_of(e)}")
-        return refused
+        return refused + [f"{table} is not captured: {fault}" for table, fault in faults.items()]
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
         """Hand over changes of a table, in order. Leave out those that are too large, cannot be encoded, or belong to a
@@ -206,26 +184,21 @@ class ChangePublisher:
             return sent
 
     def check(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
-        """Check whether all changes could be handed over, without doing so.
-
-        Raises:
-            Unpublishable: some could not be handed over.
-            RefusedMessage: as in `send`.
-            WritetimeError: Kafka or the registry does not answer.
-        """
+        """Raise Unpublishable if some changes could not be handed over, without doing so, or an error as `send`."""
         with _of_table(schema):
             _, _, sent = self._prepared(schema, changes)
         sent.all()
 
-    def _prepared(self, schema: TableSchema, changes: pa.RecordBatch) -> tuple[_Topic | None, pa.Array, Sent]:
+    def _prepared(self, schema: TableSchema, changes: pa.RecordBatch) -> tuple[Destination | None, pa.Array, Sent]:
         """Return the destination of changes (None if their topic or schema is refused), the messages of those that can
         be sent, and the result of `send`.
         """
         none = pa.array([], pa.binary())
-        if (reason := self._refusals_of(schema).set_aside()) is not None:
+        refusals = self.refusals.get(changes_topic(schema.full_name), Refusals())
+        if (reason := refusals.set_aside()) is not None:
             return None, none, Sent(changes.slice(0, 0), reason)
         try:
-            topic = self._topic(schema)
+            topic = self.announce(schema)
         except SchemaRefused as e:
             return None, none, Sent(changes.slice(0, 0), str(e))
         messages, changes, refused = _encoded(topic.encoder, schema, changes)
@@ -244,17 +217,15 @@ class ChangePublisher:
                 changes, messages = changes.filter(fitting), messages.filter(fitting)
         return topic, messages, Sent(changes, refused)
 
-    def _produce(self, topic: _Topic, messages: pa.Array, changes: pa.RecordBatch) -> None:
+    def _produce(self, topic: Destination, messages: pa.Array, changes: pa.RecordBatch) -> None:
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
         self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
         self._sent.add(topic.name)
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
-        """Send the watermarks of a source to the topic of the watermarks.
-
-        Raises:
-            WritetimeError: Kafka refuses them, or changes that were handed over earlier.
+        """Send the watermarks of a source to the topic of the watermarks. Raise a WritetimeError if Kafka refuses them,
+        or changes that were handed over earlier.
         """
         if not self._marked:
             watermarks.ensure_watermarks_topic(self._settings)
@@ -262,12 +233,9 @@ class ChangePublisher:
         watermarks.send(self._sender, source, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until all changes are acknowledged. Return whether they are; False only if the program stops.
-
-        Raises:
-            RefusedMessage: Kafka refuses a topic, see `send`.
-            Transient: nothing can request a stop, and the broker acknowledges nothing for a while.
-            WritetimeError: Kafka refuses something else.
+        """Wait until all changes are acknowledged. Return whether they are; False only if the program stops. Raise
+        RefusedMessage if Kafka refuses a topic (see `send`), Transient if nothing can request a stop and the broker
+        acknowledges nothing for a while, and another WritetimeError if Kafka refuses something else.
         """
         done = self._sender.flush(stop)
         if done:
@@ -284,10 +252,11 @@ class ChangePublisher:
             found.reason, found.ask_again = str(fault), time.monotonic() + _ASK_AGAIN_SECONDS
         return ChangePublisher(self._settings, self.refusals, self._before_schema, self._stop)
 
-    def _refusals_of(self, schema: TableSchema) -> Refusals:
-        return self.refusals.get(changes_topic(schema.full_name), Refusals())
-
-    def _topic(self, schema: TableSchema) -> _Topic:
+    def announce(self, schema: TableSchema) -> Destination:
+        """Create the topic of a table, and its schema in the topic of the schemas, even without a change. Raise
+        SchemaRefused if the registry refuses it, another WritetimeError if Kafka does, and Transient if one does not
+        answer.
+        """
         announced = _announced(schema)
         found = self._topics.get(announced)
         if found is None:
@@ -313,7 +282,7 @@ class ChangePublisher:
                 if lossy := lossy_faults(self._settings, {name: Keeps.UNREAD}, log):
                     raise RefusedMessage("; ".join(map(str, lossy)), name)
                 partitions = len(partitions_of(self._settings, name))
-                found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
+                found = Destination(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
             self._topics[announced] = found
         return found
 

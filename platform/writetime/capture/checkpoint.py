@@ -44,21 +44,15 @@ class Archived:
 
 
 class Checkpoint:
-    """The records of segments, in a folder that only one run may use at a time.
-
-    Raises:
-        WritetimeError: another run uses it, or its file is damaged.
+    """The records of segments, in a folder that only one run may use at a time. Raises a WritetimeError if another one
+    uses it, or its file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock, (self._segments, self._lines, self._is_whole) = lock_and_read(folder, _read)
+        # `segments` are the records, by the addresses of the segments. Change them only by `keep` and `forget`.
+        self._lock, (self.segments, self._lines, self._is_whole) = lock_and_read(folder, _read)
         self._changed: set[str] = set()
-
-    @property
-    def segments(self) -> Mapping[str, Archived]:
-        """The records, by the addresses of the segments."""
-        return self._segments
 
     @property
     def unsaved(self) -> bool:
@@ -67,37 +61,37 @@ class Checkpoint:
 
     def keep(self, key: str, found: Archived) -> None:
         """Set the record of a segment."""
-        self._segments[key] = found
+        self.segments[key] = found
         self._changed.add(key)
 
     def save(self) -> None:
         """Save the records that changed."""
         path = self.folder / _FILE
-        if self._is_whole and self._lines + len(self._changed) <= 2 * len(self._segments) + _FEW_LINES:
+        if self._is_whole and self._lines + len(self._changed) <= 2 * len(self.segments) + _FEW_LINES:
             # After an error, the last line may lack its end.
             self._is_whole = False
             append_lines(path, [self._line(key) for key in sorted(self._changed)])
             self._lines += len(self._changed)
         else:
-            write_lines(path, [self._line(key) for key in sorted(self._segments)])
-            self._lines = len(self._segments)
+            write_lines(path, [self._line(key) for key in sorted(self.segments)])
+            self._lines = len(self.segments)
         self._is_whole = True
         self._changed.clear()
 
     def _line(self, key: str) -> tuple[str, dict[str, Any] | None]:
-        found = self._segments.get(key)
+        found = self.segments.get(key)
         return key, None if found is None else asdict(found)
 
     def forget(self, there: set[str], listed: set[str]) -> None:
         """Drop the records of published segments that are gone for long from the folders that were listed."""
         now = time.time()
-        for key, found in list(self._segments.items()):
+        for key, found in list(self.segments.items()):
             if posixpath.dirname(key) not in listed:
                 continue
             since = 0.0 if key in there else found.gone_since or now
             done = found.progress.finished and found.progress.reason is None
             if since and done and now - since >= FORGOTTEN_SECONDS:
-                del self._segments[key]
+                del self.segments[key]
                 self._changed.add(key)
             elif since != found.gone_since:
                 self.keep(key, replace(found, gone_since=since))
@@ -109,10 +103,7 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Mapping[str, Archived]:
     """Return the records of a checkpoint, which a run may be using; none if there is no such checkpoint. While the file
-    stays as it is, this process reads it once.
-
-    Raises:
-        WritetimeError: its file is damaged.
+    stays as it is, this process reads it once. Raise a WritetimeError if it is damaged.
     """
     try:
         info = (folder / _FILE).stat()
@@ -134,8 +125,7 @@ def _read(folder: Path) -> tuple[dict[str, Archived], int, bool]:
         if record is None:
             found.pop(key, None)
         else:
-            progress = SegmentProgress(**record["progress"])
-            found[key] = Archived(
-                progress, record["complete"], (record["file"][0], record["file"][1]), record["gone_since"]
-            )
+            size, modified = record["file"]
+            of_file = {"progress": SegmentProgress(**record["progress"]), "file": (size, modified)}
+            found[key] = Archived(**record | of_file)
     return found, len(lines), is_whole

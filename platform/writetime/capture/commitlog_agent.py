@@ -18,6 +18,7 @@ counted, and the round is repeated.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -29,18 +30,16 @@ from typing import Any
 from uuid import UUID
 
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.decoding import Decoder
-from writetime.capture.handover import hand_over
-from writetime.capture.left_segments import LeftSegments
+from writetime.capture.decoding import Decoder, hand_over
+from writetime.capture.gap_records import CaptureGap
 from writetime.capture.log_coverage import Listing, LogCoverage
 from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_kind, write_status
 from writetime.capture.node_facts import NodeFacts, read_facts
 from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.capture.progress import AgentProgress, OtherNode, SegmentProgress
 from writetime.capture.segment_releases import SegmentReleases
-from writetime.capture.segments import CaptureGap, SegmentFolder, backlog_of, readable
-from writetime.capture.snapshots import Snapshots, id_of
-from writetime.capture.taken_snapshots import NodeTaker
+from writetime.capture.segments import LeftSegments, SegmentFolder, backlog_of, readable
+from writetime.capture.snapshots import NodeTaker, Snapshots, id_of
 from writetime.capture.truncations import read_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
@@ -86,11 +85,8 @@ _USUAL = Pace()
 
 
 def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Counter[str]:
-    """Publish changes until `stop` is set; return the number of acknowledged changes per table.
-
-    Raises:
-        WritetimeError: the database does not answer at the start, another agent uses the state folder, or the folder
-            belongs to another node.
+    """Publish changes until `stop` is set; return the number of acknowledged changes per table. Raise a WritetimeError
+    if the database does not answer at the start, or the state folder is that of another node, or used by another agent.
     """
     with (
         closing(AgentProgress(settings.capture.state_dir)) as progress,
@@ -98,7 +94,7 @@ def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Count
         closing(Agent(settings, Node(session, settings.capture.node), progress, pace, stop)) as agent,
     ):
         agent.follow(stop)
-        return agent.published + agent.snapshots.published
+        return agent.metrics.counts()
 
 
 class Agent:
@@ -121,13 +117,13 @@ class Agent:
         self._settings = settings
         self._progress = progress
         self._limit = facts.total_bytes
-        self._metrics = AgentMetrics(settings, progress.totals)
+        self.metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
         self._coverage = LogCoverage(capture, self._schemas.tables, progress.published_until)
         self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings, before_schema=lambda _: self._hand_over_marks(), stop=stop)
         self.snapshots = Snapshots(
-            settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
+            settings, NodeTaker(node), self._node_id, self.metrics, self._announce_marks, again_seconds=pace.snapshot
         )
         # Unacknowledged portions: the progress of the segment after each, and the changes.
         self._reached: dict[int, SegmentProgress] = {}
@@ -143,7 +139,6 @@ class Agent:
         self._lag = AgentLag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
-        self.published: Counter[str] = Counter()
         # Reasons that hold the watermarks: of all tables, and by table.
         self.held_by: str | None = None
         self._held: dict[str, str] = {}
@@ -153,24 +148,22 @@ class Agent:
         self._gaps_now: list[CaptureGap] = []
         # Last, because this locks the folder. A damaged file of the state is found before.
         self._folder = SegmentFolder(settings, facts.cdc_raw)
-        self._releases = SegmentReleases(progress, self._folder, self._metrics, pace.pause)
+        self._releases = SegmentReleases(progress, self._folder, self.metrics, pace.pause)
 
     def follow(self, stop: threading.Event) -> None:
-        """Run rounds until the stop is requested.
-
-        Raises:
-            OtherNode: the node has another host id than the state folder.
-        """
+        """Run rounds until the stop is requested. Raise OtherNode if the node is not that of the state folder."""
         while not stop.is_set():
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
-                if not stop.is_set() and self.snapshots.step(self._decoder.captured_and_live, self._publisher, stop):
+                tables = self._schemas.tables
+                captured = [(schema, schema.id in tables.live) for schema in tables.captured]
+                if not stop.is_set() and self.snapshots.step(captured, self._publisher, stop):
                     pause = 0
             except OtherNode:
                 raise
             except Exception as e:
-                self._metrics.error(fault_kind(e))
+                self.metrics.error(fault_kind(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = self._pace.pause
                 # Unacknowledged changes are read and sent again.
@@ -189,11 +182,9 @@ class Agent:
         self._folder.close()
 
     def round(self, stop: threading.Event) -> None:
-        """Publish the new changes, and release the segments that are done.
-
-        Raises:
-            WritetimeError: the node or the broker fails. Continue from the acknowledged changes.
-            OtherNode: the node has another host id than the state folder.
+        """Publish the new changes, and release the segments that are done. Raise a WritetimeError if the node or the
+        broker fails: continue from the acknowledged changes. Raise OtherNode if the node is not that of the state
+        folder.
         """
         # They are read before the segments are listed, so that these have all writes until then.
         facts = self._read_facts() if time.monotonic() >= self._next_mark else None
@@ -216,13 +207,21 @@ class Agent:
             # a change before it reports its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + self._pace.schema
-            self._note_switched()
+            # Before a watermark passes that time.
+            while self._schemas.switched:
+                self._coverage.note_cdc(self._schemas.switched[0])
+                del self._schemas.switched[0]
+            self._coverage.note_durability(self._schemas.tables)
             self._check_coverage(facts, listed, found)
             if self._note_truncated() and not self._announce_marks(stop):
                 return
         self._coverage.note_imports(self._schemas.tables, always=facts is not None)
         if self._unannounced:
-            self._announce_schemas()
+            tables = self._schemas.tables
+            for fault in self._publisher.announce_all(tables.captured, tables.faults):
+                # Only the changes of this table are set aside.
+                self.metrics.error("schema")
+                log.error("%s", fault)
             self._unannounced = False
         for segment, until in new:
             if (fault := self._publish(segment, until, stop)) is not None:
@@ -238,16 +237,6 @@ class Agent:
         self._releases.release_finished([segment for segment, _ in found])
         self._measure()
 
-    def _announce_schemas(self) -> None:
-        """Create the topics and schemas of captured tables; with `never`, only those of tables that have changes."""
-        for refused in self._publisher.announce_all(self._decoder.captured):
-            # Only the changes of this table are set aside.
-            self._metrics.error("schema")
-            log.error("%s", refused)
-        for table, fault in self._decoder.faults.items():
-            self._metrics.error("schema")
-            log.error("%s is not captured: %s", table, fault)
-
     def _read_facts(self) -> NodeFacts:
         """Ask the node, and use its present folder of segments."""
         facts = read_facts(self._node)
@@ -258,45 +247,32 @@ class Agent:
         if not is_set and facts.cdc_enabled and facts.cdc_raw and Path(facts.cdc_raw) != self._folder.path:
             present = SegmentFolder(self._settings, facts.cdc_raw)
             self._folder.close()
-            self._folder = present
+            self._folder = self._releases.folder = present
         if (earlier := self._coverage.earlier_folder(facts, self._folder.path)) is not None:
             log.warning("moving the segments of %s, the node's earlier cdc_raw, to %s", earlier, self._folder.path)
             self._folder.take_from(earlier)
         return facts
-
-    def _note_switched(self) -> None:
-        """Record switches of `cdc` and `durable_writes`, before a watermark passes that time."""
-        while self._schemas.switched:
-            self._coverage.note_cdc(self._schemas.switched[0])
-            del self._schemas.switched[0]
-        self._coverage.note_durability(self._schemas.tables)
 
     def _check_coverage(self, facts: NodeFacts | None, listed: list[Segment], found: list[tuple[Segment, int]]) -> None:
         """Record times without capture, before a watermark passes them and before a segment is released."""
         ids = [segment.id for segment in listed]
         if facts is None and self._coverage.needs_check(ids):
             facts = self._read_facts()
-        offsets = {segment.id: until for segment, until in found}
-        listing = Listing(self._folder.path, listed, offsets, lambda: backlog_of(self._folder.path))
+        listing = Listing(self._folder.path, listed, {segment.id: until for segment, until in found})
         if facts is None:
             self._coverage.note_listed(listing)
         elif not self._coverage.check(facts, listing, self._schemas.tables):
-            self._metrics.error("cdc")
-
-    def _note_logged_switches(self) -> None:
-        if self._decoder.switches:
-            self._coverage.note_switches(self._decoder.switches, self._schemas.tables, self._node)
-            self._decoder.switches.clear()
+            self.metrics.error("cdc")
 
     def _note_truncated(self) -> bool:
         """Record truncations before a watermark passes them; return whether there are new ones."""
         before, faults = self._truncations, self._truncation_faults
         self._truncations, self._truncation_faults = read_truncations(self._node)
         self._coverage.note_truncations(self._truncations, self._truncation_faults, self._schemas.tables)
-        for schema in self._decoder.captured:
+        for schema in self._schemas.tables.captured:
             fault = self._truncation_faults.get(id_of(schema))
             if fault is not None and fault != faults.get(id_of(schema)):
-                self._metrics.error("database")
+                self.metrics.error("database")
                 log.error("the watermark of %s waits: %s", schema.full_name, fault)
             if (truncation := self._truncations.get(id_of(schema))) is not None:
                 self.snapshots.take_again(id_of(schema), truncation.at)
@@ -325,9 +301,10 @@ class Agent:
                 for schema, changes, sent in handed:
                     self._counts.update(counts_of(schema.full_name, sent.changes))
                     if sent.refused is not None:
-                        self._metrics.refused(schema.full_name, changes.num_rows - sent.changes.num_rows)
+                        self.metrics.refused(schema.full_name, changes.num_rows - sent.changes.num_rows)
                 # Before the position behind them is saved.
-                self._note_logged_switches()
+                self._coverage.note_switches(self._decoder.switches, self._schemas.tables, self._node)
+                self._decoder.switches.clear()
                 self._reached[segment.id] = reached
                 if self._counts.total() >= _PORTION and self._settle(stop):
                     self._measure()
@@ -354,9 +331,7 @@ class Agent:
         if not self._publisher.flush(stop):
             return False
         self._progress.segments.update(self._reached)
-        self._metrics.published(self._counts)
-        for (table, _), count in self._counts.items():
-            self.published[table] += count
+        self.metrics.published(self._counts)
         saved = not self._reached
         self._reached, self._counts = {}, Counter()
         if not saved and time.monotonic() >= self._next_save:
@@ -368,13 +343,9 @@ class Agent:
 
     def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
         """Return which of the listed segments is not published yet, if there is one."""
-        for fault in faults:
-            return fault
-        for segment, until in found:
-            if self._unread(segment, until):
-                return f"{segment.name} is not published"
-        # It may have changes behind the offset in its index.
-        return next((f"{name} is not published" for name in self._left.recent), None)
+        unread = [segment.name for segment, until in found if self._unread(segment, until)]
+        # A segment that was left recently may have changes behind the offset in its index.
+        return next(iter(faults + [f"{name} is not published" for name in unread + self._left.recent]), None)
 
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[CaptureGap]:
         """Return the gaps in the listed segments and in earlier ones."""
@@ -384,28 +355,30 @@ class Agent:
             for p in looked_at
             if p.reason is not None
         ]
-        return here + self._folder.gaps() + self._coverage.gaps()
+        return here + self._coverage.gaps()
+
+    def _holding(self, table_id: UUID, gaps: list[CaptureGap]) -> list[CaptureGap]:
+        """Return the gaps that hold the watermark of a table: its snapshot began before their ends."""
+        return [gap for gap in gaps if gap.concerns(table_id) and gap.until > self.snapshots.covers_until(table_id)]
 
     def _mark(self, until: int, not_published: str | None, gaps: list[CaptureGap], stop: threading.Event) -> None:
         """Announce that all writes before a time are published. If some are not published, repeat the last
-        announcement. A gap holds a table if the table's snapshot began before the end of the gap.
+        announcement.
         """
         self._next_mark = time.monotonic() + self._pace.mark
         self._gaps_now, self._held = gaps, {}
-        for schema in self._decoder.captured:
+        captured = self._schemas.tables.captured
+        for schema in captured:
             table_id = id_of(schema)
-            holding = [
-                gap for gap in gaps if gap.concerns(table_id) and gap.until > self.snapshots.covers_until(table_id)
-            ]
             if table_id in self._truncation_faults:
                 self._held[schema.full_name] = self._truncation_faults[table_id]
-            elif holding:
+            elif holding := self._holding(table_id, gaps):
                 self._held[schema.full_name] = holding[0].reason
             elif not_published is None and gaps:
                 covered = self._progress.covered
                 covered[str(table_id)] = max(until, covered.get(str(table_id), 0))
         # With no captured table, a gap may still belong to a table that will be captured.
-        first = gaps[0].reason if gaps and not self._decoder.captured else None
+        first = gaps[0].reason if gaps and not captured else None
         self.held_by = not_published or next(iter(self._held.values()), first)
         if not_published is None and not gaps:
             self._progress.published_until = max(until, self._progress.published_until)
@@ -420,7 +393,7 @@ class Agent:
         return self._publisher.flush(stop)
 
     def _hand_over_marks(self) -> None:
-        tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._decoder.captured}
+        tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._schemas.tables.captured}
         self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
 
     def _mark_of(self, table_id: UUID) -> TableMark:
@@ -458,7 +431,7 @@ class Agent:
         if faults and time.monotonic() >= self._next_fault:
             self._next_fault = time.monotonic() + _WARNING_SECONDS
             for fault in faults:
-                self._metrics.error("index")
+                self.metrics.error("index")
                 log.error("%s; nothing is read from it until it is repaired or moved away", fault)
 
     # --- the status ---------------------------------------------------------------------------------------
@@ -469,28 +442,31 @@ class Agent:
         # The content of a segment with an invalid index is unknown, so all of it counts as unpublished.
         sizes += [(segment, segment.size() or 1) for segment, _ in self._unreadable]
         unread = [segment for segment, size in sizes if size]
-        refused = [size for path in self._refused if (size := _size(path)) is not None]
+        refused = [found.st_size for path in self._refused if (found := _file_of(path)) is not None]
+        written = [found.st_mtime for segment in unread if (found := _file_of(segment.path)) is not None]
         now = time.monotonic()
         aside = self._folder.aside()
-        since = min((gap.since for gap in self._gaps_now if gap.since and self._holds(gap)), default=None)
+        captured = self._schemas.tables.captured if self._gaps_now else []
+        holding = [gap for schema in captured for gap in self._holding(id_of(schema), self._gaps_now)]
+        since = min((gap.since for gap in holding if gap.since), default=None)
         if not unread and not refused:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
         self._lag = lag = AgentLag(
-            lag_bytes=sum(size for _, size in sizes) + sum(refused) + self._folder.aside_bytes(),
-            lag_segments=len(unread) + len(refused) + aside,
+            lag_bytes=sum(size for _, size in sizes) + sum(refused) + sum(aside),
+            lag_segments=len(unread) + len(refused) + len(aside),
             lag_seconds=max(
                 0.0 if self._behind_since is None else now - self._behind_since,
                 0.0 if since is None else time.time() - since / 1e6,
             ),
-            oldest_segment_seconds=max(map(_age, unread), default=0.0),
+            oldest_segment_seconds=max(time.time() - min(written), 0.0) if written else 0.0,
             backlog_bytes=backlog_of(self._folder.path),
             backlog_limit_bytes=self._limit,
-            aside_segments=aside,
+            aside_segments=len(aside),
             held_tables=len(self._held),
         )
-        self._metrics.lag(lag)
+        self.metrics.lag(lag)
         if now >= self._next_status:
             self._next_status = now + self._pace.status
             write_status(self._progress.folder, self._status())
@@ -504,33 +480,20 @@ class Agent:
             )
 
     def _status(self) -> dict[str, Any]:
-        return self._metrics.status(self._lag) | {
+        return self.metrics.status(self._lag) | {
             "address": self._node.address,
             "totals": asdict(self._progress.totals),
             "snapshots": self.snapshots.status(),
             "published_until": self._progress.published_until,
             "held_by": self.held_by,
             "held": self._held,
-            "not_captured": self._decoder.faults,
+            "not_captured": self._schemas.tables.faults,
         }
 
-    def _holds(self, gap: CaptureGap) -> bool:
-        """Return whether a gap holds the watermark of a table."""
-        ids = map(id_of, self._decoder.captured)
-        return any(gap.concerns(i) and gap.until > self.snapshots.covers_until(i) for i in ids)
 
-
-def _size(path: str) -> int | None:
-    """Return the bytes of a file; None if it no longer exists."""
+def _file_of(path: str) -> os.stat_result | None:
+    """Return the size and the times of a file; None if it no longer exists."""
     try:
-        return Path(path).lstat().st_size
+        return os.lstat(path)
     except FileNotFoundError:
         return None
-
-
-def _age(segment: Segment) -> float:
-    """Return the seconds since the last write to a segment; 0 if it no longer exists."""
-    try:
-        return max(time.time() - Path(segment.path).stat().st_mtime, 0.0)
-    except FileNotFoundError:
-        return 0.0

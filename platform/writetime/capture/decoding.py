@@ -1,4 +1,6 @@
-"""Decodes a segment from its published position on, with current and past schemas. Faults join its progress."""
+"""Decodes a segment from its published position on, with current and past schemas, hands its changes over to the
+broker, and compares its counts at its end. Faults join its progress.
+"""
 
 import logging
 import time
@@ -9,23 +11,25 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.change_publisher import ChangePublisher, Sent
 from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
+from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
-from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window, valid_index
+from writetime.storage.commitlog import CommitLogReader, SegmentReport, Window, count_mutations, valid_index
 from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, TornTail
 from writetime.storage.segment import END, Segment, SyncMarker
 
 log = logging.getLogger(__name__)
 
-
 # How often a segment is read before an unknown fault counts as a fault of the segment.
 _ATTEMPTS = 3
-
-
 # The columns whose value `false` keeps writes out of the captured log.
 _SWITCHES = {"system_schema.keyspaces": "durable_writes", "system_schema.tables": "cdc"}
+
+# The decoded changes of a table, and those of them that were handed over.
+Handed = list[tuple[TableSchema, pa.RecordBatch, Sent]]
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,6 @@ class Decoder:
         # Those that were read, until the agent records them.
         self.switches: list[Switch] = []
 
-    @property
-    def captured(self) -> list[TableSchema]:
-        """The schemas of the tables whose changes are published, as of the last `refresh`."""
-        return self._schemas.tables.captured
-
-    @property
-    def faults(self) -> dict[str, str]:
-        """Why tables with CDC are not captured, by their names."""
-        return self._schemas.tables.faults
-
-    @property
-    def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
-        """The same schemas, each with whether the node has the table now."""
-        tables = self._schemas.tables
-        return [(schema, schema.id in tables.live) for schema in tables.captured]
-
     def refresh(self, *, always: bool = False) -> bool:
         """Read the schemas of the node; return whether any is new."""
         new = self._schemas.refresh(always=always) or self._reader is None
@@ -86,12 +74,9 @@ class Decoder:
         return new
 
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
-        """Yield the changes up to an offset by windows, each with the segment's progress after it.
-
-        If there is a fault, the last progress has it. The changes before it are valid.
-
-        Raises:
-            MissingFile: the segment no longer exists.
+        """Yield the changes up to an offset by windows, each with the segment's progress after it. If there is a fault,
+        the last progress has it, and the changes before it are valid. Raise MissingFile if the segment no longer
+        exists.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             if progress.broken:
@@ -144,10 +129,8 @@ class Decoder:
     def _with_faults(
         self, segment: Segment, progress: SegmentProgress, report: SegmentReport, *, tolerant: bool
     ) -> SegmentProgress:
-        """Count the mutations of a window that could not be read to their ends, and remove them from the report.
-
-        Raises:
-            _Fault: there are such mutations, and the node's schemas have not been read since.
+        """Count the mutations of a window that could not be read to their ends, and remove them from the report. Raise
+        _Fault if there are some, and the node's schemas have not been read since.
         """
         tables = self._schemas.tables
         missing = [
@@ -171,6 +154,47 @@ class Decoder:
                 set_aside_at=time.time_ns() // 1000,
             )
         return progress
+
+
+def hand_over(
+    decoder: Decoder, publisher: ChangePublisher, segment: Segment, until: int, progress: SegmentProgress
+) -> Iterator[tuple[SegmentProgress, Handed]]:
+    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it. That progress
+    is valid once the broker has acknowledged all changes before it. Raise MissingFile if the segment no longer exists,
+    and a WritetimeError if Kafka refuses this change or an earlier one.
+    """
+    published = progress.published
+    refused: dict[UUID | None, str] = {}
+    for reached, window in decoder.read(segment, until, progress):
+        handed = [(schema, changes, publisher.send(schema, changes)) for schema, changes in window]
+        for schema, _, sent in handed:
+            published += sent.changes.num_rows
+            if sent.refused is not None and schema.id not in refused:
+                refused[schema.id] = sent.refused
+                if str(schema.id) not in (progress.lacking or ()):
+                    log.error("not all of %s can be published: %s", segment.name, sent.refused)
+        after = reached.without(next(iter(refused.values())), refused) if refused else reached
+        yield replace(after, published=published), handed
+
+
+def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
+    """Return the mismatch of the counts of a segment that was read to its end, if there is one. If it was deleted
+    since, its mutations cannot be counted again. All of them were read, so only a change that was not published is
+    missing.
+    """
+    try:
+        found = count_mutations(segment, END)
+    except MissingFile:
+        log.warning("%s was deleted after it was read to its end; its mutations are not counted again", segment.name)
+        found = progress.mutations
+    except StorageError as e:
+        return str(e)
+    if found != progress.mutations:
+        return f"it has {pluralize(found, 'mutation')}, of which {progress.mutations} were read"
+    # If there is a reason, it names the missing changes already.
+    if progress.reason is None and progress.decoded != progress.published:
+        return f"of {pluralize(progress.decoded, 'change')} that were decoded, {progress.published} were published"
+    return None
 
 
 def _was_never_written(segment: Segment, fault: Exception) -> bool:

@@ -2,6 +2,7 @@
 `writetime status`, and sends it to Kafka with the watermarks, for programs that observe all agents.
 """
 
+import collections
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -19,13 +20,26 @@ from writetime.capture.node_schemas import Unreachable
 from writetime.capture.progress import Totals
 from writetime.capture.state_files import read_json, write_json
 from writetime.changes.model import KINDS
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.scylla_cdc.log import LogError, LogGap
+from writetime.storage.file_errors import StorageError
 
 log = logging.getLogger(__name__)
 
 _FILE = "status.json"
+# The first kind whose errors include a fault is that of the fault.
+_KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
+    "node": Unreachable,
+    "database": (DatabaseUnreachable, *DRIVER_FAULTS),
+    "gap": LogGap,
+    "log": LogError,
+    "storage": StorageError,
+    "publishing": WritetimeError,
+    "disk": OSError,
+}
 
 
 @dataclass
@@ -170,6 +184,10 @@ class AgentMetrics:
             for name, gauge in self._snapshots.items():
                 gauge.labels(table).set(values[name])
 
+    def counts(self) -> collections.Counter[str]:
+        """Return the number of changes per table since the start of the agent."""
+        return collections.Counter({table: sum(kinds.values()) for table, kinds in self._counts.items()})
+
     def status(self, lag: AgentLag) -> dict[str, Any]:
         """Return the progress, and the counts since the start of the agent."""
         return {"at": time.time(), "lag": asdict(lag), "changes": self._counts, "errors": self._faults}
@@ -219,11 +237,4 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 def fault_kind(fault: Exception) -> str:
     """Return the kind under which a fault is counted."""
-    match fault:
-        case Unreachable():
-            return "node"
-        case WritetimeError():
-            return "publishing"
-        case OSError():
-            return "disk"
-    return "unexpected"
+    return next((kind for kind, errors in _KINDS.items() if isinstance(fault, errors)), "unexpected")

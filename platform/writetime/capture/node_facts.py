@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC
 
 from writetime.capture.node_schemas import Node
-from writetime.capture.segments import space_of
 from writetime.clients.node_snapshots import listed
 from writetime.core.errors import WritetimeError
 
+# Of sizes in bytes, and of durations in microseconds.
+_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_MICROS = {"ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}
 # By the name that it has in 4.0: a setting, and the unit of its number there (`config.Config` of 4.0 and 4.1).
 _OF_4_0 = {
     "cdc_total_space_in_mb": ("cdc_total_space", "MiB"),
@@ -61,11 +63,8 @@ def read_facts(node: Node) -> NodeFacts:
 
     With `commitlog_sync: periodic`, a write is acknowledged first and synced later. The sync begins within a period and
     takes less than one. If a node's disk is slower, the node warns of it in its log. After a crash, the node answers
-    only when it has replayed the writes.
-
-    Raises:
-        Unreachable: the node does not answer.
-        WritetimeError: the value of a setting is invalid.
+    only when it has replayed the writes. Raise Unreachable if it does not answer, and a WritetimeError if the value of
+    a setting is invalid.
     """
     before = time.time_ns() // 1000
     local = node.rows("SELECT host_id, gossip_generation FROM system.local")[0]
@@ -74,19 +73,19 @@ def read_facts(node: Node) -> NodeFacts:
     return NodeFacts(
         str(local["host_id"]),
         local["gossip_generation"] or 0,
-        before - 2 * _micros(settings.get("commitlog_sync_period", "")) if is_periodic else before,
+        before - 2 * _number(settings, "commitlog_sync_period", _MICROS) if is_periodic else before,
         settings.get("cdc_enabled") == "true",
         settings.get("cdc_raw_directory"),
         settings.get("cdc_block_writes", "true") == "true",
-        space_of(settings.get("cdc_total_space", "0B")),
-        space_of(settings.get("commitlog_segment_size", "0B")),
+        _number(settings, "cdc_total_space", _BYTES, "0B"),
+        _number(settings, "commitlog_segment_size", _BYTES, "0B"),
         tuple(listed(settings.get("data_file_directories", ""))),
         _loaded_at(node) if settings.get("cdc_on_repair_enabled") == "false" else 0,
     )
 
 
 def _loaded_at(node: Node) -> int:
-    """Return the time of the last bulk load. The node's list of streams has them for three days by default."""
+    # The node's list of streams has bulk loads for three days by default.
     rows = node.rows("SELECT operation, last_updated_at FROM system_views.streaming")
     times = [row["last_updated_at"].replace(tzinfo=UTC) for row in rows if row["operation"] == "Bulk Load"]
     return round(max(times).timestamp() * 1e6) if times else 0
@@ -100,9 +99,10 @@ def _by_new_names(found: dict[str, str | None]) -> dict[str, str]:
     return old | {name: value for name, value in found.items() if value is not None and name not in _OF_4_0}
 
 
-def _micros(text: str) -> int:
-    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`."""
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text)
-    if match is None:
-        raise WritetimeError(f"the node reports a commit log sync period of {text!r}, which is not a duration")
-    return int(match[1]) * {"ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
+def _number(settings: dict[str, str], name: str, units: dict[str, int], default: str = "") -> int:
+    """Return the bytes or microseconds of a setting such as `4096MiB` or `100ms`."""
+    text = settings.get(name, default)
+    match = re.fullmatch(r"(\d+)\s*(\w*)", text)
+    if match is None or match[2] not in units:
+        raise WritetimeError(f"the node reports {name}: {text!r}; a number with one of {', '.join(units)} was expected")
+    return int(match[1]) * units[match[2]]

@@ -25,6 +25,7 @@ from writetime.capture.change_publisher import check_publishable
 from writetime.capture.state_files import read_json, write_json
 from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
+from writetime.core.instants import parse_instant
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.system import TableRows, from_rows, rows_of_tables, settled_rows
 from writetime.schema.table import SchemaHistory, TableSchema
@@ -106,11 +107,7 @@ class Node:
         return str(self._host.address)
 
     def rows(self, query: str) -> list[dict[str, Any]]:
-        """Return the rows of a query.
-
-        Raises:
-            Unreachable: the node does not answer.
-        """
+        """Return the rows of a query. Raise Unreachable if the node does not answer."""
         try:
             self._follow_address()
             return [row._asdict() for row in self._session.execute(query, host=self._host)]
@@ -125,11 +122,6 @@ class Node:
         assert self._session.cluster.metadata is not None
         if self._session.cluster.metadata.get_host(self._host.endpoint) is None:
             self._host = node_of(self._session, self._configured)
-
-    def setting(self, name: str) -> str | None:
-        """Return the current value of a setting of `cassandra.yaml`."""
-        rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
-        return rows[0]["value"] if rows else None
 
     def pairs(self, query: str) -> dict[str, str | None]:
         """Return the rows of a query for names and values, as a dictionary."""
@@ -151,6 +143,11 @@ class NodeTable:
     seen_at: int = 0
     captured_at: int = 0
 
+    @property
+    def full_name(self) -> str:
+        """The keyspace and the name."""
+        return f"{self.keyspace}.{self.name}"
+
 
 @dataclass(frozen=True)
 class NodeTables:
@@ -164,16 +161,18 @@ class NodeTables:
     not_durable: frozenset[str] = frozenset()
 
     @property
+    def with_cdc(self) -> list[NodeTable]:
+        """The tables with `cdc = true`, also those that were dropped."""
+        return [t for t in self.by_id.values() if t.captured]
+
+    @property
     def captured(self) -> list[TableSchema]:
         """The schemas of the tables whose changes are published. This includes a dropped table, unless another table
         has its name now.
         """
-        names = {(t.keyspace, t.name) for t in self.by_id.values() if t.id in self.live}
-        return [
-            t.schema
-            for t in self.by_id.values()
-            if t.captured and t.schema is not None and (t.id in self.live or (t.keyspace, t.name) not in names)
-        ]
+        names = {t.full_name for t in self.by_id.values() if t.id in self.live}
+        tables = [t for t in self.with_cdc if t.id in self.live or t.full_name not in names]
+        return [t.schema for t in tables if t.schema is not None]
 
     @property
     def known(self) -> list[TableSchema]:
@@ -183,17 +182,15 @@ class NodeTables:
     @property
     def faults(self) -> dict[str, str]:
         """Why tables that the node captures now are not published, by their names."""
-        refused = [t for t in self.by_id.values() if t.captured and t.schema is None and t.id in self.live]
-        return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
+        return {t.full_name: t.fault for t in self.with_cdc if t.schema is None and t.id in self.live}
 
     def since(self, table_id: UUID) -> int:
         """Return a time (microseconds). Changes that were captured under this name before it belong to an earlier
         table. It is 0 if it is not known.
         """
         table = self.by_id[table_id]
-        names = (table.keyspace, table.name)
-        others = (t for t in self.by_id.values() if t.id != table_id and (t.keyspace, t.name) == names)
-        return table.seen_at if any(others) else 0
+        is_second = any(t.id != table_id and t.full_name == table.full_name for t in self.by_id.values())
+        return table.seen_at if is_second else 0
 
     def captured_with(self, table_id: UUID | None) -> list[UUID] | None:
         """Return the captured tables that a mutation may write to if it writes to this table. These are the tables of
@@ -202,7 +199,7 @@ class NodeTables:
         table = None if table_id is None else self.by_id.get(table_id)
         if table is None:
             return None
-        return [t.id for t in self.by_id.values() if t.captured and t.keyspace == table.keyspace]
+        return [t.id for t in self.with_cdc if t.keyspace == table.keyspace]
 
     def unreadable(self, table_id: UUID) -> str | None:
         """Return why a mutation that writes to a table without a schema may hide changes; None if it cannot.
@@ -214,9 +211,9 @@ class NodeTables:
         table = self.by_id.get(table_id)
         if table is None:
             return f"the schema of table {table_id} is unknown: the table was dropped before this agent read its schema"
-        if not any(t.captured and t.keyspace == table.keyspace for t in self.by_id.values()):
+        if not self.captured_with(table_id):
             return None
-        return f"table {table.keyspace}.{table.name} cannot be read: {table.fault}"
+        return f"table {table.full_name} cannot be read: {table.fault}"
 
 
 class Schemas(Protocol):
@@ -268,10 +265,8 @@ class SchemaWatch:
         self.switched: list[NodeTable] = []
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Read the schemas if the node's schema version has changed; return whether any is new.
-
-        Raises:
-            Unreachable: the node does not answer.
+        """Read the schemas if the node's schema version has changed; return whether any is new. Raise Unreachable if
+        the node does not answer.
         """
         version = self._node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
         if version == self._version and not always:
@@ -324,26 +319,20 @@ class SchemaWatch:
         # The database's own tables are never dropped, so they need not be kept here.
         if table.schema is not None and not table.keyspace.startswith("system"):
             # Stored before the table is known: if the disk is full, the next call stores it.
-            self._store(table, to_json(table.schema))
+            versions, schema = self._stored.setdefault(table.id, []), to_json(table.schema)
+            if not versions or versions[-1]["table"] != schema:
+                versions.append({"seen_at": datetime.now(UTC).isoformat(), "table": schema})
+            content = {"captured": table.captured, "captured_at": table.captured_at, "versions": versions}
+            write_json(self._folder / f"{table.id}.json", content)
         self._tables[table.id] = table
         if old is not None and old.captured != table.captured:
             self.switched.append(table)
         if table.captured and table.fault:
-            log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, table.fault)
+            log.error("table %s cannot be captured: %s", table.full_name, table.fault)
         elif table.captured:
-            log.info("table %s.%s is captured", table.keyspace, table.name)
+            log.info("table %s is captured", table.full_name)
         elif old is not None and old.captured:
-            log.warning(
-                "table %s.%s has cdc = false now: new writes to it are not captured",
-                *(table.keyspace, table.name),
-            )
-
-    def _store(self, table: NodeTable, schema: dict[str, Any]) -> None:
-        versions = self._stored.setdefault(table.id, [])
-        if not versions or versions[-1]["table"] != schema:
-            versions.append({"seen_at": datetime.now(UTC).isoformat(), "table": schema})
-        content = {"captured": table.captured, "captured_at": table.captured_at, "versions": versions}
-        write_json(self._folder / f"{table.id}.json", content)
+            log.warning("table %s has cdc = false now: new writes to it are not captured", table.full_name)
 
     def _restore(self, table_id: UUID, stored: dict[str, Any]) -> None:
         for version in stored["versions"]:
@@ -352,20 +341,14 @@ class SchemaWatch:
         assert schema is not None
         _check(schema, captured=stored["captured"])
         self._stored[table_id] = stored["versions"]
-        seen_at = round(datetime.fromisoformat(stored["versions"][0]["seen_at"]).timestamp() * 1_000_000)
-        names = schema.keyspace, schema.name
-        captured_at = stored.get("captured_at", seen_at if stored["captured"] else 0)
-        self._tables[table_id] = NodeTable(
-            table_id, *names, stored["captured"], schema, seen_at=seen_at, captured_at=captured_at
-        )
+        seen_at = parse_instant(stored["versions"][0]["seen_at"])
+        names, captured = (schema.keyspace, schema.name), stored["captured"]
+        self._tables[table_id] = NodeTable(table_id, *names, captured, schema, "", seen_at, stored["captured_at"])
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:
-    """Build once the objects that are needed for reading and publishing changes, so that a failure becomes a fault of
-    the table.
-
-    Raises:
-        Exception: of any kind. Changes of the table cannot be read or published.
+    """Build once the objects that are needed for reading and publishing changes. A failure, with an error of any kind,
+    becomes a fault of the table.
     """
     BatchMaker(Plan(schema))
     if captured:

@@ -80,10 +80,7 @@ class Totals:
 class AgentProgress:
     """The progress of one node's agent, and the time (microseconds) up to which all writes of the node are published.
     The tables in `covered`, by id, have a later time, because their snapshots have the missing changes. Only one agent
-    at a time may use it.
-
-    Raises:
-        WritetimeError: another agent uses it, or its file is damaged or missing.
+    at a time may use it. Raises a WritetimeError if another one uses it, or its file is damaged or missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,11 +93,7 @@ class AgentProgress:
         self.segments = {int(key): SegmentProgress(**value) for key, value in stored.get("segments", {}).items()}
 
     def of_node(self, node: str) -> None:
-        """Bind the folder to a node.
-
-        Raises:
-            OtherNode: the folder belongs to another node.
-        """
+        """Bind the folder to a node. Raise OtherNode if it belongs to another one."""
         if self.node not in (None, node):
             raise OtherNode(
                 f"the state folder {self.folder} belongs to the node with the host id {self.node}, and the node has "

@@ -11,7 +11,7 @@ other write to a captured table, the node deletes it after the replay (tested on
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyarrow import fs
@@ -32,38 +32,41 @@ _CLOCK_ERROR = 1_000_000
 START_MILLIS = 1000
 
 
-@dataclass(frozen=True)
-class LoggedUntil:
-    """The log as of the last good check.
+@dataclass
+class LastCheck:
+    """The facts as of the last good check of an agent, and the segments that came since.
 
     Attributes:
-        time: all writes before it were logged (microseconds).
-        listed: the newest segment in `cdc_raw`.
-        written: the newest segment with writes to captured tables. Segments up to this one may be released.
+        checked_at: all writes before it were logged (microseconds).
+        generation: that of the node; None before the first check.
+        newest_segment: the id of the newest segment in `cdc_raw`.
+        newest_written: that of the newest one with writes to captured tables. Segments up to this one may be released.
+            At first (None), some may follow in any listed segment.
+        cdc_raw: the folder of the segments.
+        is_folder_of_node: False if the node's path is another one on this machine, as in a container.
+        truncated: the time of the last TRUNCATE of tables (microseconds), by their ids.
     """
 
-    time: int
-    listed: int
-    written: int
+    checked_at: int = 0
+    generation: int | None = None
+    newest_segment: int = 0
+    newest_written: int | None = None
+    cdc_raw: str | None = None
+    is_folder_of_node: bool = False
+    truncated: dict[str, int] = field(default_factory=dict)
 
 
-def lost_writes(facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], until: LoggedUntil) -> str | None:
+def lost_writes(facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], last: LastCheck) -> str | None:
     """Return which writes to a table are in none of the segments that came to `cdc_raw`; None if there are no such
-    writes.
+    writes. Raise an OSError or a StorageError if the table's files cannot be read.
 
-    Args:
-        facts: the node.
-        table: a table that was captured before.
-        came: the segments that are or were in `cdc_raw`, and were not released before the last good check, by id.
-        until: the log as of the last good check.
-
-    Raises:
-        OSError, StorageError: the table's files cannot be read.
+    `table` was captured before. `came` are the segments that are or were in `cdc_raw`, and were not released before the
+    last good check, by id.
     """
     for attempt in range(_ATTEMPTS):
         try:
-            for location in _written_after(facts, table, until.time - _CLOCK_ERROR):
-                if (lost := _lost_writes(location, facts, table, came, until)) is not None:
+            for location in _written_after(facts, table, last.checked_at - _CLOCK_ERROR):
+                if (lost := _lost_writes(location, facts, table, came, last)) is not None:
                     return lost
         except MissingFile:
             if attempt == _ATTEMPTS - 1:
@@ -74,7 +77,7 @@ def lost_writes(facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment],
 
 
 def _lost_writes(
-    location: Location, facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], until: LoggedUntil
+    location: Location, facts: NodeFacts, table: NodeTable, came: Mapping[int, Segment], last_check: LastCheck
 ) -> str | None:
     found = read_log_intervals(location)
     if found.host_id is not None and str(found.host_id) != facts.host_id:
@@ -85,8 +88,9 @@ def _lost_writes(
             continue
         if not any(first[0] <= segment <= last[0] for segment in came):
             # A segment that was listed without writes may have had writes from before the table was captured.
-            is_new = first[0] > until.listed
-            if is_new or (first[0] > until.written and newest_write(location) >= table.captured_at):
+            is_new = first[0] > last_check.newest_segment
+            may_be_new = first[0] > (last_check.newest_written or 0)
+            if is_new or (may_be_new and newest_write(location) >= table.captured_at):
                 return f"has writes in segments {first[0]} to {last[0]}, and none of them came"
         elif last[0] in came and (end := _end_of(last[0], came)) is not None and last[1] > end:
             return (

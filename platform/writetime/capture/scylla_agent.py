@@ -24,11 +24,10 @@ from cassandra import Unauthorized
 from cassandra.cluster import Session
 
 from writetime.capture.change_publisher import ChangePublisher
-from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, write_status
+from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_kind, write_status
 from writetime.capture.node_schemas import SchemaEvents
-from writetime.capture.snapshots import Snapshots
+from writetime.capture.snapshots import NamedTaker, Snapshots
 from writetime.capture.state_files import lock_and_read, read_json, write_json
-from writetime.capture.taken_snapshots import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, local_nodes
@@ -39,7 +38,7 @@ from writetime.core.outages import is_outage
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, StaleSets
+from writetime.scylla_cdc.log import SUFFIX, Altered, StaleSets
 from writetime.scylla_cdc.offsets import (
     Offset,
     first_offset,
@@ -96,16 +95,10 @@ _USUAL = LogPace()
 def run(
     settings: Settings, stop: threading.Event, snapshot_at: int | None = None, pace: LogPace = _USUAL
 ) -> Counter[str]:
-    """Publish changes until `stop` is set; return the number of acknowledged changes per table.
+    """Publish changes of `capture.tables` until `stop` is set; return the number of acknowledged changes per table.
+    Raise a WritetimeError if the database does not answer at the start, or another agent uses the state folder.
 
-    Args:
-        settings: the settings, with `capture.tables`.
-        stop: ends the agent.
-        snapshot_at: the start time of the snapshot that closes gaps, or that is published, in microseconds.
-        pace: the pauses of the agent.
-
-    Raises:
-        WritetimeError: the database does not answer at the start, or another agent uses the state folder.
+    `snapshot_at` is the start time of the snapshot that closes gaps, or that is published, in microseconds.
     """
     with (
         closing(LogProgress(settings.capture.state_dir)) as progress,
@@ -113,15 +106,12 @@ def run(
     ):
         agent = LogAgent(settings, session, pages, progress, snapshot_at, pace=pace, stop=stop)
         agent.follow(stop)
-        return agent.published + agent.snapshots.published
+        return agent.metrics.counts()
 
 
 class LogProgress:
     """The progress of each table's log, in `logs.json`, which is replaced in one step. Only one agent at a time may use
-    it.
-
-    Raises:
-        WritetimeError: another agent uses it.
+    it. Raises a WritetimeError if another one does.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -189,7 +179,7 @@ class LogAgent:
         self._pages = pages
         self._progress = progress
         self._snapshot_at = snapshot_at
-        self._metrics = AgentMetrics(settings)
+        self.metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings, before_schema=self._mark_of, stop=stop)
         self._tables = [_Table(name, pace.pause) for name in settings.capture.tables]
         # The schemas as they were last read.
@@ -197,14 +187,13 @@ class LogAgent:
         # The time from which the log of each of these has all writes (microseconds).
         self._since: dict[str, int] = {}
         taker = NamedTaker(settings.capture.snapshot_folders, self._since.__getitem__, snapshot_at)
-        self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
+        self.snapshots = Snapshots(settings, taker, None, self.metrics, self._announce_marks)
         self._next_status = self._next_mark = self._next_warning = 0.0
         # The nodes' records of TRUNCATE, as of a time (microseconds).
         self._truncations: Mapping[UUID, Truncation] = {}
         self._truncations_at = 0
         # After a failure, a node that does not answer delays all tables only from time to time.
         self._next_truncations = 0.0
-        self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
         """Advance each table in turn until the stop is requested."""
@@ -228,10 +217,12 @@ class LogAgent:
         try:
             if time.monotonic() >= self._next_mark:
                 self._announce_marks(stop)
-            is_behind = not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop)
+            # The tables whose log has a known start, so that it has the changes that a snapshot lacks.
+            known = [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
+            is_behind = not stop.is_set() and self.snapshots.step(known, self._publisher, stop)
             self._measure()
         except Exception as e:
-            self._metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
+            self.metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
             log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
             self._publisher = self._publisher.after(e)
             return self._pace.pause
@@ -240,10 +231,8 @@ class LogAgent:
     def advance(self, table: _Table, stop: threading.Event) -> None:
         """Publish one step of a table's log: a settled window, or some if they have few changes.
 
-        Raises:
-            LogGap: the next changes are not in the log.
-            LogError: the log cannot be read, or a node is behind or the table was altered meanwhile: read it again.
-            WritetimeError: Kafka refuses a change.
+        Raise LogGap if the next changes are not in the log; LogError if the log cannot be read, or a node is behind or
+        the table was altered meanwhile: read it again; and another WritetimeError if Kafka refuses a change.
         """
         name = table.name
         source = CdcSource(self._session, self._pages, self._settings, name)
@@ -318,14 +307,13 @@ class LogAgent:
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):
             self._progress.save(name, end)
-            self._metrics.published(counts)
+            self.metrics.published(counts)
             if len(windows) == table.windows and counts.total() <= PORTION // 2:
                 table.windows = 2 * table.windows
             first_read = windows if rescan_micros(source.settings) else range(0)
             found += table.late.finish(late, first_read, read_again(source.settings, offset, end))
-            self._metrics.found(name, found)
+            self.metrics.found(name, found)
             self._warn_of_images(table, check.texts)
-            self.published[name] += counts.total()
             self._mark(table)
             self._publisher.flush(stop)
 
@@ -333,9 +321,7 @@ class LogAgent:
         self, source: CdcSource, pieces: Sequence[StreamPiece], snapshot_at: int | None, stop: threading.Event
     ) -> None:
         """Read pieces to their end without publishing. Otherwise a fault would publish the changes before it again.
-
-        Raises:
-            LogGap, LogError, WritetimeError: as in `advance`.
+        Raise errors as `advance`.
         """
         for changes in source.read(pieces, snapshot_at=snapshot_at):
             if stop.is_set():
@@ -352,10 +338,6 @@ class LogAgent:
         for text in texts[: table.image_warnings]:
             table.image_warnings -= 1
             log.warning("%s", text)
-
-    def _known(self) -> list[tuple[TableSchema, bool]]:
-        """Return the tables whose log has a known start, so that it has the changes that a snapshot lacks."""
-        return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
     def _mark_of(self, schema: TableSchema) -> None:
         """Announce the watermark of the table with this schema."""
@@ -392,7 +374,7 @@ class LogAgent:
             self._truncations, self._truncations_at = read_cluster_truncations(self._session, where), at
         except (DatabaseUnreachable, *DRIVER_FAULTS) as e:
             self._next_truncations = time.monotonic() + self._pace.mark
-            self._metrics.error("database")
+            self.metrics.error("database")
             if time.monotonic() >= self._next_warning:
                 self._next_warning = time.monotonic() + _WARNING_SECONDS
                 remedy = "; the role needs SELECT on it" if isinstance(e, Unauthorized) else ""
@@ -409,7 +391,7 @@ class LogAgent:
                 if is_outage(e):
                     raise
                 # The next round tries it again, and the other tables do not wait for it.
-                self._metrics.error("unexpected")
+                self.metrics.error("unexpected")
                 log.error("the watermark of %s cannot be announced: %s", table.name, reason_of(e), exc_info=True)
         return self._publisher.flush(stop)
 
@@ -425,7 +407,7 @@ class LogAgent:
         try:
             yield
         except Exception as e:
-            kind = _kind_of(e)
+            kind = fault_kind(e)
             table.failed_until = table.aim
             table.windows = 1
             if kind in ("publishing", "unexpected"):
@@ -437,7 +419,7 @@ class LogAgent:
                 table.attempts += 1
                 log.info("%s: %s; trying again", table.name, e)
             else:
-                self._metrics.error(kind)
+                self.metrics.error(kind)
                 reason = reason_of(e)
                 if reason != table.fault or time.monotonic() >= table.next_warning:
                     table.next_warning = time.monotonic() + _WARNING_SECONDS
@@ -470,13 +452,12 @@ class LogAgent:
         self._next_status = time.monotonic() + self._pace.status
         for table in self._tables:
             if (seconds := self._behind(table)) is not None:
-                self._metrics.log_lag(table.name, seconds)
-        self._metrics.lag(self._lag(self._tables))
+                self.metrics.log_lag(table.name, seconds)
+        self.metrics.lag(self._lag(self._tables))
         write_status(self._progress.folder, self._status(self._tables))
 
     def _status(self, tables: Sequence[_Table]) -> dict[str, Any]:
-        """Return the status of some tables."""
-        found = self._metrics.status(self._lag(tables)) | {"snapshots": self.snapshots.status()}
+        found = self.metrics.status(self._lag(tables)) | {"snapshots": self.snapshots.status()}
         names = {table.name for table in tables}
         own = {key: {name: n for name, n in found[key].items() if name in names} for key in ("changes", "snapshots")}
         offsets = self._progress.offsets
@@ -484,7 +465,7 @@ class LogAgent:
             t.name: {
                 "until": offsets[t.name].until if t.name in offsets else 0,
                 "fault": t.fault,
-                "found": self._metrics.findings(t.name),
+                "found": self.metrics.findings(t.name),
             }
             for t in tables
         }
@@ -509,19 +490,3 @@ def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.Re
         if count > PORTION or size > _PORTION_BYTES or stop.is_set():
             return None
     return held
-
-
-def _kind_of(fault: Exception) -> str:
-    """Return the kind under which a fault is counted."""
-    match fault:
-        case LogGap():
-            return "gap"
-        case LogError():
-            return "log"
-        case WritetimeError() if not isinstance(fault, DatabaseUnreachable):
-            return "publishing"
-        case DatabaseUnreachable():
-            return "database"
-        case OSError():
-            return "disk"
-    return "database" if isinstance(fault, DRIVER_FAULTS) else "unexpected"

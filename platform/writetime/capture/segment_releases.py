@@ -4,7 +4,7 @@ import logging
 import time
 from dataclasses import replace
 
-from writetime.capture.handover import unbalanced
+from writetime.capture.decoding import unbalanced
 from writetime.capture.metrics import AgentMetrics, fault_kind
 from writetime.capture.progress import OPEN, AgentProgress, SegmentProgress
 from writetime.capture.segments import SegmentFolder, closed_before
@@ -39,13 +39,12 @@ class _Pause:
 
 
 class SegmentReleases:
-    """The releases of an agent's segments, and the pauses after those that fail."""
+    """The releases of an agent's segments, and the pauses after those that fail (`shortest_pause`: in seconds)."""
 
     def __init__(
         self, progress: AgentProgress, folder: SegmentFolder, metrics: AgentMetrics, shortest_pause: float
     ) -> None:
-        """Set up. `shortest_pause` is the first pause after a fault, in seconds."""
-        self._progress, self._folder, self._metrics = progress, folder, metrics
+        self._progress, self.folder, self._metrics = progress, folder, metrics
         # Why segments stay where they are, and when each was last tried.
         self._stuck: dict[int, tuple[str, float]] = {}
         # Before any segment is released again, and before one that failed earlier is.
@@ -76,7 +75,6 @@ class SegmentReleases:
                 return
 
     def _try_to_release(self, segment: Segment) -> bool:
-        """Release a segment. If this fails, report why it stays in place. Return whether it was released."""
         try:
             self._release_or_set_aside(segment, self._progress.segments[segment.id])
         except Exception as e:
@@ -100,9 +98,9 @@ class SegmentReleases:
         self._progress.save()
         if reason is not None:
             written_before = progress.gap_until() if fault is None else OPEN
-            target = self._folder.set_aside(segment, progress, min(written_before, closed_before(segment)))
+            target = self.folder.set_aside(segment, progress, min(written_before, closed_before(segment)))
             log.error("%s was set aside as %s: %s", segment.name, target, reason)
-        elif not self._folder.release(segment):
+        elif not self.folder.release(segment):
             self._progress.segments[segment.id] = replace(progress, kept=True)
             return
         log.info(

@@ -1,21 +1,31 @@
-"""The segments in a node's `cdc_raw`: their sizes, and the release of completed ones."""
+"""The segments in a node's `cdc_raw`: their sizes, those that the node has left, and the release of completed ones.
 
-import logging
+A segment in `cdc_raw` is a hard link to the file in the node's `commitlog_directory`. The node deletes its own link
+when it has closed the segment and flushed its data, or has replayed it after a crash. If the segment has captured
+writes, it marks `_cdc.idx` as COMPLETED first. It leaves other segments as they are (Cassandra 4.0 to 5.0):
+
+- At each clean stop, the node deletes the segment that it has prepared, but not the link in `cdc_raw`
+  (`AbstractCommitLogSegmentManager.discardAvailableSegment`). The segment is empty.
+- Before 5.0, a restarted node deletes each replayed segment without captured writes, but not the link in `cdc_raw`
+  (`AbstractCommitLogSegmentManager.handleReplayedSegment`).
+- After a crash, an operator removes segments that the node cannot replay, or the replay skips a segment. The link may
+  have captured writes, and a `_cdc.idx` without COMPLETED, or none.
+
+So a segment whose only link is that in `cdc_raw` has all of its data.
+"""
+
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 from pyarrow import fs
 
-from writetime.capture.progress import OPEN, SegmentProgress
-from writetime.capture.state_files import copy_file, lock_segments, read_json, sync_folder, write_json
-from writetime.core.config import Capture, Settings
+from writetime.capture.gap_records import GapRecords
+from writetime.capture.progress import SegmentProgress
+from writetime.capture.state_files import copy_file, lock_segments, sync_folder
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, naming, reason_of
 from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile
@@ -23,34 +33,13 @@ from writetime.storage.locations import resolve
 from writetime.storage.regular_files import copy_regular
 from writetime.storage.segment import END, Segment
 
-log = logging.getLogger(__name__)
-
 # The kernel's time for files may be that of its last tick.
 _CLOCK_ERROR_NS = 50_000_000
-_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
-
-
-@dataclass(frozen=True)
-class CaptureGap:
-    """Missing changes, and the reason. All were written before `until`, and found to be missing at `since`
-    (microseconds). `tables` are the ids of their tables; None if they may belong to any table.
-    """
-
-    reason: str
-    until: int
-    since: int = 0
-    tables: frozenset[str] | None = None
-
-    def concerns(self, table_id: UUID) -> bool:
-        """Return whether changes of a table may be missing."""
-        return self.tables is None or str(table_id) in self.tables
 
 
 class SegmentFolder:
-    """A node's `cdc_raw`, and the settings for completed segments. Only one agent at a time may use it.
-
-    Raises:
-        WritetimeError: there is no such folder, another agent uses it, or no folder to archive to is set.
+    """A node's `cdc_raw`, and the settings for completed segments. Only one agent at a time may use it. Raises a
+    WritetimeError if there is no such folder, or another agent uses it.
     """
 
     def __init__(self, settings: Settings, told_by_node: str | None) -> None:
@@ -63,29 +52,22 @@ class SegmentFolder:
             )
         self.path = path
         self._lock = lock_segments(path)
-        self._capture = capture
-        self._aside = aside_folder(capture)
-        self._keep = capture.finished == "keep"
-        self._archive: Callable[[Path], None] | None = None
+        self._gaps = GapRecords(capture)
+        self._finished = capture.finished
+        self._archive: tuple[fs.FileSystem, str] | None = None
         if capture.finished == "archive":
             # The settings require it.
             assert capture.archive is not None
-            filesystem, folder = resolve(capture.archive)
+            self._archive = filesystem, folder = resolve(capture.archive)
             filesystem.create_dir(folder, recursive=True)
-            self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
 
     def close(self) -> None:
         """Release the folder for another agent."""
         os.close(self._lock)
 
     def take_from(self, earlier: Path) -> None:
-        """Move the segments of the node's earlier `cdc_raw` to this one.
-
-        A segment that the node replayed at its start is here already, and has at least the same changes.
-
-        Raises:
-            WritetimeError: another agent uses the earlier folder.
-            OSError: a segment cannot be moved.
+        """Move the segments of the node's earlier `cdc_raw` to this one. A segment that the node replayed at its start
+        is here already, and has at least the same changes. Raise a WritetimeError if another agent uses that folder.
         """
         lock = lock_segments(earlier)
         try:
@@ -97,59 +79,40 @@ class SegmentFolder:
         finally:
             os.close(lock)
 
-    def gaps(self) -> list[CaptureGap]:
-        """Return the gaps: segments that were set aside, or that vanished.
-
-        A gap ends when its segment was put back and published, or when an operator deletes the file with its reason. A
-        gap without a write time holds all tables.
-        """
-        return [gap for path in self._reasons() if (gap := _gap_of(path)) is not None]
-
-    def aside(self) -> int:
-        """Return the number of segments that are set aside, or that vanished and were not put back."""
-        return len([path for path in self._reasons() if path.name.startswith("CommitLog-")])
-
-    def aside_bytes(self) -> int:
-        """Return the total size of the segments that were set aside."""
-        files = (path.with_name(path.name.replace(".reason.json", ".log")) for path in self._reasons())
-        return sum(file.stat().st_size for file in files if file.exists())
-
-    def _reasons(self) -> list[Path]:
-        return sorted(self._aside.glob("*.reason.json"))
+    def aside(self) -> list[int]:
+        """Return the bytes of each segment that is set aside; 0 for one that vanished and was not put back."""
+        files = [self._gaps.folder / f"{name}.log" for name in self._gaps.names("CommitLog-")]
+        return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def release(self, segment: Segment) -> bool:
         """Delete, archive or keep a segment whose changes are all published. Return whether it was removed."""
-        self._reason(segment.name).unlink(missing_ok=True)
-        if self._keep:
+        self._gaps.file(Path(segment.name).stem).unlink(missing_ok=True)
+        if self._finished == "keep":
             return False
-        log_file, index = _files(segment)
-        if self._archive is not None:
-            for file in (log_file, index):
-                if file.exists():
-                    self._archive(file)
-        # The index is deleted last, because without it the agent would take a live segment for one without changes.
-        log_file.unlink(missing_ok=True)
-        index.unlink(missing_ok=True)
-        sync_folder(self.path)
+        self._remove(segment, self._archive)
         return True
 
     def set_aside(self, segment: Segment, progress: SegmentProgress, written_before: int) -> Path:
         """Move a segment with a fault to the folder for these, with a file for the reason. Return its new path."""
         self.note_missing(progress, written_before)
-        target = self._aside / segment.name
-        log_file, index = _files(segment)
-        for file in (log_file, index):
-            if file.exists():
-                copy_file(file, self._aside / file.name)
-        log_file.unlink(missing_ok=True)
-        index.unlink(missing_ok=True)
-        return target
+        self._remove(segment, (fs.LocalFileSystem(), str(self._gaps.folder)))
+        return self._gaps.folder / segment.name
+
+    def _remove(self, segment: Segment, target: tuple[fs.FileSystem, str] | None) -> None:
+        """Delete a segment, once its files are copied to a folder, if there is one."""
+        files = [file for file in _files(segment) if file.exists()]
+        if target is not None:
+            for file in files:
+                _copy(file, *target)
+        # The index is deleted last, because without it the agent would take a live segment for one without changes.
+        for file in files:
+            file.unlink(missing_ok=True)
+        sync_folder(self.path)
 
     def note_missing(self, progress: SegmentProgress, written_before: int) -> None:
         """Record why changes of a segment are missing, and a time (microseconds) before which they were written. The
         record is in the folder of the segments that were set aside.
         """
-        self._aside.mkdir(parents=True, exist_ok=True)
         reason = {
             "segment": progress.name,
             "reason": progress.reason,
@@ -161,10 +124,7 @@ class SegmentFolder:
             "tables": progress.lacking,
             "set_aside_at": datetime.now(UTC).isoformat(),
         }
-        write_json(self._reason(progress.name), reason)
-
-    def _reason(self, name: str) -> Path:
-        return (self._aside / name).with_suffix(".reason.json")
+        self._gaps.write(Path(progress.name).stem, reason)
 
     def tidy(self, name: str) -> None:
         """Delete the index of a segment that no longer exists."""
@@ -182,9 +142,39 @@ def backlog_of(cdc_raw: Path) -> int:
     return total
 
 
-def aside_folder(capture: Capture) -> Path:
-    """Return the folder of segments with faults and of the reasons for missing changes."""
-    return capture.aside or capture.state_dir / "aside"
+class LeftSegments:
+    """Finds the segments that the node has left in `cdc_raw`, and will neither write nor mark as complete any more.
+    They have no other link. The file of one must not have changed for `seconds`: the node itself deletes the link of a
+    segment without captured writes just after its own link, and an operator may still be copying a segment into the
+    folder.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        # The size and modification time (ns) of each left file, and when they were first seen, by the monotonic clock.
+        self._seen: dict[int, tuple[tuple[int, int], float]] = {}
+        # The names of the segments that have no complete index, and were left too recently to be read.
+        self.recent: list[str] = []
+
+    def begin_round(self, segments: Iterable[Segment]) -> None:
+        """Look at the files of a new round. Call this before their indexes are read, which the node writes first."""
+        before, self._seen, self.recent = self._seen, {}, []
+        for segment in segments:
+            if (file := _left_file(segment)) is not None:
+                known = before.get(segment.id)
+                since = known[1] if known is not None and known[0] == file else time.monotonic()
+                self._seen[segment.id] = file, since
+
+    def may_be_read(self, segment: Segment) -> bool:
+        """Return whether a segment without a complete index may be read to its end. If it was left too recently, note
+        it in `recent`.
+        """
+        if segment.id not in self._seen:
+            return False
+        if time.monotonic() - self._seen[segment.id][1] >= self._seconds:
+            return True
+        self.recent.append(segment.name)
+        return False
 
 
 def readable(
@@ -217,31 +207,6 @@ def readable(
     return found, faults
 
 
-def _gap_of(path: Path) -> CaptureGap | None:
-    """Return the gap that a file describes; None if it was just deleted. A file that cannot be read holds all tables,
-    because its gap may belong to any.
-    """
-    try:
-        reason = read_json(path)
-        return None if reason is None else _gap(path, reason)
-    except Exception as e:
-        if is_outage(e):
-            raise
-        return CaptureGap(
-            f"{path} cannot be read ({reason_of(e)}): restore it, or delete it to accept the gap", OPEN, 0, None
-        )
-
-
-def _gap(path: Path, reason: dict[str, Any]) -> CaptureGap:
-    tables = reason.get("tables")
-    return CaptureGap(
-        f"{path}: {reason['reason']}",
-        reason.get("written_before", OPEN),
-        round(datetime.fromisoformat(reason["set_aside_at"]).timestamp() * 1_000_000),
-        None if tables is None else frozenset(tables),
-    )
-
-
 def closed_before(segment: Segment) -> int:
     """Return a time (microseconds) before which all data of a segment was written that the node has completed or left.
 
@@ -256,13 +221,23 @@ def closed_before(segment: Segment) -> int:
     return (changed + _CLOCK_ERROR_NS) // 1000
 
 
+def _left_file(segment: Segment) -> tuple[int, int] | None:
+    """Return the size and the modification time of a segment's file if it has no other link."""
+    try:
+        found = os.lstat(segment.path)
+    except FileNotFoundError:
+        return None
+    return (found.st_size, found.st_mtime_ns) if found.st_nlink == 1 else None
+
+
 def _files(segment: Segment) -> tuple[Path, Path]:
     log_file = Path(segment.path)
     return log_file, log_file.with_name(f"{log_file.stem}_cdc.idx")
 
 
-def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
+def _copy(file: Path, filesystem: fs.FileSystem, folder: str) -> None:
     """Copy a file completely, so that the source may be deleted."""
+    target = f"{folder}/{file.name}"
     if isinstance(filesystem, fs.LocalFileSystem):
         copy_file(file, Path(target))
         return
@@ -271,15 +246,3 @@ def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
     filesystem.move(f"{target}.part", target)
     if filesystem.get_file_info(target).size != size:
         raise WritetimeError(f"{target} is a copy of {file}, but has another size")
-
-
-def space_of(text: str) -> int:
-    """Return the bytes of a size as Cassandra's settings write it, such as `4096MiB`.
-
-    Raises:
-        WritetimeError: it is not a size.
-    """
-    match = re.fullmatch(r"(\d+)\s*(\w*)", text)
-    if match is None or match[2] not in _UNITS:
-        raise WritetimeError(f"{text!r} is not a size such as 4096MiB")
-    return int(match[1]) << _UNITS[match[2]]

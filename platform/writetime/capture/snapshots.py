@@ -3,7 +3,7 @@ began.
 
 The node takes the snapshots of all tables that lack one in one call, because each call of its tool starts a program. It
 takes them after it has reported that the tables are captured, so later writes are in the commit log. (An operator takes
-the snapshots of ScyllaDB's tables, see `taking`, and the agent does not delete them.)
+the snapshots of ScyllaDB's tables, and the agent does not delete them.)
 
 Then the agent reads and publishes the SSTables of one table after the other, in small portions, with one portion
 between two of its rounds. So live changes wait for at most one portion. The progress is saved in `snapshots.json` once
@@ -20,26 +20,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
 from writetime.capture.change_publisher import ChangePublisher, Unpublishable
 from writetime.capture.metrics import AgentMetrics, counts_of
+from writetime.capture.node_schemas import Node
 from writetime.capture.progress import SNAPSHOTS_FILE
 from writetime.capture.state_files import read_json, write_json
-from writetime.capture.taken_snapshots import Taker
-from writetime.clients.node_snapshots import new_tag
+from writetime.clients.node_snapshots import delete, jmx_port, listed, new_tag, take
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.instants import instant_text
+from writetime.lake.backfill import find_snapshots
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.storage.batch import Origin
 from writetime.storage.file_errors import MissingFile, StorageError
-from writetime.storage.locations import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables, without_secrets
 from writetime.storage.split import Split
 from writetime.storage.sstable import SSTable
 
@@ -54,6 +56,98 @@ _ATTEMPTS = 3
 _TOGETHER = 100
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class TakenSnapshot:
+    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds). If an
+    operator took it earlier, `begun_at` is the time of the first of its folders.
+    """
+
+    folders: Sequence[str]
+    taken_at: int
+    begun_at: int | None = None
+
+
+class Taker(Protocol):
+    """Takes and deletes snapshots, in its own thread. Raises a WritetimeError or an OSError if it cannot."""
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
+        """Take a snapshot of tables in one call, under a tag."""
+        ...
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Delete the snapshots of a tag in the keyspaces of tables."""
+        ...
+
+
+class NodeTaker:
+    """Takes snapshots of a Cassandra node, with its own nodetool."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
+        """Flush and snapshot the tables."""
+        query = "SELECT name, value FROM system_views.settings WHERE name = 'data_file_directories'"
+        folders = listed(self._node.pairs(query).get("data_file_directories") or "")
+        found = take(folders, self._jmx_port(), tables, tag)
+        taken_at = time.time_ns() // 1000
+        return {table: TakenSnapshot([str(path) for path in paths], taken_at) for table, paths in found.items()}
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Delete them on the node."""
+        delete(self._jmx_port(), tables, tag)
+
+    def _jmx_port(self) -> int:
+        return jmx_port(self._node.pairs("SELECT name, value FROM system_views.system_properties"))
+
+
+class NamedTaker:
+    """Finds the snapshots that the settings name. ScyllaDB takes none over the network, so an operator took them with
+    nodetool on each node.
+
+    `since` returns the time from which a table's log has all writes (microseconds). `begun_at` is the time at which the
+    snapshots began, if their files do not have it.
+    """
+
+    def __init__(self, folders: Mapping[str, Sequence[str]], since: Callable[[str], int], begun_at: int | None) -> None:
+        self._folders = folders
+        self._since = since
+        self._begun_at = begun_at
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, TakenSnapshot]:
+        """Find the snapshots. Raise a WritetimeError if one is missing, is older than the start of the log, or belongs
+        to another table, perhaps an earlier one with the same name.
+        """
+        del tag
+        return {table: self._find(table, table_id) for table, table_id in tables.items()}
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Do nothing, because the snapshots belong to the operator."""
+
+    def _find(self, table: str, table_id: UUID) -> TakenSnapshot:
+        folders, times = self._folders[table], list[int]()
+        for folder in folders:
+            shown, files = without_secrets(folder), find_snapshots([folder])
+            if files.schema.full_name != table:
+                raise WritetimeError(f"{shown} is a snapshot of {files.schema.full_name}, not of {table}")
+            if files.schema.id not in (None, table_id):
+                raise WritetimeError(
+                    f"{shown} is a snapshot of an earlier table {table}, with the id {files.schema.id}; the table in "
+                    f"the database has the id {table_id}: take a snapshot of it (nodetool snapshot, on each node), and "
+                    "name its folders in capture.snapshot_folders"
+                )
+            begun_at = self._begun_at or files.taken_at
+            if begun_at < self._since(table):
+                raise WritetimeError(
+                    f"{shown} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
+                    f"{table} has all writes from {instant_text(self._since(table))} on: neither has the writes in "
+                    "between; take another snapshot (nodetool snapshot, on each node), or, if this one was begun "
+                    "later, pass that time as --snapshot-at"
+                )
+            times.append(begun_at)
+        return TakenSnapshot(folders, max(times), min(times))
 
 
 @dataclass(frozen=True)
@@ -124,16 +218,13 @@ class Snapshots:
         self._candidates: list[tuple[TableSchema, bool]] = []
         self._publisher: ChangePublisher | None = None
         self._stop = threading.Event()
-        self.published: Counter[str] = Counter()
 
     def step(
         self, tables: Iterable[tuple[TableSchema, bool]], publisher: ChangePublisher, stop: threading.Event
     ) -> bool:
         """Publish a portion of the snapshots of captured tables (existing or dropped), if there is one. Return whether
-        there may be another one at once.
-
-        Raises:
-            WritetimeError: the broker fails. Continue from the acknowledged changes.
+        there may be another one at once. Raise a WritetimeError if the broker fails: continue from the acknowledged
+        changes.
         """
         if self._mode not in ("initial", "always"):
             return False
@@ -193,20 +284,19 @@ class Snapshots:
         """
         while True:
             due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
-            statuses = {id_of(schema): self._status(schema) for schema in due}
-            wanted = [schema for schema in due if statuses[id_of(schema)] == "wanted"]
-            taken = [schema for schema in due if statuses[id_of(schema)] == "taken"]
+            wanted = [schema for schema in due if self._status(schema) == "wanted"]
+            taken = [schema for schema in due if self._status(schema) == "taken"]
             if wanted:
                 yield from self._take(wanted)
             elif taken:
-                yield from self._publish(taken[0], id_of(taken[0]), self._tables[id_of(taken[0])])
+                yield from self._publish(taken[0])
             elif due:
                 yield from self._delete(self._tables[id_of(due[0])].tag)
             else:
                 yield False
 
     def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
-        """Return whether there is something to do. The snapshot of a dropped table can still be read."""
+        # The snapshot of a dropped table can still be read.
         table_id, status = id_of(schema), self._status(schema)
         if status == "done" or (status == "wanted" and not is_live):
             return False
@@ -222,8 +312,8 @@ class Snapshots:
         ids = {schema.full_name: id_of(schema) for schema in group}
         tag = new_tag()
         # The agent may have been killed after it took them and before it recorded this, or some files are missing.
-        old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
-        for stale in old:
+        used = {progress.tag for progress in self._tables.values() if progress.status in ("taken", "published")}
+        for stale in {self._tables[i].tag for i in ids.values() if i in self._tables} - used:
             if fault := (yield from self._forget(stale, list(ids))):
                 # The record keeps its tag, so that it does not stay on the node forever.
                 self._not_taken(ids, f"the earlier snapshot {stale} cannot be deleted: {fault}")
@@ -237,36 +327,24 @@ class Snapshots:
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
         self._alone -= set(ids.values())
-        of = {table_id: taken[progress.table] for table_id, progress in begun.items()}
-        self._keep(
-            {
-                i: replace(
-                    progress,
-                    status="taken",
-                    folders=list(of[i].folders),
-                    begun_at=of[i].begun_at or progress.begun_at,
-                    taken_at=of[i].taken_at,
-                )
-                for i, progress in begun.items()
-            }
-        )
+        for table_id, progress in begun.items():
+            found = taken[progress.table]
+            at = {"begun_at": found.begun_at or progress.begun_at, "taken_at": found.taken_at}
+            begun[table_id] = replace(progress, status="taken", folders=list(found.folders), **at)
+        self._keep(begun)
 
     def _not_taken(self, ids: Mapping[str, UUID], fault: str) -> None:
         """Take the snapshots of some tables later. A fault of one table must not delay the others."""
         if len(ids) > 1:
             self._alone.update(ids.values())
-            log.warning(
-                "snapshots of %s cannot be taken in one call, so each gets its own: %s",
-                pluralize(len(ids), "table"),
-                fault,
-            )
+            tables = pluralize(len(ids), "table")
+            log.warning("snapshots of %s cannot be taken in one call, so each gets its own: %s", tables, fault)
         else:
             self._later(ids.values(), f"{next(iter(ids))}: its snapshot cannot be taken: {fault}")
 
-    def _used_tags(self) -> set[str]:
-        return {progress.tag for progress in self._tables.values() if progress.status in ("taken", "published")}
-
-    def _publish(self, schema: TableSchema, table_id: UUID, progress: SnapshotProgress) -> Iterator[bool]:
+    def _publish(self, schema: TableSchema) -> Iterator[bool]:
+        table_id = id_of(schema)
+        progress = self._tables[table_id]
         if not self._announce(self._stop):
             # The agent stops. Without this, `_all` would begin with the same table again at once.
             yield False
@@ -305,16 +383,11 @@ class Snapshots:
             else:
                 self._later([table_id], f"{progress.table}: its snapshot cannot be read: {reason_of(e)}")
             return
+        changes = pluralize(progress.changes, "change")
         if progress.changes != progress.published:
-            self._fail(
-                table_id,
-                progress,
-                f"of {pluralize(progress.changes, 'change')} that were read, {progress.published} were published",
-            )
+            self._fail(table_id, progress, f"of {changes} that were read, {progress.published} were published")
             return
-        log.info(
-            "%s: its snapshot of %s is read and published", progress.table, pluralize(progress.published, "change")
-        )
+        log.info("%s: its snapshot of %s is read and published", progress.table, changes)
         self._keep({table_id: replace(progress, status="published")})
 
     def _origin(self, location: Location, progress: SnapshotProgress) -> Origin:
@@ -323,13 +396,11 @@ class Snapshots:
         return Origin("sstable", location.path("Data.db"), captured_at, self._node or progress.table + SUFFIX)
 
     def _send(self, schema: TableSchema, changes: pa.RecordBatch, progress: SnapshotProgress) -> SnapshotProgress:
-        """Publish a portion; return the progress after it, once it is acknowledged."""
         assert self._publisher is not None
         sent = self._publisher.send(schema, changes).all()
         if not self._publisher.flush(self._stop):
             raise WritetimeError(f"{schema.full_name}: a portion of its snapshot was not acknowledged before the stop")
         self._metrics.published(counts_of(schema.full_name, changes))
-        self.published[schema.full_name] += sent
         return replace(progress, changes=progress.changes + changes.num_rows, published=progress.published + sent)
 
     def _delete(self, tag: str) -> Iterator[bool]:

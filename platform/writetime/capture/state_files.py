@@ -23,9 +23,7 @@ _CHANGED = "its content does not match its CRC32"
 
 def lock_and_read(folder: Path, read: Callable[[Path], T]) -> tuple[int, T]:
     """Lock a state folder and read its content. Return the handle that releases the lock when closed, and the content.
-
-    Raises:
-        WritetimeError: another agent has it, or its content is damaged.
+    Raise a WritetimeError if another agent has it, or its content is damaged.
     """
     handle = lock_folder(folder)
     try:
@@ -36,10 +34,8 @@ def lock_and_read(folder: Path, read: Callable[[Path], T]) -> tuple[int, T]:
 
 
 def lock_folder(folder: Path) -> int:
-    """Create a state folder if it is missing, and lock it; return the handle that releases the lock when closed.
-
-    Raises:
-        WritetimeError: another agent has it.
+    """Create a state folder if it is missing, and lock it; return the handle that releases the lock when closed. Raise
+    a WritetimeError if another agent has it.
     """
     restrict_home(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,10 +44,7 @@ def lock_folder(folder: Path) -> int:
 
 def lock_segments(folder: Path) -> int:
     """Lock a node's folder of segments without a file in it, because the node would count such a file. Return the
-    handle that releases the lock when closed.
-
-    Raises:
-        WritetimeError: another agent has locked it, with any state folder.
+    handle that releases the lock when closed. Raise a WritetimeError if another agent has it, with any state folder.
     """
     reason = f"another agent publishes and deletes the segments in {folder}: stop it first"
     return _lock(os.open(folder, os.O_RDONLY), reason)
@@ -86,11 +79,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file; None if there is none.
-
-    Raises:
-        WritetimeError: it is not as it was written.
-    """
+    """Return the content of a JSON file; None without it. Raise a WritetimeError if it is not as it was written."""
     try:
         content = json.loads(read_regular(path))
     except FileNotFoundError:
@@ -138,10 +127,8 @@ def _value_of(line: str) -> Any:
 
 def read_lines(path: Path) -> tuple[list[Any], bool]:
     """Return the lines of a file of lines of JSON, without a last one that lacks its end, and whether lines may be
-    appended: there is such a file, and all of its lines have their ends.
-
-    Raises:
-        WritetimeError: a line is not as it was written.
+    appended: there is such a file, and all of its lines have their ends. Raise a WritetimeError if a line is not as it
+    was written.
     """
     try:
         *lines, rest = read_regular(path).decode().split("\n")
@@ -153,10 +140,8 @@ def read_lines(path: Path) -> tuple[list[Any], bool]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file in one step: once this returns, the whole copy is on the disk, and the source may be deleted.
-
-    Raises:
-        StorageError: the source is not a regular file, or became shorter.
+    """Copy a file in one step: once this returns, the whole copy is on the disk, and the source may be deleted. Raise
+    a StorageError if the source is not a regular file, or became shorter.
     """
     partial = target.with_name(f"{target.name}.part")
     with naming(target), partial.open("wb") as copy:

@@ -21,12 +21,9 @@ _RECORD = struct.Struct(">qiq")
 
 
 def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUID, str]]:
-    """Return the last truncation of each table that the node has truncated, by the table's id.
-
-    A record that cannot be read affects only its table. The second value has the reasons, by the table's id.
-
-    Raises:
-        Unreachable: the node does not answer.
+    """Return the last truncation of each table that the node has truncated, by the table's id. A record that cannot be
+    read affects only its table. The second value has the reasons, by the table's id. Raise Unreachable if the node does
+    not answer.
     """
     records = node.rows("SELECT truncated_at FROM system.local")[0]["truncated_at"] or {}
     found, faults = {}, {}
@@ -45,20 +42,15 @@ def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUI
 
 def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
     """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
+    `table` is that of these records, `system.truncated`.
 
     Each node records only its own truncations, with its own time, and the latest time counts. TRUNCATE reaches all
     replicas of a table, in each data center, or fails. So the nodes of the local data center have a record for each
     table that has replicas there. Other tables cannot be read at LOCAL_QUORUM anyway. A node that is down is left out,
     because other nodes have recorded the same truncations. A node that may be up must answer.
 
-    Args:
-        session: a session of the cluster.
-        table: the table of these records, `system.truncated`.
-
-    Raises:
-        DatabaseUnreachable: all nodes of the local data center are down, or a node that is not known to be down does
-            not answer.
-        DriverException and its subclasses: a node refuses the query.
+    Raise DatabaseUnreachable if all nodes of the local data center are down, or a node that is not known to be down
+    does not answer; and an error of the driver if a node refuses the query.
     """
     found: dict[UUID, Truncation] = {}
     hosts = [host for host in local_nodes(session) if host.is_up is not False]

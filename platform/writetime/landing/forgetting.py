@@ -11,8 +11,8 @@ from typing import Any
 
 from pyarrow.fs import FileType
 
+from writetime.capture.gap_records import GapRecords, cdc_off_name
 from writetime.capture.state_files import lock_folder, read_json, write_json
-from writetime.capture.unlogged import cdc_off_name, record_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
 from writetime.core.counts import pluralize
@@ -90,7 +90,7 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
                     write_json(folder / name, {key: value for key, value in kept.items() if key not in keys})
             for table_id in ids:
                 (folder / "schemas" / f"{table_id}.json").unlink(missing_ok=True)
-                record_file(capture, cdc_off_name(table_id)).unlink(missing_ok=True)
+                GapRecords(capture).file(cdc_off_name(table_id)).unlink(missing_ok=True)
         finally:
             os.close(lock)
 
