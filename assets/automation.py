@@ -1,4 +1,4 @@
-"""The code that schedules and sensors share.
+"""The builders of jobs, schedules and sensors, and the code that they share.
 
 Schedules skip a tick while one of their runs is under way. The jobs `observe` and `audit` join the jobs of all stages.
 `dagster.automation` turns all schedules and sensors on. The jobs of one stage are in the module of its assets.
@@ -7,12 +7,14 @@ Schedules skip a tick while one of their runs is under way. The jobs `observe` a
 import copy
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce, wraps
+from typing import Any
 
 from dagster import (
     AssetKey,
+    AssetSelection,
     DagsterEventType,
     DagsterInstance,
     DagsterRun,
@@ -20,19 +22,24 @@ from dagster import (
     DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
+    GraphDefinition,
     JobDefinition,
+    OpDefinition,
     RunRequest,
     RunsFilter,
     ScheduleDefinition,
     ScheduleEvaluationContext,
     SensorDefinition,
+    SensorEvaluationContext,
     SkipReason,
     define_asset_job,
     in_process_executor,
     schedule,
+    sensor,
 )
 
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime_dagster.assets.naming import changed
 from writetime_dagster.resources.run_reports import ALERT_AGAIN
 
@@ -55,6 +62,8 @@ _ROUNDS = {
         "batches.",
     ),
 }
+asset_job = partial(define_asset_job, executor_def=in_process_executor)
+"""Returns a job of assets and checks. Its steps share a process, and so one Spark session."""
 _NOT_BEGUN = [DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING]
 _UNFINISHED = [*_NOT_BEGUN, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
@@ -134,22 +143,14 @@ def with_rounds(definitions: Definitions) -> Definitions:
     """Return the definitions with the jobs `observe` and `audit`, which join jobs of stages, and their schedules."""
     # A job of assets has its selection, and a job of ops is built already.
     jobs = {job.name: job for job in definitions.jobs or [] if not isinstance(job, JobDefinition)}
-    rounds = [
-        (
-            define_asset_job(
-                name,
-                reduce(operator.or_, [jobs[part].selection for part in parts if part in jobs]),
-                description=description,
-                run_tags={ALERT_AGAIN: str(_ALERT_AGAIN_SECONDS)},
-                executor_def=in_process_executor,
-            ),
-            cron,
-        )
-        for name, (parts, cron, description) in _ROUNDS.items()
-        if jobs.keys() & set(parts)
-    ]
-    schedules = [on_schedule(job.name, cron, f"All stages: {job.description}") for job, cron in rounds]
-    return Definitions.merge(definitions, Definitions(jobs=[job for job, _ in rounds], schedules=schedules))
+    rounds = Definitions()
+    for name, (parts, cron, description) in _ROUNDS.items():
+        if selections := [jobs[part].selection for part in parts if part in jobs]:
+            again = {ALERT_AGAIN: str(_ALERT_AGAIN_SECONDS)}
+            whole = asset_job(name, reduce(operator.or_, selections), description=description, run_tags=again)
+            timed = on_schedule(name, cron, f"All stages: {description}")
+            rounds = Definitions.merge(rounds, Definitions(jobs=[whole], schedules=[timed]))
+    return Definitions.merge(definitions, rounds)
 
 
 def switched(definitions: Definitions, settings: Settings) -> Definitions:
@@ -198,3 +199,49 @@ def on_schedule(
         return RunRequest(asset_selection=list(keys))
 
     return tick
+
+
+def step_job(name: str, description: str, steps: Sequence[OpDefinition]) -> JobDefinition:
+    """Return a job of steps that are no assets, and do not depend on each other."""
+    graph = GraphDefinition(name, node_defs=steps, description=description)
+    return graph.to_job(executor_def=in_process_executor)
+
+
+def sensor_of(
+    seconds: int,
+    description: str,
+    *,
+    fault: str = "",
+    name: str | None = None,
+    job: str | None = None,
+    records: Iterable[AssetKey] = (),
+) -> Callable[[Callable[..., Any]], SensorDefinition]:
+    """Return a decorator of the function of a sensor, which is off until an operator turns it on.
+
+    Args:
+        seconds: the time between two ticks.
+        description: what it does.
+        fault: what the tick says if it is skipped because a server or a file cannot be read.
+        name: the sensor's; by default that of the function.
+        job: the name of the job that it starts.
+        records: the assets of which it records events, if it starts no job.
+    """
+
+    def build(tick: Callable[..., Any]) -> SensorDefinition:
+        @wraps(tick)
+        def guarded(context: SensorEvaluationContext, **resources: Any) -> Any:
+            try:
+                return tick(context, **resources)
+            except (WritetimeError, OSError) as e:
+                return SkipReason(f"{fault}: {e}")
+
+        return sensor(
+            name=name,
+            job_name=job,
+            minimum_interval_seconds=seconds,
+            default_status=DefaultSensorStatus.STOPPED,
+            description=description,
+            asset_selection=AssetSelection.assets(*records) if records else None,
+        )(guarded)
+
+    return build

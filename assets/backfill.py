@@ -12,17 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetMaterialization,
     AssetsDefinition,
-    AssetSelection,
     AssetSpec,
     AutomationCondition,
     BackfillPolicy,
     Config,
     DagsterInstance,
-    DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
     SensorDefinition,
@@ -30,8 +27,6 @@ from dagster import (
     SensorResult,
     SkipReason,
     StaticPartitionsDefinition,
-    asset,
-    sensor,
 )
 from pydantic import Field
 
@@ -53,9 +48,10 @@ from writetime.lake.table import create_table
 from writetime.storage.folders import Seen
 from writetime.storage.locations import without_secrets
 from writetime_dagster.assets import expectations
+from writetime_dagster.assets.automation import sensor_of
+from writetime_dagster.assets.builders import table_asset
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import retry_if_transient
-from writetime_dagster.assets.naming import documents, key_of, pool_of
+from writetime_dagster.assets.naming import PARTS, documents, key_of, pool_of
 from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -80,76 +76,67 @@ class BackfillConfig(Config):
 
 def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     """Return the snapshots of a table: those that its entry names, or those that a run takes."""
-    key = key_of(table.name, "snapshots")
     if table.entry.snapshots:
         places = ", ".join(map(without_secrets, table.entry.snapshots))
         return AssetSpec(
-            key,
+            key_of(table.name, "snapshots"),
             deps=[key_of(table.name, "table")],
-            group_name="backfill",
+            group_name=PARTS["snapshots"],
             kinds={"cassandra"},
             description=f"Snapshots or backups of {table.name} by its nodes: {places}. The sensor `new_backups` "
             "records new ones.",
             metadata=documents("docs/lake.md"),
         )
 
-    @asset(
-        key=key,
-        deps=[key_of(table.name, "table")],
-        group_name="backfill",
+    # Its pool is that of the backfill, too: a snapshot that is being read must not be deleted.
+    @table_asset(
+        table,
+        "snapshots",
+        after=["table"],
         kinds={"cassandra"},
-        # A snapshot that is being read must not be deleted.
-        pool=pool_of(table.name, "snapshots"),
-        metadata=documents("docs/lake.md"),
+        files=["docs/lake.md"],
         description=f"A snapshot of {table.name} on the Cassandra node of this machine. The snapshots of previous "
         "runs are deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
         "entry.",
     )
     def take(context: AssetExecutionContext, database: DatabaseResource) -> Iterator[MaterializeResult]:
-        with retry_if_transient():
-            tags = _Tags(context.instance, table)
-            last = _taken(context.instance, table).get("tag")
-            kept = [str(last.value)] if last else []
-            for tag in tags.read() - {*kept}:
-                clear_snapshot(database.settings, table.name, tag)
-            tag = new_tag()
-            tags.write(*kept, tag)
-            folders = take_snapshot(database.settings, table.name, tag)
-            size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
-            yield MaterializeResult(
-                metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
-            )
-            # Only now, since a backfill after a kill must not look for a snapshot that is deleted.
-            for old in kept:
-                clear_snapshot(database.settings, table.name, old)
-            tags.write(tag)
+        tags = _Tags(context.instance, table)
+        last = _taken(context.instance, table).get("tag")
+        kept = [str(last.value)] if last else []
+        for tag in tags.read() - {*kept}:
+            clear_snapshot(database.settings, table.name, tag)
+        tag = new_tag()
+        tags.write(*kept, tag)
+        folders = take_snapshot(database.settings, table.name, tag)
+        size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+        yield MaterializeResult(
+            metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
+        )
+        # Only now, since a backfill after a kill must not look for a snapshot that is deleted.
+        for old in kept:
+            clear_snapshot(database.settings, table.name, old)
+        tags.write(tag)
 
     return take
 
 
 def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the asset that reads snapshots of a table into the lake."""
-    key = key_of(table.name, "backfill")
 
-    @asset(
-        key=key,
-        deps=[key_of(table.name, "snapshots")],
-        group_name="backfill",
+    @table_asset(
+        table,
+        "backfill",
+        after=["snapshots"],
         kinds={"spark", "deltalake"},
+        files=("docs/lake.md", "docs/formats.md"),
+        pool=pool_of(table.name, "snapshots"),
         partitions_def=token_ranges,
         backfill_policy=BackfillPolicy.multi_run(_RANGES_PER_RUN),
         automation_condition=AutomationCondition.eager(),
-        pool=pool_of(table.name, "snapshots"),
-        metadata=documents("docs/lake.md", "docs/formats.md"),
-        check_specs=[
-            AssetCheckSpec(
-                "changes_are_in_place",
-                asset=key,
-                blocking=True,
-                description="Great Expectations on the changes that were read: keys, kinds, order, buckets. "
-                "Changes that fail are not committed.",
-            )
-        ],
+        blocking={
+            "changes_are_in_place": "Great Expectations on the changes that were read: keys, kinds, order, buckets. "
+            "Changes that fail are not committed.",
+        },
         description=f"Snapshots of {table.name} as changes in the lake, read from files instead of the database, "
         "by token range. Only failed ranges run again, and only SSTables that a range does not have yet are read. "
         "Replicas need no special handling: the merge keeps one version of each cell.",
@@ -157,28 +144,27 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with retry_if_transient():
-            found = _found(lake.settings, table, config.paths or _last_taken(context, table))
-            in_lake = create_table(lake.settings, found.schema)
+        found = _found(lake.settings, table, config.paths or _last_taken(context, table))
+        in_lake = create_table(lake.settings, found.schema)
 
-            staged = StagedFiles(
-                {"changes_are_in_place": Suite(expectations.of_changes)},
-                lambda files: expectations.changes(spark.spark_session, in_lake, files),
-                f"{table.name}: the changes of the snapshot are not as expected; they are not committed",
-            )
-            shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
-            buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
-            new = untaken(in_lake, found, buckets)
-            added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, spark.run, staged)))
-            yield MaterializeResult(
-                metadata={
-                    "changes_added": sum(added.values()),
-                    "buckets": len(added),
-                    "sstables": len(found.files),
-                    "sstables_new": len(new),
-                    "nodes_without_backup": MetadataValue.json(lacking_nodes(in_lake, found)),
-                }
-            )
+        staged = StagedFiles(
+            {"changes_are_in_place": Suite(expectations.of_changes)},
+            lambda files: expectations.changes(spark.spark_session, in_lake, files),
+            f"{table.name}: the changes of the snapshot are not as expected; they are not committed",
+        )
+        shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
+        buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
+        new = untaken(in_lake, found, buckets)
+        added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, spark.run, staged)))
+        yield MaterializeResult(
+            metadata={
+                "changes_added": sum(added.values()),
+                "buckets": len(added),
+                "sstables": len(found.files),
+                "sstables_new": len(new),
+                "nodes_without_backup": MetadataValue.json(lacking_nodes(in_lake, found)),
+            }
+        )
 
     return bring_in
 
@@ -193,12 +179,11 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
     """
     listing = _Listing(tables)
 
-    @sensor(
-        minimum_interval_seconds=300,
-        default_status=DefaultSensorStatus.STOPPED,
-        asset_selection=AssetSelection.assets(*(key_of(table.name, "snapshots") for table in tables)),
-        description="Tables: records each new backup at the places that a table's entry names, by their listing, as a "
+    @sensor_of(
+        300,
+        "Tables: records each new backup at the places that a table's entry names, by their listing, as a "
         "materialization of its snapshots. The sensor `new_snapshots` starts the backfill.",
+        records=[key_of(table.name, "snapshots") for table in tables],
     )
     def new_backups(context: SensorEvaluationContext) -> SensorResult:
         known = of_cursor(context.cursor, dict[str, str]) or {}

@@ -16,12 +16,9 @@ from dagster import (
     AssetsDefinition,
     AssetSelection,
     AssetSpec,
+    Definitions,
     MetadataValue,
     ObserveResult,
-    asset_check,
-    define_asset_job,
-    in_process_executor,
-    multi_observable_source_asset,
 )
 
 from writetime.capture.metrics import summary
@@ -33,10 +30,11 @@ from writetime.landing.landed_offsets import landed_offsets, not_landed
 from writetime.landing.topics import is_published
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
-from writetime_dagster.assets.checks import from_waiting
-from writetime_dagster.assets.failures import retry_if_transient
+from writetime_dagster.assets.automation import asset_job
+from writetime_dagster.assets.builders import check_of, observed_asset
+from writetime_dagster.assets.checks import from_faults, from_waiting
 from writetime_dagster.assets.followed import shared_watermarks
-from writetime_dagster.assets.naming import documents, key_of, pool_of
+from writetime_dagster.assets.naming import PARTS, documents, key_of, pool_of
 from writetime_dagster.resources import KafkaResource
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
@@ -52,26 +50,22 @@ commit_logs = AssetSpec(
 )
 
 
-@multi_observable_source_asset(
+@observed_asset(
+    AssetSpec(
+        AGENTS,
+        deps=[COMMIT_LOGS],
+        group_name="capture",
+        kinds={"python", "kafka"},
+        description="The agents (`writetime agent`), one per node, which publish changes to Kafka.",
+        metadata=documents("docs/capture.md"),
+    ),
     name="observe_agents",
-    specs=[
-        AssetSpec(
-            AGENTS,
-            deps=[COMMIT_LOGS],
-            group_name="capture",
-            kinds={"python", "kafka"},
-            description="The agents (`writetime agent`), one per node, which publish changes to Kafka.",
-            metadata=documents("docs/capture.md"),
-        )
-    ],
 )
-@retry_if_transient()
 def agents(kafka: KafkaResource) -> ObserveResult:
     """Observe the agents by their reports in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(shared_watermarks(kafka.settings).read())
     numbers = summary(found.values())
     return ObserveResult(
-        asset_key=AGENTS,
         metadata={
             **{name: round(number, 3) for name, number in numbers.items()},
             "held_by": MetadataValue.json({s: f["held_by"] for s, f in found.items() if f.get("held_by")}),
@@ -80,12 +74,11 @@ def agents(kafka: KafkaResource) -> ObserveResult:
     )
 
 
-@asset_check(
-    asset=AGENTS,
-    description="Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds up "
-    "its watermark: no segment set aside or vanished, no gap, no failed snapshot, no refused schema.",
+@check_of(
+    AGENTS,
+    "Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds up its "
+    "watermark: no segment set aside or vanished, no gap, no failed snapshot, no refused schema.",
 )
-@retry_if_transient()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     """Find agents that are silent, or whose watermark cannot move."""
     found = statuses(shared_watermarks(kafka.settings).read())
@@ -101,10 +94,9 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
         *(f"{source} is held up by {reason}" for source, reason in held.items()),
         *(f"{source}, {table}: {fault}" for source, of_tables in faults.items() for table, fault in of_tables.items()),
     ]
-    return AssetCheckResult(
-        passed=not reasons,
-        description="; ".join(reasons) or None,
-        metadata={
+    return from_faults(
+        reasons,
+        {
             "agents_held": len(held),
             "tables_with_faults": MetadataValue.json(faults),
             "agents_silent": len(silent),
@@ -126,34 +118,29 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
 
 def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the asset that observes the topic of a table's changes."""
-    key = key_of(table.name, "topic")
 
-    @multi_observable_source_asset(
+    @observed_asset(
+        AssetSpec(
+            key_of(table.name, "topic"),
+            deps=[key_of(table.name, "table"), AGENTS],
+            group_name=PARTS["topic"],
+            kinds={"kafka"},
+            description=f"The changes that agents publish to the topic `{changes_topic(table.name)}`: "
+            "each write with its write times, keyed and ordered by the partition key.",
+            metadata=documents("docs/capture.md"),
+        ),
         name=pool_of(table.name, "topic"),
-        specs=[
-            AssetSpec(
-                key,
-                deps=[key_of(table.name, "table"), AGENTS],
-                group_name="capture",
-                kinds={"kafka"},
-                description=f"The changes that agents publish to the topic `{changes_topic(table.name)}`: "
-                "each write with its write times, keyed and ordered by the partition key.",
-                metadata=documents("docs/capture.md"),
-            )
-        ],
     )
-    @retry_if_transient()
     def observe(kafka: KafkaResource) -> ObserveResult:
         settings, name = kafka.settings, changes_topic(table.name)
         if not is_published(settings, table.name):
-            return ObserveResult(asset_key=key, metadata={"topic": name, "messages": 0})
+            return ObserveResult(metadata={"topic": name, "messages": 0})
         firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
         sources = shared_watermarks(settings).read()
         marks = [found.tables[table.name] for found in sources.of(table.name).values()]
         until = min((mark.until for mark in marks), default=0)
         behind = {"watermark_age_seconds": round((time_now() - until) / 1e6, 3)} if until else {}
         return ObserveResult(
-            asset_key=key,
             metadata={
                 "topic": name,
                 "messages": sum(ends.values()) - sum(firsts.values()),
@@ -170,13 +157,11 @@ def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
 def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check that Kafka does not soon delete changes that have not landed."""
 
-    @asset_check(
-        asset=key_of(table.name, "topic"),
-        name="lag_is_far_from_retention",
-        description="No change waits to land for longer than half of the topic's retention. Kafka deletes it at the "
-        "end of the retention; then only a new snapshot closes the gap.",
+    @check_of(
+        key_of(table.name, "topic"),
+        "No change waits to land for longer than half of the topic's retention. Kafka deletes it at the end of the "
+        "retention; then only a new snapshot closes the gap.",
     )
-    @retry_if_transient()
     def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         settings = kafka.settings
         if not is_published(settings, table.name):
@@ -187,9 +172,14 @@ def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
     return lag_is_far_from_retention
 
 
-agents_job = define_asset_job(
-    "agents",
-    AssetSelection.assets(AGENTS) | AssetSelection.checks(no_agent_is_held_up),
-    description="Observe the progress of the agents, and check that none is held up.",
-    executor_def=in_process_executor,
+definitions = Definitions(
+    assets=[commit_logs, agents],
+    asset_checks=[no_agent_is_held_up],
+    jobs=[
+        asset_job(
+            "agents",
+            AssetSelection.assets(AGENTS) | AssetSelection.checks(no_agent_is_held_up),
+            description="Observe the progress of the agents, and check that none is held up.",
+        )
+    ],
 )

@@ -1,12 +1,30 @@
-"""Asset checks made from findings, such as those of Great Expectations."""
+"""Asset checks made from faults, and from findings of Great Expectations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
 from writetime.clients.great_expectations import Finding, failed, markdown
 from writetime.clients.topic_retention import UnknownRetention
 from writetime.core.counts import pluralize
+
+
+def from_faults(
+    faults: Sequence[str],
+    metadata: Mapping[str, Any],
+    *,
+    check_name: str | None = None,
+    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
+) -> AssetCheckResult:
+    """Return one check that passes when there are no faults. Its description has them."""
+    return AssetCheckResult(
+        check_name=check_name,
+        passed=not faults,
+        severity=severity,
+        description="; ".join(faults) or None,
+        metadata=metadata,
+    )
 
 
 def from_findings(
@@ -35,28 +53,22 @@ def from_unfit(check_name: str, unfit: Mapping[str, int], written: int, *, whole
         if whole
         else f"of the {pluralize(written, 'row', ',')} that this refresh wrote"
     )
-    return AssetCheckResult(
-        check_name=check_name,
-        passed=not unfit,
-        severity=AssetCheckSeverity.WARN,
-        description="; ".join(f"`{column}`: {rows:,} {of} do not fit" for column, rows in unfit.items()) or None,
-        metadata={
+    return from_faults(
+        [f"`{column}`: {rows:,} {of} do not fit" for column, rows in unfit.items()],
+        {
             "rows_by_column": MetadataValue.json(dict(unfit)),
             "columns": len(unfit),
             "rows_checked": written,
             "all_rows_checked": whole,
         },
+        check_name=check_name,
+        severity=AssetCheckSeverity.WARN,
     )
 
 
 def nothing_proven(reason: Exception) -> AssetCheckResult:
     """Return one check that warns that it could not run, with the reason."""
-    return AssetCheckResult(
-        passed=False,
-        severity=AssetCheckSeverity.WARN,
-        description=f"not verified: {reason}",
-        metadata={"not_proven": str(reason)},
-    )
+    return from_faults([f"not verified: {reason}"], {"not_proven": str(reason)}, severity=AssetCheckSeverity.WARN)
 
 
 def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
@@ -67,13 +79,9 @@ def from_waiting(waiting: Callable[[], Mapping[int, int]]) -> AssetCheckResult:
         messages = waiting()
     except UnknownRetention as e:
         return nothing_proven(e)
-    return AssetCheckResult(
-        passed=not messages,
-        description="; ".join(
-            f"partition {p}: {pluralize(n, 'message', ',')} waiting for too long" for p, n in messages.items()
-        )
-        or None,
-        metadata={
+    return from_faults(
+        [f"partition {p}: {pluralize(n, 'message', ',')} waiting for too long" for p, n in messages.items()],
+        {
             "messages_waiting_too_long": sum(messages.values()),
             "by_partition": MetadataValue.json({str(p): n for p, n in messages.items()}),
         },

@@ -1,9 +1,11 @@
 """Retries of failures by their kind. All assets that use servers use this module."""
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar
 
 from dagster import DagsterError, Failure, RetryRequested
 
@@ -36,8 +38,8 @@ _SOON_SECONDS = 2
 def retry_if_transient(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
     """Retry a failure that may pass by itself. Fail at once, with one sentence, if an operator must correct it.
 
-    Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
-    then Dagster shows its traceback, and the steps of other tables continue.
+    Any other exception is a bug: it is retried three times, then Dagster shows its traceback, and the steps of other
+    tables continue. As a decorator, use `retried`, which also serves a generator.
 
     Args:
         soon_seconds: the time before an unknown failure is retried.
@@ -55,6 +57,19 @@ def retry_if_transient(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
             raise ToCorrect(reason_of(e)) from None
         hide_passwords(e)
         raise RetryRequested(RETRIES, soon_seconds) from e
+
+
+def retried(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or generator function of a step with `retry_if_transient` around its work."""
+    if not inspect.isgeneratorfunction(work):
+        return retry_if_transient()(work)
+
+    @wraps(work)
+    def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with retry_if_transient():
+            yield from work(*args, **kwargs)
+
+    return generate
 
 
 def for_each_queue(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:

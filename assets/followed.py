@@ -16,14 +16,11 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetObservation,
-    AssetSelection,
-    DefaultSensorStatus,
     MetadataValue,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
     SkipReason,
-    sensor,
 )
 
 from writetime.clients.kafka import client_config
@@ -32,6 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import followed
 from writetime.wire.watermarks import LandingReport, StepReport, WatermarkTopic
+from writetime_dagster.assets.automation import sensor_of
 from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import KafkaResource
@@ -84,22 +82,18 @@ class _Recorded:
 
 def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
     """Return the sensor that records the progress of the tables that `writetime follow` follows."""
-    keys = [key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())]
 
-    @sensor(
-        minimum_interval_seconds=30,
-        default_status=DefaultSensorStatus.STOPPED,
-        asset_selection=AssetSelection.assets(*keys),
-        description="Tables: records the progress of `writetime follow` per table, as observations of the assets, and "
-        "checks whether the rows of the view are as expected: every five minutes, and at once when this result or a "
-        "fault changes. It starts nothing.",
+    @sensor_of(
+        30,
+        "Tables: records the progress of `writetime follow` per table, as observations of the assets, and checks "
+        "whether the rows of the view are as expected: every five minutes, and at once when this result or a fault "
+        "changes. It starts nothing.",
+        fault="the reports of `writetime follow` cannot be read",
+        records=[key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())],
     )
-    def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:
-        try:
-            topic = shared_watermarks(kafka.settings)
-            topic.read()
-        except WritetimeError as e:
-            return SkipReason(f"the reports of `writetime follow` cannot be read: {e}")
+    def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult:
+        topic = shared_watermarks(kafka.settings)
+        topic.read()
         running = followed(topic.reports)
         last = of_cursor(context.cursor, _Recorded)
         recorded = last.recorded if last else {}

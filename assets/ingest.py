@@ -1,6 +1,6 @@
 """Ingest: HTTP events -> Kafka -> the table `user_events`, and the messages that could not be stored.
 
-This module has the assets with their checks and metadata, and the sensors and schedules that start them.
+This module has the assets with their checks and metadata, and the jobs, sensors and schedules that start them.
 `writetime.ingest` stores the events.
 """
 
@@ -9,12 +9,11 @@ import time
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
     AssetSelection,
     AssetSpec,
-    DefaultSensorStatus,
+    Definitions,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
@@ -23,12 +22,6 @@ from dagster import (
     SkipReason,
     TableColumn,
     TableSchema,
-    asset,
-    asset_check,
-    define_asset_job,
-    in_process_executor,
-    multi_observable_source_asset,
-    sensor,
 )
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -39,13 +32,18 @@ from writetime.clients.great_expectations import Finding, gxe
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize as counted
-from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.event_pipeline import WriteOutcome
-from writetime_dagster.assets.automation import assets_that_failed_lately, is_under_way, on_schedule
-from writetime_dagster.assets.checks import from_findings, from_waiting
-from writetime_dagster.assets.failures import retry_if_transient
+from writetime_dagster.assets.automation import (
+    asset_job,
+    assets_that_failed_lately,
+    is_under_way,
+    on_schedule,
+    sensor_of,
+)
+from writetime_dagster.assets.builders import check_of, observed_asset, written_asset
+from writetime_dagster.assets.checks import from_faults, from_findings, from_waiting
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
@@ -68,24 +66,20 @@ http_events = AssetSpec(
 )
 
 
-@multi_observable_source_asset(
-    specs=[
-        AssetSpec(
-            USER_EVENTS_TOPIC,
-            deps=[HTTP_EVENTS],
-            group_name="sources",
-            kinds={"kafka"},
-            description="The Kafka topic of acknowledged events, keyed by user id.",
-        )
-    ]
+@observed_asset(
+    AssetSpec(
+        USER_EVENTS_TOPIC,
+        deps=[HTTP_EVENTS],
+        group_name="sources",
+        kinds={"kafka"},
+        description="The Kafka topic of acknowledged events, keyed by user id.",
+    )
 )
-@retry_if_transient()
 def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     """Observe how many messages the topic holds, and how many of them the sink has not stored."""
     ingest = kafka.settings.ingest
     progress = kafka.progress(ingest.topic, ingest.group)
     return ObserveResult(
-        asset_key=USER_EVENTS_TOPIC,
         metadata={
             "topic": ingest.topic,
             "end_offset": sum(progress.ends.values()),
@@ -95,45 +89,33 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     )
 
 
-@asset_check(
-    asset=USER_EVENTS_TOPIC,
-    description="No message has waited for more than half of the topic's retention, after which Kafka deletes it. No "
+@check_of(
+    USER_EVENTS_TOPIC,
+    "No message has waited for more than half of the topic's retention, after which Kafka deletes it. No "
     "message was deleted before it was stored, and the topic has not lost its end.",
 )
-@retry_if_transient()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited so long that Kafka will soon delete them; fail if messages were lost."""
     settings = kafka.settings
     topic, group = settings.ingest.topic, settings.ingest.group
     if lost := kafka.progress(topic, group).faults:
-        return AssetCheckResult(passed=False, description="; ".join(lost), metadata={"faults": len(lost)})
+        return from_faults(lost, {"faults": len(lost)})
     stored = committed_offsets(settings, topic, group)
     return from_waiting(lambda: waiting_too_long(settings, topic, stored))
 
 
-@asset(
-    key=USER_EVENTS,
+@written_asset(
+    USER_EVENTS,
     deps=[USER_EVENTS_TOPIC],
     group_name="ingest",
     kinds={"spark", "cassandra"},
     pool=SINK_POOL,
-    check_specs=[
-        AssetCheckSpec(
-            "messages_are_events", asset=USER_EVENTS, description="Great Expectations on the messages taken."
-        ),
-        AssetCheckSpec(
-            "all_messages_accounted_for",
-            asset=USER_EVENTS,
-            blocking=True,
-            description="Each message is stored, a duplicate or a dead letter. Only then are offsets committed.",
-        ),
-        AssetCheckSpec(
-            "rows_are_in_the_database",
-            asset=USER_EVENTS,
-            blocking=True,
-            description="Great Expectations on the stored rows, read back from the database.",
-        ),
-    ],
+    blocking={
+        "all_messages_accounted_for": "Each message is stored, a duplicate or a dead letter. Only then are offsets "
+        "committed.",
+        "rows_are_in_the_database": "Great Expectations on the stored rows, read back from the database.",
+    },
+    checks={"messages_are_events": "Great Expectations on the messages taken."},
     metadata={
         "dagster/column_schema": TableSchema(
             [
@@ -147,7 +129,6 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         )
     },
 )
-@retry_if_transient()
 def user_events(
     context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource, database: DatabaseResource
 ) -> MaterializeResult:
@@ -201,22 +182,18 @@ dead_letter_topic = AssetSpec(
 )
 
 
-@asset(
-    key=DEAD_LETTERS,
+@written_asset(
+    DEAD_LETTERS,
     deps=[DEAD_LETTER_TOPIC, USER_EVENTS],
     group_name="ingest",
     kinds={"spark", "deltalake"},
     pool=DEAD_LETTERS_POOL,
     metadata=arrow_columns(dead_letter_rows.SCHEMA),
-    check_specs=[
-        AssetCheckSpec(
-            "every_dead_letter_is_explained",
-            asset=DEAD_LETTERS,
-            description="Great Expectations on the new dead letters: each has an origin and a reason, and occurs once.",
-        )
-    ],
+    checks={
+        "every_dead_letter_is_explained": "Great Expectations on the new dead letters: each has an origin and a "
+        "reason, and occurs once.",
+    },
 )
-@retry_if_transient()
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
     """Messages that could not be stored, with reason and origin, as a table of the lake.
 
@@ -270,10 +247,8 @@ def _check_messages(receipts: DataFrame) -> AssetCheckResult:
         receipts,
         "messages",
         [
-            gxe.ExpectColumnValuesToNotBeNull(column="event_id", mostly=USUAL_SHARE_OF_EVENTS),
-            gxe.ExpectColumnValuesToNotBeNull(column="user_id", mostly=USUAL_SHARE_OF_EVENTS),
-            gxe.ExpectColumnValuesToNotBeNull(column="event_type", mostly=USUAL_SHARE_OF_EVENTS),
-            gxe.ExpectColumnValuesToNotBeNull(column="event_timestamp", mostly=USUAL_SHARE_OF_EVENTS),
+            gxe.ExpectColumnValuesToNotBeNull(column=name, mostly=USUAL_SHARE_OF_EVENTS)
+            for name in ("event_id", "user_id", "event_type", "event_timestamp")
         ],
     )
     return from_findings("messages_are_events", findings, AssetCheckSeverity.WARN)
@@ -315,34 +290,29 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
 
 # --- jobs, sensors and schedules --------------------------------------------------------------------------------------
 
-ingest_job = define_asset_job(
+ingest_job = asset_job(
     "ingest",
     AssetSelection.assets(USER_EVENTS, DEAD_LETTERS) | AssetSelection.checks(lag_is_far_from_retention),
     description="Store the messages of the topic, check and commit them, and copy the dead letters to the lake.",
-    executor_def=in_process_executor,
 )
-
-ingest_lag_job = define_asset_job(
+ingest_lag_job = asset_job(
     "ingest_lag",
     AssetSelection.assets(USER_EVENTS_TOPIC),
     description="Observe how many messages are not stored, and check that they are far from the topic's retention.",
-    executor_def=in_process_executor,
 )
-
-dead_letters_job = define_asset_job(
+dead_letters_job = asset_job(
     "dead_letters",
     AssetSelection.assets(DEAD_LETTERS),
     description="Copy the dead letters to the lake, including those of a `writetime sink`.",
-    executor_def=in_process_executor,
 )
 
 
-@sensor(
-    job=ingest_job,
-    minimum_interval_seconds=30,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Ingest: starts the job `ingest` when the topic has messages that are not stored, or has lost some. "
-    "Does nothing while a run of it is under way, or while a `writetime sink` stores them.",
+@sensor_of(
+    30,
+    "Ingest: starts the job `ingest` when the topic has messages that are not stored, or has lost some. Does nothing "
+    "while a run of it is under way, or while a `writetime sink` stores them.",
+    fault="the lag cannot be read",
+    job=ingest_job.name,
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Request a run while there is lag or messages were lost. This includes the rest of a run that stored only a part.
@@ -354,24 +324,28 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
     if USER_EVENTS in failed:
         return SkipReason("storing events failed in a run of the job `ingest`; it is retried 15 minutes after its end")
     settings = kafka.settings.ingest
-    try:
-        progress = kafka.progress(settings.topic, settings.group)
-        # A run reports messages that were lost.
-        if progress.total_lag == 0 and not progress.faults:
-            return SkipReason(f"{settings.topic} has no messages to store")
-        if kafka.group_is_live(settings.group):
-            return SkipReason(
-                f"a `writetime sink` is storing the {counted(progress.total_lag, 'message')} of {settings.topic}"
-            )
-    except WritetimeError as e:
-        return SkipReason(f"the lag cannot be read: {e}")
+    progress = kafka.progress(settings.topic, settings.group)
+    # A run reports messages that were lost.
+    if progress.total_lag == 0 and not progress.faults:
+        return SkipReason(f"{settings.topic} has no messages to store")
+    if kafka.group_is_live(settings.group):
+        messages = counted(progress.total_lag, "message")
+        return SkipReason(f"a `writetime sink` is storing the {messages} of {settings.topic}")
     # A fault of the dead letters' table must not delay events.
     keys = [USER_EVENTS] if DEAD_LETTERS in failed else None
     return RunRequest(asset_selection=keys, tags={"writetime/lag": str(progress.total_lag)})
 
 
-dead_letters_schedule = on_schedule(
-    dead_letters_job.name,
-    "5-59/15 * * * *",
-    "Ingest: copies new dead letters to the lake, for a `writetime sink`, too.",
+definitions = Definitions(
+    assets=[http_events, user_events_topic, user_events, dead_letter_topic, dead_letters],
+    asset_checks=[lag_is_far_from_retention],
+    jobs=[ingest_job, ingest_lag_job, dead_letters_job],
+    sensors=[user_events_lag],
+    schedules=[
+        on_schedule(
+            dead_letters_job.name,
+            "5-59/15 * * * *",
+            "Ingest: copies new dead letters to the lake, for a `writetime sink`, too.",
+        )
+    ],
 )

@@ -22,11 +22,20 @@ from writetime.delta.storage import lake_storage
 from writetime.lake.followed_tables import FollowedTable
 from writetime.schema.table import TableSchema as CqlSchema
 
-# The parts of a followed table: its source, then its stages, and the checks with an identifier of their own.
-PARTS = (
-    *("table", "snapshots", "backfill", "topic", "changes", "lag_and_freshness"),
-    *("state", "view", "row_events", "row_topic"),
-)
+# The parts of a followed table, with the groups of their assets: its source, then its stages.
+PARTS = {
+    "table": "sources",
+    "snapshots": "backfill",
+    "backfill": "backfill",
+    "topic": "capture",
+    "changes": "changes",
+    "state": "changes",
+    "view": "views",
+    "row_events": "row_events",
+    "row_topic": "row_events",
+    # Checks with an identifier of their own.
+    "lag_and_freshness": "changes",
+}
 # The parts that are Delta tables of the lake, and have the names of their folders.
 _IN_LAKE = {"changes", "state", "view", "row_events"}
 # Files of the repository that pyproject.toml names.

@@ -13,7 +13,6 @@ from itertools import takewhile
 from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
@@ -22,7 +21,6 @@ from dagster import (
     BackfillPolicy,
     DagsterInstance,
     DagsterRunStatus,
-    DefaultSensorStatus,
     Definitions,
     DynamicPartitionsDefinition,
     MaterializeResult,
@@ -34,15 +32,7 @@ from dagster import (
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
-    SkipReason,
-    asset,
-    asset_check,
-    define_asset_job,
-    in_process_executor,
-    job,
-    multi_observable_source_asset,
     op,
-    sensor,
 )
 
 from writetime.clients import great_expectations
@@ -51,10 +41,19 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
-from writetime_dagster.assets.automation import PAUSE_SECONDS, failed_lately, is_under_way, on_schedule
-from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.automation import (
+    PAUSE_SECONDS,
+    asset_job,
+    failed_lately,
+    is_under_way,
+    on_schedule,
+    sensor_of,
+    step_job,
+)
+from writetime_dagster.assets.builders import check_of, observed_asset, written_asset
+from writetime_dagster.assets.checks import from_faults, from_findings
 from writetime_dagster.assets.copied_batches import CopiedBatches, all_copied
-from writetime_dagster.assets.failures import ToCorrect, for_each_queue, retry_if_transient
+from writetime_dagster.assets.failures import ToCorrect, for_each_queue, retried
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -100,19 +99,16 @@ def name_of(queue: str) -> str:
 def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDefinition:
     """Return the asset that observes the queue; `upstream` is the asset that publishes to it, if there is one."""
 
-    @multi_observable_source_asset(
+    @observed_asset(
+        AssetSpec(
+            source_key(queue),
+            deps=[upstream] if upstream else [],
+            group_name="replay",
+            kinds={"cassandra"},
+            description="Batches that `writetime.replay` published, and the progress of the queue's processors.",
+        ),
         name=f"{name_of(queue)}_lag",
-        specs=[
-            AssetSpec(
-                source_key(queue),
-                deps=[upstream] if upstream else [],
-                group_name="replay",
-                kinds={"cassandra"},
-                description="Batches that `writetime.replay` published, and the progress of the queue's processors.",
-            )
-        ],
     )
-    @retry_if_transient()
     def observe(database: DatabaseResource) -> ObserveResult:
         """Observe the newest batch, and how far each processor is behind."""
         processors = lag(database.settings, queue)
@@ -124,7 +120,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
         }
         for p in processors:
             metadata |= {f"lag_batches/{p.processor}": p.batches, f"lag_seconds/{p.processor}": p.seconds}
-        return ObserveResult(asset_key=source_key(queue), metadata=metadata)
+        return ObserveResult(metadata=metadata)
 
     return observe
 
@@ -132,35 +128,30 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
 def batches_are_complete(queue: str) -> AssetChecksDefinition:
     """Return the check that the queue has all batches as they were published."""
 
-    @asset_check(
-        asset=source_key(queue),
-        name="batches_are_complete",
-        description="Reads all batches: numbers have no gap; items and SHA-256 match the sealed ones.",
-    )
-    @retry_if_transient()
-    def complete(database: DatabaseResource) -> AssetCheckResult:
+    @check_of(source_key(queue), "Reads all batches: numbers have no gap; items and SHA-256 match the sealed ones.")
+    def batches_are_complete(database: DatabaseResource) -> AssetCheckResult:
         """Read all batches."""
         found = check(database.settings, queue)
-        return AssetCheckResult(
-            passed=not found.faults,
-            description="; ".join(map(str, found.faults[:_FAULTS_SHOWN])) or None,
-            metadata={
+        shown = found.faults[:_FAULTS_SHOWN]
+        return from_faults(
+            list(map(str, shown)),
+            {
                 "batches": found.batches,
                 "items": found.items,
                 "faults": len(found.faults),
-                "first_faults": MetadataValue.json(found.faults[:_FAULTS_SHOWN]),
+                "first_faults": MetadataValue.json(shown),
             },
         )
 
-    return complete
+    return batches_are_complete
 
 
 def batches_in_lake(queue: str) -> AssetsDefinition:
     """Return the asset that holds the items of a queue as rows."""
-    key, table = batches_key(queue), table_of(queue)
+    table = table_of(queue)
 
-    @asset(
-        key=key,
+    @written_asset(
+        batches_key(queue),
         deps=[source_key(queue)],
         group_name="replay",
         kinds={"spark", "deltalake"},
@@ -168,46 +159,41 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         backfill_policy=BackfillPolicy.single_run(),
         pool=name_of(queue),
         metadata=arrow_columns(SCHEMA),
+        blocking={
+            "rows_are_the_items": "Great Expectations on the rows, against the sealed batches, before they are in the "
+            "lake.",
+        },
         description="The items of a replay queue as rows, one partition per batch, read by Spark. A batch that "
         "already exists is replaced, so a backfill is a replay.",
-        check_specs=[
-            AssetCheckSpec(
-                "rows_are_the_items",
-                asset=key,
-                blocking=True,
-                description="Great Expectations on the rows, against the sealed batches, before they are in the lake.",
-            )
-        ],
     )
     def batches(
         context: AssetExecutionContext, spark: SparkResource, lake: LakeResource, database: DatabaseResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         """Copy a range of batches into the lake, in one commit."""
-        with retry_if_transient():
-            session = spark.spark_session
-            numbers = sorted(map(int, context.partition_keys))
-            first, last = numbers[0], numbers[-1]
-            seals = sealed(database.settings, queue, first, last)
-            items = {seal.n: seal.items for seal in seals}
-            # Otherwise the library would report an outage of the database as wrong rows.
-            rows = read(session, database.settings, seals).localCheckpoint(eager=True)
-            findings = great_expectations.validate(rows, "items", _of_items(items))
-            yield from_findings("rows_are_the_items", findings)
-            if not all(finding.success for finding in findings):
-                raise ToCorrect(
-                    f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its: "
-                    + great_expectations.failed(findings)
-                )
-            lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
-            for n in numbers:
-                context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
-            yield MaterializeResult(
-                metadata={
-                    "batches_in_run": len(items),
-                    "rows_in_run": sum(items.values()),
-                    "path": MetadataValue.path(lake.path(table)),
-                }
+        session = spark.spark_session
+        numbers = sorted(map(int, context.partition_keys))
+        first, last = numbers[0], numbers[-1]
+        seals = sealed(database.settings, queue, first, last)
+        items = {seal.n: seal.items for seal in seals}
+        # Otherwise the library would report an outage of the database as wrong rows.
+        rows = read(session, database.settings, seals).localCheckpoint(eager=True)
+        findings = great_expectations.validate(rows, "items", _of_items(items))
+        yield from_findings("rows_are_the_items", findings)
+        if not all(finding.success for finding in findings):
+            raise ToCorrect(
+                f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its: "
+                + great_expectations.failed(findings)
             )
+        lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
+        for n in numbers:
+            context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
+        yield MaterializeResult(
+            metadata={
+                "batches_in_run": len(items),
+                "rows_in_run": sum(items.values()),
+                "path": MetadataValue.path(lake.path(table)),
+            }
+        )
 
     return batches
 
@@ -225,29 +211,26 @@ def new_batches(queue: str) -> SensorDefinition:
     """Return the sensor that adds a partition for each batch, and requests runs."""
     key, partitions = batches_key(queue), partitions_of(queue)
 
-    @sensor(
+    @sensor_of(
+        30,
+        "Replay queues: adds a partition for each new batch, and copies missing batches to the lake: one run at a "
+        "time, of at most `replay.batches_per_run` batches. Failed batches are requested again, after the others and "
+        "in shorter runs, so that a damaged batch does not delay the others.",
+        fault="the queue cannot be read",
         name=name_of(queue),
-        job_name=name_of(queue),
-        minimum_interval_seconds=30,
-        default_status=DefaultSensorStatus.STOPPED,
-        description="Replay queues: adds a partition for each new batch, and copies missing batches to the lake: one "
-        "run at a time, of at most `replay.batches_per_run` batches. Failed batches are requested again, after the "
-        "others and in shorter runs, so that a damaged batch does not delay the others.",
+        job=name_of(queue),
     )
-    def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
+    def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult:
         """Compare the newest batch with the batches that Dagster has materialized."""
         instance, settings = context.instance, database.settings
-        try:
-            first, head = extent(settings, queue)
-            before = CopiedBatches.of_cursor(context.cursor, first, head)
-            known = (before and before.read_on(instance, key)) or all_copied(instance, key, str(partitions.name))
-            new = known.new(first, head, NEW_PARTITIONS)
-            copied = known.extended(first, new)
-            # Retention waits for the lake, and its lag is reported like that of any other processor.
-            if before is None or copied.in_lake != before.in_lake:
-                advance(settings, queue, PROCESSOR, copied.in_lake)
-        except WritetimeError as e:
-            return SkipReason(f"the queue cannot be read: {e}")
+        first, head = extent(settings, queue)
+        before = CopiedBatches.of_cursor(context.cursor, first, head)
+        known = (before and before.read_on(instance, key)) or all_copied(instance, key, str(partitions.name))
+        new = known.new(first, head, NEW_PARTITIONS)
+        copied = known.extended(first, new)
+        # Retention waits for the lake, and its lag is reported like that of any other processor.
+        if before is None or copied.in_lake != before.in_lake:
+            advance(settings, queue, PROCESSOR, copied.in_lake)
         added = [partitions.build_add_request([str(n) for n in new])] if new else []
         missing = copied.missing
         if not missing:
@@ -275,7 +258,7 @@ def new_batches(queue: str) -> SensorDefinition:
 
 
 @op
-@retry_if_transient()
+@retried
 def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
     """Delete old batches of all queues that have `replay.keep_days`."""
     settings = database.settings
@@ -289,17 +272,6 @@ def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> N
     if faults:
         reasons = "; ".join(f"queue {queue}: {reason}" for queue, reason in faults.items())
         raise ToCorrect(f"batches of some queues were not deleted: {reasons}")
-
-
-@job(
-    name="queues_trim",
-    executor_def=in_process_executor,
-    description="Delete batches that all processors have done and that are older than their queue's "
-    "`replay.keep_days`.",
-)
-def trim_queues() -> None:
-    """Delete old batches."""
-    trim_queues_op()
 
 
 def stretch(numbers: Sequence[int], most: int) -> list[int]:
@@ -364,41 +336,40 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
         raise WritetimeError(f"replay.queues: Dagster cannot distinguish {' and '.join(same)}")
     if not queues:
         return Definitions()
-    sources = [queue_in_database(queue, upstream.get(queue)) for queue in queues]
     checks = [batches_are_complete(queue) for queue in queues]
-    lag_job = define_asset_job(
-        "queues_lag",
-        AssetSelection.assets(*map(source_key, queues)).without_checks(),
-        description="Observe the progress of the queues' processors.",
-        executor_def=in_process_executor,
+    trim_job = step_job(
+        "queues_trim",
+        "Delete batches that all processors have done and that are older than their queue's `replay.keep_days`.",
+        [trim_queues_op],
     )
-    check_job = define_asset_job(
-        "queues_check",
-        AssetSelection.checks(*checks),
-        description="Check that the queues have all batches as they were published.",
-        executor_def=in_process_executor,
-    )
+    jobs = [
+        asset_job(
+            "queues_lag",
+            AssetSelection.assets(*map(source_key, queues)).without_checks(),
+            description="Observe the progress of the queues' processors.",
+        ),
+        asset_job(
+            "queues_check",
+            AssetSelection.checks(*checks),
+            description="Check that the queues have all batches as they were published.",
+        ),
+        *(
+            asset_job(
+                name_of(queue),
+                AssetSelection.assets(batches_key(queue)),
+                description="Copy batches of a replay queue into the lake.",
+            )
+            for queue in queues
+        ),
+    ]
     return Definitions(
-        assets=[*sources, *map(batches_in_lake, queues)],
+        assets=[*(queue_in_database(queue, upstream.get(queue)) for queue in queues), *map(batches_in_lake, queues)],
         asset_checks=checks,
-        jobs=[
-            lag_job,
-            check_job,
-            trim_queues,
-            *(
-                define_asset_job(
-                    name_of(queue),
-                    AssetSelection.assets(batches_key(queue)),
-                    description="Copy batches of a replay queue into the lake.",
-                    executor_def=in_process_executor,
-                )
-                for queue in queues
-            ),
-        ],
+        jobs=[*jobs, trim_job],
         sensors=[new_batches(queue) for queue in queues],
         schedules=[
             on_schedule(
-                trim_queues.name,
+                trim_job.name,
                 "45 2 * * *",
                 "Replay queues: deletes old batches of queues with `replay.keep_days`, every night.",
             ),

@@ -7,14 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSpec,
-    AssetsDefinition,
-    MaterializeResult,
-    MetadataValue,
-    asset,
-)
+from dagster import AssetCheckResult, AssetsDefinition, MaterializeResult, MetadataValue
 from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, has_topic, next_offsets
@@ -30,40 +23,34 @@ from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
 from writetime.wire.topic_names import row_events_topic
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.failures import retry_if_transient
-from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.assets.builders import table_asset
+from writetime_dagster.assets.checks import from_faults
+from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
 def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the row events of a table in the lake."""
-    key = key_of(table.name, "row_events")
     columns = {} if table.schema is None else arrow_columns(event_schema(table.schema))
 
-    @asset(
-        key=key,
-        deps=[key_of(table.name, "state")],
-        group_name="row_events",
+    @table_asset(
+        table,
+        "row_events",
+        after=["state"],
         kinds={"spark", "deltalake"},
-        pool=pool_of(table.name, "row_events"),
-        metadata=columns | documents("docs/row-events.md"),
-        check_specs=[
-            AssetCheckSpec(
-                "events_are_of_their_kinds",
-                asset=key,
-                blocking=True,
-                description="Great Expectations on the new batch, which is not committed if it fails. Its events, as "
-                "Spark reads them, are as many as were computed. They create and delete as many rows as the state got "
-                "and lost at the changed places. Ids and places occur once, and images are those of the kind.",
-            )
-        ],
+        files=["docs/row-events.md"],
+        columns=columns,
+        blocking={
+            "events_are_of_their_kinds": "Great Expectations on the new batch, which is not committed if it fails. Its "
+            "events, as Spark reads them, are as many as were computed. They create and delete as many rows as the "
+            "state got and lost at the changed places. Ids and places occur once, and images are those of the kind.",
+        },
         description=f"Each change of a row of {table.name} since the last run: CREATE, UPDATE or DELETE with the "
         "row before and after. One batch per run. After a failure, run it again. The cost grows with the new changes.",
     )
     def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with retry_if_transient():
-            yield from _extended(lake.settings, table, spark)
+        yield from _extended(lake.settings, table, spark)
 
     return find
 
@@ -109,27 +96,20 @@ def _extended(
 
 def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the row events of a table in Kafka."""
-    key = key_of(table.name, "row_topic")
 
-    @asset(
-        key=key,
-        deps=[key_of(table.name, "row_events")],
-        group_name="row_events",
+    @table_asset(
+        table,
+        "row_topic",
+        after=["row_events"],
         kinds={"kafka"},
-        pool=pool_of(table.name, "row_topic"),
-        metadata=documents("docs/row-events.md"),
-        check_specs=[
-            AssetCheckSpec(
-                "all_events_are_published",
-                asset=key,
-                description="A reader of the topic receives all new events that were published, and none waits in "
-                "the lake.",
-            )
-        ],
+        files=["docs/row-events.md"],
+        checks={
+            "all_events_are_published": "A reader of the topic receives all new events that were published, and none "
+            "waits in the lake.",
+        },
         description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`: each once, for "
         "consumers that read committed messages.",
     )
-    @retry_if_transient()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
         settings, name = kafka.settings_with(lake), row_events_topic(table.name)
         in_lake = open_table(settings, table.name)
@@ -140,6 +120,7 @@ def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
         seconds = time.monotonic() - began
         found = published_since(settings, table.name, before, published) if published else 0
         waiting = not_published(in_lake)
+        fault = f"{counted(published, 'event', ',')} published, {found:,} in the topic, {waiting:,} waiting"
         return MaterializeResult(
             metadata={
                 "events_published": published,
@@ -148,13 +129,9 @@ def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
                 "topic": name,
             },
             check_results=[
-                AssetCheckResult(
-                    check_name="all_events_are_published",
-                    passed=found == published and not waiting,
-                    description=None
-                    if found == published and not waiting
-                    else f"{counted(published, 'event', ',')} published, {found:,} in the topic, {waiting:,} waiting",
-                    metadata={"events_published": published, "events_in_topic": found, "events_waiting": waiting},
+                from_faults(
+                    [] if found == published and not waiting else [fault],
+                    {"events_published": published, "events_in_topic": found, "events_waiting": waiting},
                 )
             ],
         )

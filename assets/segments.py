@@ -7,31 +7,25 @@ This module has the asset that publishes folders of segments, and the sensor tha
 from pathlib import Path
 
 from dagster import (
-    AssetCheckResult,
-    AssetCheckSpec,
     AssetKey,
     AssetSelection,
     Config,
-    DefaultSensorStatus,
     Definitions,
     MaterializeResult,
     MetadataValue,
     RunRequest,
     SensorEvaluationContext,
     SkipReason,
-    asset,
-    define_asset_job,
-    in_process_executor,
-    sensor,
 )
 from pydantic import Field
 
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
 from writetime.core.errors import WritetimeError
 from writetime.lake.spark_tasks import in_spark
-from writetime_dagster.assets.automation import failed_lately, is_under_way
+from writetime_dagster.assets.automation import asset_job, failed_lately, is_under_way, sensor_of
+from writetime_dagster.assets.builders import written_asset
 from writetime_dagster.assets.capture import COMMIT_LOGS
-from writetime_dagster.assets.failures import retry_if_transient
+from writetime_dagster.assets.checks import from_faults
 from writetime_dagster.resources import KafkaResource, SparkResource
 
 PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
@@ -49,21 +43,17 @@ class SegmentsConfig(Config):
     )
 
 
-@asset(
-    key=PUBLISHED_SEGMENTS,
+@written_asset(
+    PUBLISHED_SEGMENTS,
     deps=[COMMIT_LOGS],
     group_name="capture",
     kinds={"spark", "kafka"},
     pool="published_segments",
-    check_specs=[
-        AssetCheckSpec(
-            "every_segment_is_published",
-            asset=PUBLISHED_SEGMENTS,
-            description="No segment of the checkpoint has changes that are not published; the reasons are shown.",
-        )
-    ],
+    checks={
+        "every_segment_is_published": "No segment of the checkpoint has changes that are not published; the reasons "
+        "are shown."
+    },
 )
-@retry_if_transient()
 def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The changes in folders of commit log segments, in the topics of the captured tables, each at least once.
 
@@ -89,30 +79,27 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
             "growing": MetadataValue.json(report.growing),
         },
         check_results=[
-            AssetCheckResult(
-                check_name="every_segment_is_published",
-                passed=not report.faults,
-                description="; ".join(f"{segment}: {reason}" for segment, reason in report.faults.items()) or None,
-                metadata={"faults": MetadataValue.json(report.faults)},
+            from_faults(
+                [f"{segment}: {reason}" for segment, reason in report.faults.items()],
+                {"faults": MetadataValue.json(report.faults)},
             )
         ],
     )
 
 
-publish_segments_job = define_asset_job(
+publish_segments_job = asset_job(
     "publish_segments",
     AssetSelection.assets(PUBLISHED_SEGMENTS),
     description="Publish the changes in folders of commit log segments: `capture.segments`, or the `paths` of the run.",
-    executor_def=in_process_executor,
 )
 
 
-@sensor(
-    job=publish_segments_job,
-    minimum_interval_seconds=60,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Capture: starts the job `publish_segments` when the folders of `capture.segments` have unpublished "
-    "segments, by their listing, or one of the folders cannot be listed, which the run then reports.",
+@sensor_of(
+    60,
+    "Capture: starts the job `publish_segments` when the folders of `capture.segments` have unpublished segments, by "
+    "their listing, or one of the folders cannot be listed, which the run then reports.",
+    fault="the checkpoint cannot be read",
+    job=publish_segments_job.name,
 )
 def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Compare the folders with the checkpoint."""
@@ -123,10 +110,7 @@ def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunR
     settings = kafka.settings
     if not settings.capture.segments:
         return SkipReason("capture.segments names no folder")
-    try:
-        new, unlisted = unpublished(settings.capture.segments, checkpoint_of(settings))
-    except (WritetimeError, OSError) as e:
-        return SkipReason(f"the checkpoint cannot be read: {e}")
+    new, unlisted = unpublished(settings.capture.segments, checkpoint_of(settings))
     # A run publishes the other folders, and reports the fault.
     if not new and not unlisted:
         return SkipReason("all segments are published")

@@ -29,11 +29,7 @@ from dagster import (
     SensorEvaluationContext,
     SensorResult,
     SkipReason,
-    define_asset_job,
-    in_process_executor,
-    job,
     op,
-    sensor,
 )
 from pydantic import Field
 
@@ -53,14 +49,17 @@ from writetime.view.upkeep import upkeep
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import Sources
 from writetime_dagster.assets.automation import (
+    asset_job,
     assets_that_failed_lately,
     assets_under_way,
     is_under_way,
     on_schedule,
+    sensor_of,
+    step_job,
 )
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import retry_if_transient
+from writetime_dagster.assets.failures import retried
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
@@ -79,9 +78,8 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     """Return the jobs of these tables, with their schedules and sensors."""
     if not tables:
         return Definitions()
-    jobs = _jobs(tables)
-    names = {job.name for job in jobs.jobs or []}
-    upkeep = maintain_job([table.name for table in tables])
+    captured = [table for table in tables if table.entry.capture]
+    with_backups = [table for table in tables if table.entry.snapshots]
     schedules = [
         on_schedule(
             "catch_up",
@@ -90,9 +88,9 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
             "follows. The sensor `captured_changes` lands the changes.",
             lambda settings: left(settings, tables),
         ),
-        on_schedule(upkeep.name, "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
+        on_schedule("maintain", "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
     ]
-    if "snapshot" in names:
+    if len(with_backups) < len(tables):
         schedules.append(on_schedule("snapshot", "0 1 * * 0", "Tables: takes snapshots, every Sunday."))
     sensors: list[SensorDefinition] = [
         schema_changes(tables),
@@ -103,73 +101,67 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
             description="Tables: copies each new snapshot or backup into the lake, some token ranges per run.",
         ),
     ]
-    if named := [table for table in tables if table.entry.snapshots]:
-        sensors.append(new_backups(named))
-    if LAND in names:
-        captured = [table for table in tables if table.entry.capture]
+    if with_backups:
+        sensors.append(new_backups(with_backups))
+    if captured:
         sensors += [captured_changes(captured), progress(captured)]
-    return Definitions(jobs=[*(jobs.jobs or []), upkeep], schedules=schedules, sensors=sensors)
+    maintain = maintain_job([table.name for table in tables])
+    return Definitions(
+        jobs=[
+            *(asset_job(name, selection, description=text) for name, (selection, text) in _selections(tables).items()),
+            maintain,
+        ],
+        schedules=schedules,
+        sensors=sensors,
+    )
 
 
-def _jobs(tables: Sequence[FollowedTable]) -> Definitions:
+def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[AssetSelection, str]]:
+    """Return the assets and checks of each job, and its description."""
     captured = [table for table in tables if table.entry.capture]
-    with_events = [table for table in tables if table.entry.row_events]
-
+    without_backups = [table for table in tables if not table.entry.snapshots]
     on_whole_views = _checks(tables, "view", PROOF)
     if expecting := [table for table in tables if table.entry.expect]:
         on_whole_views |= _checks(expecting, "view", ALL_ROWS)
-    landed, events = _keys(captured, "changes"), _keys(with_events, "row_events", "row_topic")
+
+    def renewed(*keys: AssetKey) -> AssetSelection:
+        # Otherwise each job would also verify the views that it refreshed, and read whole tables each time.
+        return AssetSelection.assets(*keys) - on_whole_views
+
+    landed = _keys(captured, "changes")
     refreshed = _keys(tables, "state", "view")
-    selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
+    events = _keys([table for table in tables if table.entry.row_events], "row_events", "row_topic")
+    looks = renewed(*_keys(tables, "table"), *_keys(captured, "topic"))
+    if captured:
+        looks |= _checks(captured, "table", LOGGED) | _checks(captured, "changes", *BEHIND)
+    found = {
         "tables_lag": (
-            [*_keys(tables, "table"), *_keys(captured, "topic")],
-            _checks(captured, "table", LOGGED) | _checks(captured, "changes", *BEHIND) if captured else None,
+            looks,
             "Observe the tables and their topics, and check that changes are logged, landed and fresh.",
         ),
-        "snapshot": (
-            _keys([table for table in tables if not table.entry.snapshots], "snapshots"),
-            None,
-            "Take snapshots on the Cassandra node of this machine.",
-        ),
         "backfill": (
-            _keys(tables, "backfill"),
-            None,
+            renewed(*_keys(tables, "backfill")),
             "Copy snapshots into the lake, some token ranges per run; then run the job `views`.",
         ),
-        LAND: (landed, None, "Land captured changes from Kafka in the lake."),
-        "views": (refreshed, None, "Fold new changes into the tables' states, and refresh their views."),
-        "row_events": (
-            events,
-            None,
-            "Compute the row events since the last run, store them in the lake, and publish them to Kafka.",
-        ),
+        "views": (renewed(*refreshed), "Fold new changes into the tables' states, and refresh their views."),
         "catch_up": (
-            [*landed, *refreshed, *events],
-            None,
+            renewed(*landed, *refreshed, *events),
             "Process new changes: land them, merge them, refresh the views, publish row events.",
         ),
         "verify": (
-            [],
             on_whole_views,
             "Verify the views against the database, and check expectations on all their rows.",
         ),
     }
-    # Otherwise each job would also verify the views that it refreshed, and read whole tables each time.
-
-    def selection(assets: Sequence[AssetKey], own: AssetSelection | None) -> AssetSelection:
-        if not assets:
-            assert own is not None
-            return own
-        renewed = AssetSelection.assets(*assets) - on_whole_views
-        return renewed | own if own else renewed
-
-    return Definitions(
-        jobs=[
-            define_asset_job(name, selection(assets, own), description=description, executor_def=in_process_executor)
-            for name, (assets, own, description) in selections.items()
-            if assets or own
-        ]
-    )
+    if without_backups:
+        taken = renewed(*_keys(without_backups, "snapshots"))
+        found["snapshot"] = taken, "Take snapshots on the Cassandra node of this machine."
+    if landed:
+        found[LAND] = renewed(*landed), "Land captured changes from Kafka in the lake."
+    if events:
+        description = "Compute the row events since the last run, store them in the lake, and publish them to Kafka."
+        found["row_events"] = renewed(*events), description
+    return found
 
 
 def _keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
@@ -194,7 +186,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
         "observes how many tombstones each state then has. It does not fold changes or refresh views: the job `views` "
         "does that, with its checks.",
     )
-    @retry_if_transient()
+    @retried
     def maintain_tables(
         context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
     ) -> None:
@@ -216,15 +208,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
             kind = Transient if all(map(is_outage, faults.values())) else WritetimeError
             raise kind("; ".join(f"{name}: {reason_of(e)}" for name, e in faults.items()))
 
-    @job(
-        name="maintain",
-        executor_def=in_process_executor,
-        description="Compact and clean the tables of the lake, every night.",
-    )
-    def maintenance() -> None:
-        maintain_tables()
-
-    return maintenance
+    return step_job("maintain", "Compact and clean the tables of the lake, every night.", [maintain_tables])
 
 
 def captured_changes(
@@ -240,13 +224,13 @@ def captured_changes(
     """
     newest_changes = _NewestChanges()
 
-    @sensor(
-        job_name=LAND,
-        minimum_interval_seconds=30,
-        default_status=DefaultSensorStatus.STOPPED,
-        description="Tables: starts the job `land` for the tables whose topics have changes that are not in the "
-        "lake, and sometimes for the others, so that the lake records that there are none. It starts nothing for "
-        "tables that `writetime follow` follows, nothing within two minutes after an unfinished run, and no third run.",
+    @sensor_of(
+        30,
+        "Tables: starts the job `land` for the tables whose topics have changes that are not in the lake, and "
+        "sometimes for the others, so that the lake records that there are none. It starts nothing for tables that "
+        "`writetime follow` follows, nothing within two minutes after an unfinished run, and no third run.",
+        fault="the lag cannot be read",
+        job=LAND,
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, LAND, time.time() - patience_seconds):
@@ -259,10 +243,7 @@ def captured_changes(
         # A run that takes long, as for a table with a backlog, must not delay the other tables.
         under_way = assets_under_way(context.instance, LAND)
         busy = {table.name for table in tables if key_of(table.name, "changes") in under_way}
-        try:
-            topics = _Topics.read(settings, {table.name for table in tables} - paused - busy)
-        except WritetimeError as e:
-            return SkipReason(f"the lag cannot be read: {e}")
+        topics = _Topics.read(settings, {table.name for table in tables} - paused - busy)
         # The cursor is the topic at which the last tick stopped, so that each topic has its turn.
         lag, late = newest_changes.lag(settings, topics, context.cursor or "", lake_seconds)
         context.update_cursor(late[0] if late else "")
@@ -354,12 +335,11 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
     """Return the sensor that records schema changes."""
     names = {table.name for table in tables}
 
-    @sensor(
-        minimum_interval_seconds=60,
-        default_status=DefaultSensorStatus.STOPPED,
-        asset_selection=AssetSelection.assets(*(key_of(table.name, "table") for table in tables)),
-        description="Tables: records each change of a table's schema as an observation of the table. Schema changes "
-        "reach the lake automatically; reload the code location to see the new columns.",
+    @sensor_of(
+        60,
+        "Tables: records each change of a table's schema as an observation of the table. Schema changes reach the lake "
+        "automatically; reload the code location to see the new columns.",
+        records=_keys(tables, "table"),
     )
     def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}

@@ -22,8 +22,6 @@ from dagster import (
     Definitions,
     MetadataValue,
     ObserveResult,
-    asset_check,
-    multi_observable_source_asset,
 )
 
 from writetime.core.config import Settings, TableEntry
@@ -33,7 +31,9 @@ from writetime.schema.describe import to_cql
 from writetime.schema.similar_tables import most_similar
 from writetime.view.expected_rows import of_entry
 from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
-from writetime_dagster.assets.failures import ToCorrect, retry_if_transient
+from writetime_dagster.assets.builders import check_of, observed_asset
+from writetime_dagster.assets.checks import from_faults
+from writetime_dagster.assets.failures import ToCorrect
 from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
 from writetime_dagster.resources.private_dagster import loaded_with, pass_on
@@ -132,27 +132,23 @@ def assets_of(
 
 def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
     """Return the asset that observes the table in the database."""
-    key = key_of(table.name, "table")
     text = {} if table.schema is None else {"cql": MetadataValue.md(f"```sql\n{_cql(table)}```")}
 
-    @multi_observable_source_asset(
+    @observed_asset(
+        AssetSpec(
+            key_of(table.name, "table"),
+            deps=[writer.key] if writer else [],
+            group_name=writer.group if writer else PARTS["table"],
+            kinds={"cassandra"},
+            description=table.entry.description or f"The table {table.name} of the database.",
+            metadata={**cql_columns(table.schema), **text, **documents("docs/data-types.md", "cql")},
+        ),
         name=pool_of(table.name, "table"),
-        specs=[
-            AssetSpec(
-                key,
-                deps=[writer.key] if writer else [],
-                group_name=writer.group if writer else "sources",
-                kinds={"cassandra"},
-                description=table.entry.description or f"The table {table.name} of the database.",
-                metadata={**cql_columns(table.schema), **text, **documents("docs/data-types.md", "cql")},
-            )
-        ],
     )
-    @retry_if_transient()
     def observe(database: DatabaseResource) -> ObserveResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        return ObserveResult(asset_key=key, metadata={"captured": captured})
+        return ObserveResult(metadata={"captured": captured})
 
     return observe
 
@@ -160,21 +156,16 @@ def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
 def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check that the database logs a table's changes."""
 
-    @asset_check(
-        asset=key_of(table.name, "table"),
-        name=table_jobs.LOGGED,
-        description="The database logs changes of this table for capture.",
+    @check_of(
+        key_of(table.name, "table"), "The database logs changes of this table for capture.", name=table_jobs.LOGGED
     )
-    @retry_if_transient()
     def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        fix = cdc_statement(database.settings, table.name)
         if captured:
-            return AssetCheckResult(passed=True)
-        return AssetCheckResult(
-            passed=False, description=f"the database does not log changes of this table: {fix}", metadata={"fix": fix}
-        )
+            return from_faults([], {})
+        fix = cdc_statement(database.settings, table.name)
+        return from_faults([f"the database does not log changes of this table: {fix}"], {"fix": fix})
 
     return changes_are_logged
 
@@ -224,7 +215,7 @@ def _cql(table: FollowedTable) -> str:
 def _refused(entry: RefusedEntry) -> AssetSpec:
     return AssetSpec(
         key_of(entry.name, "table"),
-        group_name="sources",
+        group_name=PARTS["table"],
         tags={"writetime/refused": "true"},
         kinds={"cassandra"},
         description=f"**Refused:** {entry.reason}",

@@ -14,13 +14,10 @@ from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
     AssetCheckSeverity,
-    AssetCheckSpec,
     AssetsDefinition,
     Config,
     MaterializeResult,
     MetadataValue,
-    asset,
-    asset_check,
 )
 from pydantic import Field
 
@@ -37,9 +34,9 @@ from writetime.verify.comparison import VerifyReport, verify
 from writetime.view.expected_rows import key_columns, of_each_row, of_entry, remedy_of
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
+from writetime_dagster.assets.builders import check_of, table_asset
 from writetime_dagster.assets.checks import from_findings, from_unfit, nothing_proven
-from writetime_dagster.assets.failures import retry_if_transient
-from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
+from writetime_dagster.assets.naming import key_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -55,50 +52,36 @@ class ViewConfig(Config):
 
 def build_view_asset(table: FollowedTable) -> AssetsDefinition:
     """Return the compacted view of a table."""
-    key = key_of(table.name, "view")
     columns = {} if table.schema is None else view_columns(table.schema, view_schema(table.schema))
 
-    @asset(
-        key=key,
-        deps=[key_of(table.name, "state")],
-        group_name="views",
+    @table_asset(
+        table,
+        "view",
+        after=["state"],
         kinds={"spark", "deltalake"},
-        pool=pool_of(table.name, "view"),
-        metadata=columns | documents("docs/lake.md", "docs/data-types.md"),
-        check_specs=[
-            AssetCheckSpec(
-                "rows_are_those_of_the_state",
-                asset=key,
-                blocking=True,
-                description="Great Expectations on the new rows, before they are published. The rows in the new files, "
-                "as Spark reads them, less the rows that they replace, are as many as the state's live rows at the "
-                "changed places became more. The view has none of the created rows yet. Keys are present, and each row "
-                "occurs once.",
-            ),
-            AssetCheckSpec(
-                "rows_are_as_expected",
-                asset=key,
-                blocking=True,
-                description="The expectations of the table's entry, before the new rows are published. If one fails, "
-                "the view stays as it was. A refresh of the changed rows checks only those about single rows; "
-                "`all_rows_are_as_expected` checks all.",
-            ),
-            AssetCheckSpec(
-                "timestamps_fit",
-                asset=key,
-                description="Timestamps outside the years -290308 to 294247 are null in the view. Shows, per column, "
-                "the number of such rows among those that this refresh wrote. A later refresh passes although they "
-                "stay; a run with the option `whole` counts all. Changes and state hold the timestamps.",
-            ),
-        ],
+        files=("docs/lake.md", "docs/data-types.md"),
+        columns=columns,
+        blocking={
+            "rows_are_those_of_the_state": "Great Expectations on the new rows, before they are published. The rows in "
+            "the new files, as Spark reads them, less the rows that they replace, are as many as the state's live rows "
+            "at the changed places became more. The view has none of the created rows yet. Keys are present, and each "
+            "row occurs once.",
+            "rows_are_as_expected": "The expectations of the table's entry, before the new rows are published. If one "
+            "fails, the view stays as it was. A refresh of the changed rows checks only those about single rows; "
+            "`all_rows_are_as_expected` checks all.",
+        },
+        checks={
+            "timestamps_fit": "Timestamps outside the years -290308 to 294247 are null in the view. Shows, per column, "
+            "the number of such rows among those that this refresh wrote. A later refresh passes although they stay; "
+            "a run with the option `whole` counts all. Changes and state hold the timestamps.",
+        },
         description=f"The rows that SELECT * returns of {table.name}, as a Delta table that any engine reads."
         + (f" {table.entry.description}" if table.entry.description else ""),
     )
     def compacted_view(
         config: ViewConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        with retry_if_transient():
-            yield from _refreshed(lake.settings, table, spark, whole=config.whole)
+        yield from _refreshed(lake.settings, table, spark, whole=config.whole)
 
     return compacted_view
 
@@ -159,14 +142,11 @@ class VerifyConfig(Config):
 def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check of the expectations of the table's entry on all rows of the view."""
 
-    @asset_check(
-        asset=key_of(table.name, "view"),
-        name="all_rows_are_as_expected",
-        description="The expectations of the table's entry on all rows of the view. A refresh checks those about each "
-        "row before it publishes them; this check also evaluates those about the whole view, such as its number of "
-        "rows.",
+    @check_of(
+        key_of(table.name, "view"),
+        "The expectations of the table's entry on all rows of the view. A refresh checks those about each row before "
+        "it publishes them; this check also evaluates those about the whole view, such as its number of rows.",
     )
-    @retry_if_transient()
     def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
         in_lake, name = open_table(lake.settings, table.name), "all_rows_are_as_expected"
         rows, keys = expectations.whole_view(spark.spark_session, in_lake), key_columns(in_lake.schema())
@@ -178,15 +158,13 @@ def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
 def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
     """Return the check of a table's view against the database."""
 
-    @asset_check(
-        asset=key_of(table.name, "view"),
-        name="rows_are_those_of_the_database",
-        description="Compares the present rows of the lake and the database, by token range, and the view with the "
-        "rows of the lake as of its last refresh. A write that is not captured yet counts as lag and passes, unless "
-        "capture or landing has stopped. If the database cannot be reached, or there is no view yet, the check warns "
-        "that nothing was verified.",
+    @check_of(
+        key_of(table.name, "view"),
+        "Compares the present rows of the lake and the database, by token range, and the view with the rows of the "
+        "lake as of its last refresh. A write that is not captured yet counts as lag and passes, unless capture or "
+        "landing has stopped. If the database cannot be reached, or there is no view yet, the check warns that nothing "
+        "was verified.",
     )
-    @retry_if_transient()
     def rows_are_those_of_the_database(
         config: VerifyConfig, lake: LakeResource, database: DatabaseResource
     ) -> AssetCheckResult:

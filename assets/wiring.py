@@ -47,7 +47,11 @@ def platform(
         with_specs(
             documented(
                 Definitions.merge(
-                    replay.definitions(settings.replay.queues, publishers or {}), _capture(), _ingest_and_work()
+                    capture.definitions,
+                    segments.definitions,
+                    ingest.definitions,
+                    workqueue.definitions,
+                    replay.definitions(settings.replay.queues, publishers or {}),
                 ),
                 settings,
             ),
@@ -70,7 +74,8 @@ def of_tables(settings: Settings, only: Collection[str] | None = None) -> Defini
         settings: the settings of the installation.
         only: the names of the tables, as keyspace.table; None for all tables that the settings follow.
     """
-    stages = Definitions.merge(tables.definitions(settings, {}, only), documented(_capture(), settings), _shared())
+    own = documented(Definitions.merge(capture.definitions, segments.definitions), settings)
+    stages = Definitions.merge(tables.definitions(settings, {}, only), own, _shared())
     return switched(with_rounds(stages), settings)
 
 
@@ -84,54 +89,4 @@ def _shared() -> Definitions:
             "lake": LakeResource(),
         },
         sensors=[runs.failed_runs, runs.finished_runs, runs.canceled_runs],
-    )
-
-
-def _capture() -> Definitions:
-    """Return the agents and archives that the tables' changes come from."""
-    return Definitions.merge(
-        Definitions(
-            assets=[capture.commit_logs, capture.agents],
-            asset_checks=[capture.no_agent_is_held_up],
-            jobs=[capture.agents_job],
-        ),
-        segments.definitions,
-    )
-
-
-def _ingest_and_work() -> Definitions:
-    """Return the assets of ingest and of work queues, and the sensors and schedules that start them."""
-    return Definitions(
-        assets=[
-            ingest.http_events,
-            ingest.user_events_topic,
-            ingest.user_events,
-            ingest.dead_letter_topic,
-            ingest.dead_letters,
-            workqueue.event_queue,
-            workqueue.completed_events,
-        ],
-        asset_checks=[
-            ingest.lag_is_far_from_retention,
-            workqueue.no_item_is_lost,
-            workqueue.no_work_is_stuck,
-            workqueue.lake_has_what_is_completed,
-        ],
-        jobs=[
-            ingest.ingest_job,
-            ingest.ingest_lag_job,
-            ingest.dead_letters_job,
-            workqueue.completed_events_job,
-            workqueue.queue_health_job,
-            workqueue.queue_audit_job,
-            workqueue.drain_queue,
-        ],
-        sensors=[
-            ingest.user_events_lag,
-            workqueue.stuck_work,
-        ],
-        schedules=[
-            ingest.dead_letters_schedule,
-            *workqueue.schedules,
-        ],
     )

@@ -12,12 +12,11 @@ import pyarrow as pa
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetCheckSpec,
     AssetKey,
     AssetSelection,
     AssetSpec,
     Config,
-    DefaultSensorStatus,
+    Definitions,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
@@ -25,27 +24,21 @@ from dagster import (
     RunRequest,
     SensorEvaluationContext,
     SkipReason,
-    asset,
-    asset_check,
-    define_asset_job,
-    in_process_executor,
-    job,
-    multi_observable_source_asset,
     op,
-    sensor,
 )
 from pydantic import Field
 from pyspark.sql import functions as F
 
 from writetime.core.counts import pluralize
-from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import looking, worker_faults
 from writetime.workqueue.items import ItemPartition
-from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.automation import asset_job, is_under_way, on_schedule, sensor_of, step_job
+from writetime_dagster.assets.builders import check_of, observed_asset, written_asset
+from writetime_dagster.assets.checks import from_faults
 from writetime_dagster.assets.cursors import of_cursor
-from writetime_dagster.assets.failures import for_each_queue, retry_if_transient
+from writetime_dagster.assets.failures import for_each_queue, retried
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -58,24 +51,20 @@ _SHOWN = 20
 _AGAIN_SECONDS = 3600.0
 
 
-@multi_observable_source_asset(
-    specs=[
-        AssetSpec(
-            EVENT_QUEUE,
-            group_name="workqueue",
-            kinds={"cassandra"},
-            description="Work items of all queues, enqueued by `POST /queues/<queue>/items` or `writetime.workqueue`.",
-        )
-    ]
+@observed_asset(
+    AssetSpec(
+        EVENT_QUEUE,
+        group_name="workqueue",
+        kinds={"cassandra"},
+        description="Work items of all queues, enqueued by `POST /queues/<queue>/items` or `writetime.workqueue`.",
+    )
 )
-@retry_if_transient()
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe the depth of the queues, the age of their oldest item, and their dead items."""
     with looking(database.settings) as look:
         found, faults = for_each_queue(look.queues(), look.state)
     states = list(found.values())
     return ObserveResult(
-        asset_key=EVENT_QUEUE,
         metadata={
             "queues": len(states),
             "queues_failed": MetadataValue.json(faults),
@@ -91,22 +80,19 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
     )
 
 
-@asset_check(
-    asset=EVENT_QUEUE,
-    description="Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has "
-    "unfinished items.",
+@check_of(
+    EVENT_QUEUE,
+    "Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has unfinished items.",
 )
-@retry_if_transient()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
     with audit.auditing(database.settings) as opened:
         found, faults = for_each_queue(opened.queues(), opened.account)
     accounts = found.values()
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
-    return AssetCheckResult(
-        passed=lost == 0 and not faults,
-        description="; ".join([*([f"{pluralize(lost, 'item', ',')} lost"] if lost else []), *_failed(faults)]) or None,
-        metadata={
+    return from_faults(
+        [*([f"{pluralize(lost, 'item', ',')} lost"] if lost else []), *_failed(faults)],
+        {
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
             "dead": sum(a.dead for a in accounts),
@@ -117,51 +103,44 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     )
 
 
-@asset_check(
-    asset=EVENT_QUEUE,
-    description="No item waits for longer than `workqueue.stuck_seconds`, no queue has more unfinished items than its "
+@check_of(
+    EVENT_QUEUE,
+    "No item waits for longer than `workqueue.stuck_seconds`, no queue has more unfinished items than its "
     "`max_depth`, and no worker has reported a fault within the last hour.",
 )
-@retry_if_transient()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     """Warn of queues whose oldest unfinished item is too old, of queues with too many items, and of worker faults."""
     old, deep, faults = _stuck(database)
     of_workers = [f"queue {f.queue}, {f.place}: {f.reason}" for f in worker_faults(database.settings)]
-    return AssetCheckResult(
-        passed=not old and not deep and not faults and not of_workers,
-        severity=AssetCheckSeverity.WARN,
-        description="; ".join(
-            [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
-            + [f"queue {name}: {pluralize(depth, 'item')} not finished" for name, depth in deep.items()]
-            + _failed(faults)
-            + of_workers
-        ),
-        metadata={
+    return from_faults(
+        [
+            *(f"queue {name}: an item has waited for {age} s" for name, age in old.items()),
+            *(f"queue {name}: {pluralize(depth, 'item')} not finished" for name, depth in deep.items()),
+            *_failed(faults),
+            *of_workers,
+        ],
+        {
             "worker_faults": len(of_workers),
             "stuck_queues": len(old),
             "oldest_seconds_by_queue": MetadataValue.json(old),
             "deep_queues": len(deep),
             "depth_by_queue": MetadataValue.json(deep),
         },
+        severity=AssetCheckSeverity.WARN,
     )
 
 
-@asset(
-    key=COMPLETED,
+@written_asset(
+    COMPLETED,
     deps=[EVENT_QUEUE],
     group_name="workqueue",
     kinds={"spark", "deltalake"},
     pool=COMPLETED_POOL,
     metadata=arrow_columns(completed.SCHEMA.append(pa.field("read_at", pa.int64()))),
-    check_specs=[
-        AssetCheckSpec(
-            "every_queue_is_read",
-            asset=COMPLETED,
-            description="The completed items of each queue could be read. Those of other queues are in the lake.",
-        )
-    ],
+    checks={
+        "every_queue_is_read": "The completed items of each queue could be read. Those of other queues are in the lake."
+    },
 )
-@retry_if_transient()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
@@ -202,22 +181,19 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
             "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
         },
         check_results=[
-            AssetCheckResult(
-                check_name="every_queue_is_read",
-                passed=not faults and not unread,
-                description="; ".join([*_failed(faults), *_unread(unread)]) or None,
-                metadata={"queues_failed": MetadataValue.json(faults), "buckets_failed": len(unread)},
+            from_faults(
+                [*_failed(faults), *_unread(unread)],
+                {"queues_failed": MetadataValue.json(faults), "buckets_failed": len(unread)},
             )
         ],
     )
 
 
-@asset_check(
-    asset=COMPLETED,
-    description="Queried by CQL: the lake has all completed items of each bucket that was read after it closed, and "
+@check_of(
+    COMPLETED,
+    "Queried by CQL: the lake has all completed items of each bucket that was read after it closed, and "
     "no extra items of other buckets.",
 )
-@retry_if_transient()
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
     """Compare the table of the lake with all states."""
     have = audit.in_lake(lake.settings, COMPLETED_TABLE)
@@ -225,19 +201,15 @@ def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -
         answers, faults = for_each_queue(opened.queues(), lambda name: opened.compare(name, have))
     found = list(answers.values())
     differing = [place for brought in found for place in brought.differing]
-    return AssetCheckResult(
-        passed=not differing and not faults,
-        description="; ".join(
-            [
-                *(
-                    f"the lake and bucket {place.bucket} of shard {place.shard} of queue {place.queue} differ"
-                    for place in differing[:_SHOWN]
-                ),
-                *_failed(faults),
-            ]
-        )
-        or None,
-        metadata={
+    return from_faults(
+        [
+            *(
+                f"the lake and bucket {place.bucket} of shard {place.shard} of queue {place.queue} differ"
+                for place in differing[:_SHOWN]
+            ),
+            *_failed(faults),
+        ],
+        {
             "completed": sum(brought.completed for brought in found),
             "in_the_lake": sum(brought.in_lake for brought in found),
             "not_in_the_lake_yet": sum(brought.waiting for brought in found),
@@ -257,7 +229,7 @@ class DrainConfig(Config):
 
 
 @op
-@retry_if_transient()
+@retried
 def drain_queue_op(
     context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
 ) -> None:
@@ -267,42 +239,11 @@ def drain_queue_op(
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
 
 
-@job(
-    executor_def=in_process_executor,
-    description="Process the items of a queue: bounded, on Spark, tasks own shards. Name queue and handler in the "
-    "launchpad.",
-)
-def drain_queue() -> None:
-    """Process the items of a queue."""
-    drain_queue_op()
-
-
-queue_health_job = define_asset_job(
+queue_health_job = asset_job(
     "queue_health",
     AssetSelection.assets(EVENT_QUEUE) - AssetSelection.checks(no_item_is_lost),
     description="Observe the depth and age of the queues, and check that no work is stuck. Reads unfinished items.",
-    executor_def=in_process_executor,
 )
-
-queue_audit_job = define_asset_job(
-    "queue_audit",
-    AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
-    description="Check that no item of any queue is lost, and that the lake has all completed items. Reads all items.",
-    executor_def=in_process_executor,
-)
-
-completed_events_job = define_asset_job(
-    "completed_events",
-    AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
-    description="Copy completed items to the lake.",
-    executor_def=in_process_executor,
-)
-
-schedules = [
-    on_schedule(
-        completed_events_job.name, "25 * * * *", "Work queues: copies completed items to the lake, every hour."
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -313,21 +254,18 @@ class _Reported:
     at: float
 
 
-@sensor(
-    job=queue_health_job,
-    minimum_interval_seconds=60,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Work queues: starts the job `queue_health`, whose check then warns, if an item waits too long or too "
-    "many items wait; again when other queues are stuck, and once an hour.",
+@sensor_of(
+    60,
+    "Work queues: starts the job `queue_health`, whose check then warns, if an item waits too long or too many items "
+    "wait; again when other queues are stuck, and once an hour.",
+    fault="the queues cannot be read",
+    job=queue_health_job.name,
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
     """Request a run when the stuck work is not that of the last run, and once per hour while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
-    try:
-        old, deep, faults = _stuck(database)
-    except WritetimeError as e:
-        return SkipReason(f"the queues cannot be read: {e}")
+    old, deep, faults = _stuck(database)
     if not old and not deep and not faults:
         context.update_cursor("")
         return SkipReason("no work is stuck")
@@ -386,3 +324,37 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
         {name: depth for name, depth in depths.items() if depth > bounds[name]},
         faults | more,
     )
+
+
+completed_events_job = asset_job(
+    "completed_events",
+    AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
+    description="Copy completed items to the lake.",
+)
+
+definitions = Definitions(
+    assets=[event_queue, completed_events],
+    asset_checks=[no_item_is_lost, no_work_is_stuck, lake_has_what_is_completed],
+    jobs=[
+        completed_events_job,
+        queue_health_job,
+        asset_job(
+            "queue_audit",
+            AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
+            description="Check that no item of any queue is lost, and that the lake has all completed items. Reads all "
+            "items.",
+        ),
+        step_job(
+            "drain_queue",
+            "Process the items of a queue: bounded, on Spark, tasks own shards. Name queue and handler in the "
+            "launchpad.",
+            [drain_queue_op],
+        ),
+    ],
+    sensors=[stuck_work],
+    schedules=[
+        on_schedule(
+            completed_events_job.name, "25 * * * *", "Work queues: copies completed items to the lake, every hour."
+        )
+    ],
+)
