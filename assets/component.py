@@ -3,14 +3,12 @@
 This module has the component's attributes. `writetime_dagster.assets.wiring` has the definitions that it adds.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from dagster import Component, ComponentLoadContext, Definitions, Model, ResolutionContext, Resolvable, Resolver
 
 from writetime.core import config
-from writetime.core.errors import WritetimeError
 from writetime_dagster.assets.wiring import of_tables
 
 
@@ -48,21 +46,7 @@ class WritetimeComponent(Component, Resolvable, Model):
         """Return the definitions of the tables.
 
         Raises:
-            WritetimeError: the settings are missing or invalid, or WRITETIME_CONFIG names another file.
+            WritetimeError: the settings are missing or invalid.
         """
         del context
-        if self.settings is not None:
-            _use(self.settings)
-        return of_tables(config.load(), self.tables)
-
-
-def _use(path: Path) -> None:
-    """Use a settings file in this whole process. Resources and Spark's tasks find it by WRITETIME_CONFIG."""
-    if not path.is_file():
-        raise WritetimeError(f"WritetimeComponent: settings names {path}, which is not a file; create or correct it")
-    chosen = os.environ.setdefault("WRITETIME_CONFIG", str(path))
-    if not Path(chosen).exists() or not path.samefile(chosen):
-        raise WritetimeError(
-            f"WritetimeComponent: settings names {path}, but WRITETIME_CONFIG names {chosen}; a process has one "
-            "settings file, so remove one of the two"
-        )
+        return of_tables(config.load(self.settings), self.tables, self.settings)

@@ -5,6 +5,7 @@ This module lists the stages. The code location (`writetime_dagster.assets.defin
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
 
@@ -64,7 +65,9 @@ def platform(
     return switched(with_rounds(stages), settings)
 
 
-def of_tables(settings: Settings, only: Collection[str] | None = None) -> Definitions:
+def of_tables(
+    settings: Settings, only: Collection[str] | None = None, settings_file: Path | None = None
+) -> Definitions:
     """Return the definitions of the followed tables and of their capture. A code location with other assets can use
     them, too.
 
@@ -73,20 +76,22 @@ def of_tables(settings: Settings, only: Collection[str] | None = None) -> Defini
     Args:
         settings: the settings of the installation.
         only: the names of the tables, as keyspace.table; None for all tables that the settings follow.
+        settings_file: the file that runs read, by default that of `config_path`.
     """
     own = documented(Definitions.merge(capture.definitions, segments.definitions), settings)
-    stages = Definitions.merge(tables.definitions(settings, {}, only), own, _shared())
+    stages = Definitions.merge(tables.definitions(settings, {}, only), own, _shared(settings_file))
     return switched(with_rounds(stages), settings)
 
 
-def _shared() -> Definitions:
+def _shared(settings_file: Path | None = None) -> Definitions:
     """Return the resources that all stages use, and the sensors that report ended runs."""
+    file = None if settings_file is None else str(settings_file)
     return Definitions(
         resources={
-            "spark": SparkResource(),
-            "database": DatabaseResource(),
-            "kafka": KafkaResource(),
-            "lake": LakeResource(),
+            "spark": SparkResource(settings_file=file),
+            "database": DatabaseResource(settings_file=file),
+            "kafka": KafkaResource(settings_file=file),
+            "lake": LakeResource(settings_file=file),
         },
-        sensors=[runs.failed_runs, runs.finished_runs, runs.canceled_runs],
+        sensors=list(runs.sensors(settings_file).values()),
     )

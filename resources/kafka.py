@@ -1,12 +1,11 @@
 """Kafka for assets and sensors."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import Field
 
 from writetime.clients import consumer_groups, kafka
-from writetime_dagster.resources.base import WritetimeResource
+from writetime_dagster.resources.base import SAME, WritetimeResource
 
 
 @dataclass(frozen=True)
@@ -28,17 +27,15 @@ class TopicProgress:
 class KafkaResource(WritetimeResource):
     """The brokers. A field that is None has the value of the setting in the section `[kafka]`."""
 
-    bootstrap_servers: str | None = Field(default=None, description="Default: the setting of this name.")
+    section = "kafka"
+
+    bootstrap_servers: str | None = Field(default=None, description=SAME)
     client: dict[str, str] | None = Field(
         default=None,
         repr=False,
         description="Options of clients, which override those of the setting of this name, one by one. Name variables "
         "for secrets: `EnvVar`.",
     )
-
-    def overrides(self) -> dict[str, dict[str, Any]]:
-        """Return the values that the fields name."""
-        return {"kafka": {"bootstrap_servers": self.bootstrap_servers, "client": self.client}}
 
     def progress(self, topic: str, group: str) -> TopicProgress:
         """Return the topic's current end offsets and the group's lag; nothing is consumed."""

@@ -17,11 +17,13 @@ from writetime_dagster.resources.base import WritetimeResource
 class LakeResource(WritetimeResource):
     """The lake. A table is named by the path of its folder, such as `ingest/dead_letters`."""
 
+    section = "lake"
+
     folder: str | None = Field(default=None, description="A folder or URL. Default: the setting `lake.path`.")
 
-    def overrides(self) -> dict[str, dict[str, Any]]:
-        """Return the values that the fields name."""
-        return {"lake": {"path": self.folder}}
+    def overrides(self) -> dict[str, Any]:
+        """Return the value that the field names."""
+        return {"path": self.folder}
 
     def path(self, table: str) -> str:
         """Return the address of a table; a relative lake path is relative to the working folder."""

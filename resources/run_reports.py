@@ -96,21 +96,21 @@ def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
     return [f"{step}: {message}" for step, message in _failures(entries)] + failed
 
 
-def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
+def ended(instance: DagsterInstance, run: DagsterRun, settings_file: Path | None = None) -> Path:
     """Report a run that has ended, unless its own process has reported this end. Return the path of the report."""
     if _reported(run) == run.status.value:
         return Path(run.tags[REPORT])
-    return _report(instance, run)
+    return _report(instance, run, settings_file)
 
 
-def ending(context: InitResourceContext) -> None:
+def ending(context: InitResourceContext, settings_file: Path | None = None) -> None:
     """Report the run whose resources are released, once. Do nothing outside a run, or in the process of one step."""
     instance, run_id = context.instance, context.run_id
     run = instance.get_run_by_id(run_id) if instance and run_id else None
     if instance is None or run is None or _reported(run):
         return
     if not instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_WORKER_STARTING):
-        _report(instance, run.with_status(_status(instance, run)))
+        _report(instance, run.with_status(_status(instance, run)), settings_file)
 
 
 def _reported(run: DagsterRun) -> str | None:
@@ -130,14 +130,14 @@ def _status(instance: DagsterInstance, run: DagsterRun) -> DagsterRunStatus:
     return DagsterRunStatus.FAILURE if failed or missing else DagsterRunStatus.SUCCESS
 
 
-def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
+def _report(instance: DagsterInstance, run: DagsterRun, settings_file: Path | None) -> Path:
     """Write the report of a run, send an alert if something is wrong, and tag the run. Return the report's path.
 
     If the report cannot be written, the alert is sent nevertheless. The tags are written last. So if the process is
     killed earlier, the alert may come twice, but it is never lost.
     """
-    # Without the fields of resources: the run is also reported if one of them is invalid.
-    settings = config.load()
+    # Without the other fields of resources: the run is also reported if one of them is invalid.
+    settings = config.load(settings_file)
     path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").absolute()
     fault = _write(path, report(instance, run))
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))

@@ -18,9 +18,15 @@ class SparkResource(WritetimeResource):
     A session that was already active (tests share one) is used and left running. `spark_config` overrides the settings.
     """
 
+    section = "spark"
+
     spark_config: dict[str, Any] = Field(default={})
     _session: SparkSession | None = PrivateAttr(default=None)
     _is_own: bool = PrivateAttr(default=False)
+
+    def overrides(self) -> dict[str, Any]:
+        """Return nothing: the session itself takes `spark_config`."""
+        return {}
 
     @property
     def spark_session(self) -> SparkSession:

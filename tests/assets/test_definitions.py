@@ -20,11 +20,10 @@ from dagster import (
     RunRequest,
     TableSchema,
     UrlCodeReference,
-    build_defs_for_component,
     build_schedule_context,
 )
 from dagster._cli import cli
-from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph, BaseAssetNode
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNode
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.repository_definition import RepositoryLoadData
 
@@ -32,13 +31,11 @@ from demo import definitions as demo
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Alerts, Settings, TableEntry, load
-from writetime.core.errors import WritetimeError
 from writetime.lake import followed_tables
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import view_schema
 from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
-from writetime_dagster import WritetimeComponent
 from writetime_dagster.assets import tables
 from writetime_dagster.assets.automation import with_rounds
 from writetime_dagster.assets.definitions import defs
@@ -347,36 +344,6 @@ def test_a_lake_without_an_answer_refuses_no_table(config: Path, monkeypatch: py
     config.write_text("[tables.shop.orders]\n")
     graph = of_tables().resolve_asset_graph()
     assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
-
-
-def component(**attributes: object) -> BaseAssetGraph:
-    """The assets that the component of a project brings in."""
-    found = WritetimeComponent.from_attributes_dict(attributes=attributes)
-    return build_defs_for_component(found).resolve_asset_graph()
-
-
-def test_a_component_refuses_a_table_without_an_entry_alone(config: Path) -> None:
-    config.write_text("[tables.shop.orders]\n[tables.shop.items]\n")
-    graph = component(settings=str(config), tables=["shop.orders", "shop.item"])
-    assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
-    assert key_of("shop.items", "view") not in graph.get_all_asset_keys()
-    refused = "**Refused:** the settings have no entry [tables.shop.item]; is it shop.items?"
-    assert graph.get(key_of("shop.item", "table")).description == refused
-
-
-def test_a_component_without_a_list_has_all_tables(config: Path) -> None:
-    config.write_text("[tables.shop.orders]\n[tables.shop.items]\n")
-    found = component().get_all_asset_keys()
-    assert {key_of(name, "view") for name in ("shop.orders", "shop.items")} <= found
-
-
-def test_a_component_refuses_settings_that_are_not_those_of_the_process(config: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.toml"
-    with pytest.raises(WritetimeError, match=f"settings names {other}, which is not a file"):
-        component(settings=str(other))
-    other.write_text("")
-    with pytest.raises(WritetimeError, match=f"settings names {other}, but WRITETIME_CONFIG names {config}"):
-        component(settings=str(other))
 
 
 def test_expectations_of_an_entry_name_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:

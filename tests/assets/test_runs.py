@@ -245,11 +245,8 @@ def test_a_run_whose_process_dies_is_reported_by_a_sensor(
         instance.report_run_failed(run, "the process was killed")
         [event] = [e.get_dagster_event() for e in instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_FAILURE)]
         for _ in range(2):
-            runs.failed_runs(
-                build_run_status_sensor_context(
-                    "failed_runs", event, instance, ended(instance, run.run_id)
-                ).for_run_failure()
-            )
+            of_run = build_run_status_sensor_context("failed_runs", event, instance, ended(instance, run.run_id))
+            runs.sensors()["failed_runs"](of_run)
         assert report_of(instance, ended(instance, run.run_id)).startswith("# __ASSET_JOB: failure")
     assert [alert["lines"] for alert in posted] == [["run: the process was killed"]] * 2
 

@@ -9,6 +9,7 @@ that suits one machine. Unknown settings are rejected.
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -48,6 +49,8 @@ from writetime.core.settings_errors import faults
 from writetime.core.settings_sources import PREFIX, SecretFiles, TomlFile, Variables, unused
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
+# The file that an argument of `load` names, while it reads it: pydantic passes no arguments to the sources of settings.
+_loaded_file: ContextVar[Path | None] = ContextVar("_loaded_file", default=None)
 # Options that turn off the check of a broker's certificate, or of the name in it.
 _KAFKA_UNVERIFIED = {
     "enable.ssl.certificate.verification": {"false", "f", "0", "no", "off"},
@@ -627,19 +630,23 @@ class InvalidSettings(WritetimeError):
 
 def config_path() -> Path:
     """Return the path of the settings file: `WRITETIME_CONFIG`, else `writetime.toml` in the working folder."""
-    return Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
+    return _loaded_file.get() or Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
 
 
-def load(**overrides: Any) -> Settings:
-    """Read the settings. Keyword arguments, such as `lake={"buckets": 2}`, override them one by one.
+def load(file: Path | None = None, **overrides: Any) -> Settings:
+    """Read the settings of a file, by default that of `config_path`. Keyword arguments, such as `lake={"buckets": 2}`,
+    override them one by one.
 
     Raises:
         InvalidSettings: settings are unknown or invalid.
-        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or it is not TOML.
+        WritetimeError: the file that an argument or `WRITETIME_CONFIG` names is missing, or it is not TOML.
     """
-    path = config_path()
+    path = file or config_path()
+    if file and not path.is_file():
+        raise WritetimeError(f"settings names {path}, which is not a file; create or correct it")
     if "WRITETIME_CONFIG" in os.environ and not path.is_file():
         raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
+    loading = _loaded_file.set(file)
     # The variables that name the file and the folder are not settings: no field is called `config` or `secrets`.
     try:
         settings = Settings(**overrides)
@@ -649,6 +656,8 @@ def load(**overrides: Any) -> Settings:
         raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e.__cause__ or e}") from None
     except ValueError as e:
         raise WritetimeError(f"{path} is not valid TOML: {e}") from None
+    finally:
+        _loaded_file.reset(loading)
     if ignored := unused(Settings, os.environ.get(SECRETS_VARIABLE)):
         raise InvalidSettings("settings", ignored)
     return settings
