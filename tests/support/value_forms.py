@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from uuid import UUID
 
-from writetime.schema.serialise import _vint
+from writetime.schema.serialise import vint
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 _TIME = UUID("5ab0d580-0b5d-11ef-8000-000000000001").bytes
@@ -59,7 +59,7 @@ def forms(cql_type: CqlType, r: Random, most: int = 12) -> list[bytes]:
             parts = [f for f in forms(element, r, 4) if f or element.fixed_length is None]
             fixed = element.fixed_length is not None
             found = [
-                b"".join(p if fixed else _vint(len(p)) + p for p in r.choices(parts, k=dimension)) for _ in range(4)
+                b"".join(p if fixed else vint(len(p)) + p for p in r.choices(parts, k=dimension)) for _ in range(4)
             ]
         case Tuple(types):
             found = _structs(types, r)

@@ -86,7 +86,7 @@ def padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
 
             def pad(data: bytes) -> bytes:
                 parts = map(each, split_vector(data, element, dimension))
-                return b"".join(_vint(len(part)) + part for part in parts)
+                return b"".join(vint(len(part)) + part for part in parts)
 
         case Tuple() | Udt():
             types = cql_type.arguments if isinstance(cql_type, Tuple) else [t for _, t in cql_type.fields]
@@ -130,7 +130,7 @@ def _list(element: Serialiser) -> Serialiser:
 def _vector(element: Serialiser, *, fixed: bool) -> Serialiser:
     def serialise(values: Any) -> bytes:
         parts = map(element, values)
-        return b"".join(part if fixed else _vint(len(part)) + part for part in parts)
+        return b"".join(part if fixed else vint(len(part)) + part for part in parts)
 
     return serialise
 
@@ -159,7 +159,7 @@ def _struct(fields: list[tuple[str, CqlType]]) -> Serialiser:
     return serialise
 
 
-def _vint(value: int) -> bytes:
+def vint(value: int) -> bytes:
     """Write an unsigned vint: one leading one-bit per following byte."""
     extra = min((max(value.bit_length(), 1) - 1) // 7, 8)
     if extra == 8:
@@ -179,7 +179,7 @@ def _varint(value: int) -> bytes:
 
 
 def _duration(value: dict[str, int]) -> bytes:
-    return b"".join(_vint((v << 1 ^ v >> 63) & (1 << 64) - 1) for v in value.values())
+    return b"".join(vint((v << 1 ^ v >> 63) & (1 << 64) - 1) for v in value.values())
 
 
 # Types whose empty value is decoded to one that is not null.
