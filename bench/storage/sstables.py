@@ -1,25 +1,28 @@
-"""SSTables to Arrow, compared with Cassandra's own reader and its dump, and the memory that reading needs.
+"""SSTables to Arrow and back, compared with Cassandra's own reader, dump and writer, and the memory that reading needs.
 
 The table is that of `tests/support/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both
 readers read all of each cell: value, write time, TTL and deletion time.
 """
 
+import itertools
 import json
 import subprocess
 from pathlib import Path
 
-from bench.storage.measure import Comparison, best, child, here, printed, python
+import pyarrow as pa
+
+from bench.storage.measure import Comparison, best, child, here, in_turns, printed, python
 from tests.support import oracle
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
+from writetime.storage.sstable_writer import SSTableWriter
 
 _DUMP = "org.apache.cassandra.tools.SSTableExport"
 
 
 def write(folder: Path, rows: int) -> Location:
     """Write an SSTable of the table `bench.events` with Cassandra's own writer."""
-    folder.mkdir(parents=True)
-    subprocess.run(oracle.java_command("Oracle", "write", folder, str(rows)), check=True, capture_output=True)
+    subprocess.run(_writing(folder, rows), check=True, capture_output=True)
     (location,) = find_sstables(str(folder))
     return location
 
@@ -43,6 +46,27 @@ def compare(scratch: Path, location: Location, rows: int, passes: int) -> list[C
         Comparison("SSTable to Arrow, whole process", own, "sstabledump -l, whole process", dump),
         Comparison("start of a process, 16 rows", own_start, "sstabledump -l, 16 rows", start),
     ]
+
+
+def compare_writers(scratch: Path, location: Location, rows: int, passes: int) -> Comparison:
+    """Compare the writers on the same rows, both without their start. Cassandra's also makes the rows."""
+    start, whole = (child(_writing(scratch / f"writer-{count}", count), count) for count in (16, rows))
+    schema, changes = SSTable(location).schema, list(SSTable(location).scan())
+    numbers = itertools.count()
+
+    def again(batches: list[pa.RecordBatch]) -> int:
+        with SSTableWriter(str(scratch / f"written-{next(numbers)}"), schema) as writer:
+            for batch in batches:
+                writer.write(batch)
+        return writer.changes
+
+    (ours,) = in_turns(again, changes, passes=passes)
+    return Comparison("Arrow to SSTable, best pass", ours, "CQLSSTableWriter", whole.without(start), 4)
+
+
+def _writing(folder: Path, rows: int) -> list[str]:
+    folder.mkdir(parents=True)
+    return oracle.java_command("Oracle", "write", folder, str(rows))
 
 
 def _scan(data: str) -> int:

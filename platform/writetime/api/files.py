@@ -1,12 +1,13 @@
-"""Reads files of the database as changes in Arrow, without the database."""
+"""Reads files of the database as changes in Arrow, and writes changes as SSTables, without the database."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
+from writetime.merge.folding import merge
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
@@ -14,6 +15,10 @@ from writetime.storage.infer import infer_schema
 from writetime.storage.locations import find_sstables
 from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import SSTable
+from writetime.storage.sstable_writer import SSTableWriter
+
+# Changes that are written at a time.
+_BATCH_ROWS = 1 << 16
 
 
 def read_sstable(path: str, schema: str | None = None, fields: Sequence[str] | None = None) -> pa.RecordBatchReader:
@@ -68,6 +73,41 @@ def read_commitlog(
                 yield batch
 
     return pa.RecordBatchReader.from_batches(result, batches())
+
+
+def write_sstable(
+    changes: pa.Table | pa.RecordBatchReader,
+    folder: str,
+    schema: str,
+    *,
+    version: str = "nb",
+    compressor: str | None = "LZ4Compressor",
+    block_size: int = 1 << 16,
+) -> str:
+    """Write changes as one SSTable, which `nodetool import` brings into a table. Return the path of its `Data.db`.
+
+    Args:
+        changes: a table of changes in any order, which is merged first, in memory; or batches that are merged already:
+            in the order of tokens, keys and positions, with one change per position.
+        folder: a folder without SSTables, local or in an object store (a URL). It is created.
+        schema: a CREATE TABLE statement.
+        version: `nb` (Cassandra 4.0 to 5.0), `oa` (Cassandra 5.0 with the storage compatibility `NONE`) or `me`
+            (ScyllaDB).
+        compressor: the name of a compressor's class: LZ4, Snappy, Zstd or Deflate, each followed by `Compressor`; or
+            None.
+        block_size: bytes of rows per entry of a partition's row index.
+
+    Raises:
+        WritetimeError: there are no changes, they are not merged, or this version cannot hold one of their times.
+    """
+    table = _one_table(schema)
+    batches: Iterable[pa.RecordBatch] = changes
+    if isinstance(changes, pa.Table):
+        batches = merge([changes], table).to_batches(max_chunksize=_BATCH_ROWS)
+    with SSTableWriter(folder, table, version=version, compressor=compressor, block_size=block_size) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return writer.location.path("Data.db")
 
 
 def _one_table(cql: str) -> TableSchema:

@@ -376,3 +376,30 @@ class _MarshalParser:
             found = self._tokens[0][1] if self._tokens else "the end"
             raise CqlTypeError(f"marshal type {self._text!r}: {value or kind} expected, found {found!r}")
         return self._tokens.popleft()[1]
+
+
+def marshal_name(cql_type: CqlType) -> str:
+    """Return the marshal class name of a column's type: the inverse of `parse_marshal`."""
+    return f"{MARSHAL}FrozenType({_marshal(cql_type)})" if _is_marked_frozen(cql_type) else _marshal(cql_type)
+
+
+def _is_marked_frozen(cql_type: CqlType) -> bool:
+    return isinstance(cql_type, Collection | Udt) and cql_type.frozen
+
+
+def _marshal(cql_type: CqlType) -> str:
+    """Return the class name without a mark that it is frozen. All within a frozen type is frozen without a mark."""
+    match cql_type:
+        case Native(name):
+            return MARSHAL + _NATIVES[name][0]
+        case Collection(kind, arguments):
+            inner = map(_marshal if cql_type.frozen else marshal_name, arguments)
+            return f"{MARSHAL}{kind.capitalize()}Type({','.join(inner)})"
+        case Tuple(arguments):
+            return f"{MARSHAL}TupleType({','.join(map(_marshal, arguments))})"
+        case Udt(keyspace, name, fields):
+            inner = [f"{n.encode().hex()}:{_marshal(t) if cql_type.frozen else marshal_name(t)}" for n, t in fields]
+            return f"{MARSHAL}UserType({','.join([keyspace, name.encode().hex(), *inner])})"
+        case Vector(element, dimension):
+            return f"{MARSHAL}VectorType({_marshal(element)} , {dimension})"
+    raise AssertionError(cql_type)

@@ -11,7 +11,9 @@ the index itself. Shards without an element are remote. Cassandra 2.1 and later,
 `sstables/writer.hh`), write only global shards.
 """
 
+import struct
 from dataclasses import dataclass
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -89,3 +91,15 @@ def _texts(ids: np.ndarray) -> pa.Array:
     characters[:, np.delete(np.arange(36), _DASHES)] = digits
     offsets = np.arange(0, 36 * count + 1, 36, dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(characters)])
+
+
+def encode(shards: pa.ListArray) -> pa.Array:
+    """Encode the contexts of counters, without bytes where there are no shards: the inverse of `decode`."""
+    found = []
+    for of_counter in shards.to_pylist():
+        named = [i for i, shard in enumerate(of_counter or ()) if shard["kind"] != REMOTE]
+        parts = [struct.pack(">h", len(named))] if of_counter else []
+        parts += [struct.pack(">h", i - (1 << 15) if of_counter[i]["kind"] == GLOBAL else i) for i in named]
+        parts += [UUID(s["id"]).bytes + struct.pack(">qq", s["clock"], s["count"]) for s in of_counter or ()]
+        found.append(b"".join(parts))
+    return pa.array(found, pa.binary())

@@ -18,6 +18,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from writetime.core.compiled import cached
 from writetime.storage.kernel.layout import COLUMN_FIELDS, TABLE_FIELDS
+from writetime.storage.kernel.write_layout import WRITE_FIELDS
 
 _KERNEL = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
 
@@ -68,17 +69,17 @@ def _loader(bits: int, *, signed: bool, swapped: bool = True) -> Any:
     return load
 
 
-def _storer(bits: int) -> Any:
+def _storer(bits: int, *, swapped: bool = False) -> Any:
     @intrinsic
     def store(typing_context: Any, address: Any, value: Any) -> Any:
-        """Store the low bits of a value, in the machine's byte order."""
+        """Store the low bits of a value: in the machine's byte order, or big-endian."""
         del typing_context, address, value
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             del signature
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             value = arguments[1] if bits == 64 else builder.trunc(arguments[1], ir.IntType(bits))
-            builder.store(value, pointer, align=1)
+            builder.store(builder.bswap(value) if swapped else value, pointer, align=1)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), generate
@@ -112,10 +113,14 @@ load_int32 = _loader(32, signed=True)
 load32 = _loader(32, signed=False)
 load64 = _loader(64, signed=True)
 load_native32 = _loader(32, signed=True, swapped=False)
+load_native64 = _loader(64, signed=True, swapped=False)
 store8 = _storer(8)
 store16 = _storer(16)
 store32 = _storer(32)
 store64 = _storer(64)
+store_big16 = _storer(16, swapped=True)
+store_big32 = _storer(32, swapped=True)
+store_big64 = _storer(64, swapped=True)
 copy = _copier()
 
 
@@ -194,5 +199,6 @@ def _viewer(width: int) -> Any:
 
 
 numbers = _viewer(0)
+written_columns = _viewer(WRITE_FIELDS)
 tables = _viewer(TABLE_FIELDS)
 columns = _viewer(COLUMN_FIELDS)

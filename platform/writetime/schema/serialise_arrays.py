@@ -1,0 +1,78 @@
+"""Serialises Arrow arrays of values (`schema.serialise` does so for single values)."""
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.core.arrow import bytes_of
+from writetime.schema.serialise import serialised_values
+from writetime.schema.text import bytes_of_texts
+from writetime.schema.types import CqlType, Native
+
+# Big-endian numbers of the size of the serialised value.
+_NUMBERS = {"bigint": "i8", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
+_NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
+_ZERO_UUID = "00000000-0000-0000-0000-000000000000"
+
+
+def serialised_array(array: pa.Array, cql_type: CqlType, others: pa.Array | None = None) -> pa.Array:
+    """Return the bytes of values in their stored form (`schema.mapping.stored_type`), empty where a value is null.
+    `others` are the values' bytes where decoding lost some (`schema.serialise.loses_parts`).
+    """
+    if isinstance(cql_type, Native):
+        name = cql_type.name
+        if name in ("blob", "empty"):
+            return array.fill_null(b"")
+        if name in ("ascii", "text"):
+            return bytes_of_texts(array).fill_null(b"")
+        if name in _NUMBERS:
+            return _rows(array.fill_null(0).to_numpy(zero_copy_only=False).astype(">" + _NUMBERS[name]), array)
+        if name == "boolean":
+            return _rows(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8), array)
+        if name == "date":
+            days = array.cast(pa.int32()).fill_null(0).to_numpy().astype(np.int64) + (1 << 31)
+            return _rows(days.astype(">u4"), array)
+        if name in ("uuid", "timeuuid"):
+            return _uuids(array)
+    values = _plain(array).to_pylist()
+    bytes_ = [None] * len(array) if others is None else others.to_pylist()
+    return pa.array(serialised_values(values, bytes_, cql_type), pa.binary())
+
+
+def _uuids(array: pa.Array) -> pa.Array:
+    bounds, text = bytes_of(array.fill_null(_ZERO_UUID))
+    # A slice may have nulls before it, which have no bytes.
+    characters = text[bounds[0] : bounds[-1]].reshape(-1, 36)
+    digits = np.delete(characters, (8, 13, 18, 23), axis=1)
+    digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
+    return _rows(digits[:, ::2] << 4 | digits[:, 1::2], array)
+
+
+def _rows(numbers: np.ndarray, array: pa.Array) -> pa.Array:
+    """Return the bytes of each number (or row of bytes), none where another array is null."""
+    count = len(array)
+    data = np.ascontiguousarray(numbers).view(np.uint8).reshape(count, -1) if count else np.empty((0, 1), np.uint8)
+    width = data.shape[1]
+    if array.null_count:
+        present = array.is_valid().to_numpy(zero_copy_only=False)
+        data = data[present]
+        offsets = np.concatenate([[0], np.cumsum(present * width)]).astype(np.int32)
+    else:
+        offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Convert dates to numbers, at any depth: Python's own have a smaller range."""
+    return array.cast(_plain_type(array.type))
+
+
+def _plain_type(arrow: pa.DataType) -> pa.DataType:
+    if pa.types.is_date32(arrow):
+        return pa.int32()
+    if pa.types.is_struct(arrow):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in arrow])
+    if pa.types.is_map(arrow):
+        return pa.map_(_plain_type(arrow.key_type), _plain_type(arrow.item_type))
+    if pa.types.is_list(arrow):
+        return pa.list_(pa.field(arrow.value_field.name, _plain_type(arrow.value_type)))
+    return arrow

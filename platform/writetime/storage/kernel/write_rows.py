@@ -1,0 +1,727 @@
+"""Writes changes as partitions of an SSTable: the inverse of `walk_sstable`.
+
+Sources: `UnfilteredSerializer`, `Cell.Serializer`, `BigFormatPartitionWriter`, `RowIndexEntry`, `MetadataCollector`.
+"""
+
+# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba
+# has no keyword-only arguments, and compiles neither sets nor generators to fast code)
+
+import numpy as np
+
+from writetime.storage.kernel.layout import (
+    COLLECTION,
+    END_OF_PARTITION,
+    EXTENDED,
+    EXTENDED_STATIC,
+    HAS_ALL_COLUMNS,
+    HAS_COMPLEX_DELETION,
+    HAS_DELETION,
+    HAS_TIMESTAMP,
+    HAS_TTL,
+    IS_MARKER,
+    IS_TOMBSTONE,
+    ROW_HAS_TTL,
+    SIMPLE,
+)
+from writetime.storage.kernel.memory import (
+    compiled,
+    copy,
+    inlined,
+    load8,
+    load64,
+    load_native32,
+    load_native64,
+    numbers,
+    store8,
+    store32,
+    store64,
+    store_big16,
+    store_big32,
+    store_big64,
+    written_columns,
+)
+from writetime.storage.kernel.primitives import _murmur
+from writetime.storage.kernel.write_layout import *
+
+_NEVER = -(1 << 63)
+_SIGN = -(1 << 63)
+_ROW, _STATIC, _RANGE, _PARTITION = range(4)
+# ClusteringPrefix.Kind
+_EXCLUSIVE_END, _INCLUSIVE_START, _END_AND_INCLUSIVE_START, _CLUSTERING = 0, 1, 2, 4
+_INCLUSIVE_END_AND_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
+_BEFORE, _AFTER = 0x20, 0x60
+_WIDTH_BASE = 1 << 16
+
+
+@inlined
+def write_vint(out: int, value: int) -> int:
+    """Write an int64 as an unsigned vint (`utils.vint.VIntCoding`)."""
+    if value >= 0 and value < 128:
+        store8(out, value)
+        return out + 1
+    extra = 1
+    if value < 0:
+        extra = 8
+    while extra < 8 and (value >> (7 * (extra + 1))) != 0:
+        extra += 1
+    if extra == 8:
+        store8(out, 0xFF)
+        store_big64(out + 1, value)
+        return out + 9
+    store8(out, ((0xFF00 >> extra) & 0xFF) | (value >> (8 * extra)))
+    for i in range(extra):
+        store8(out + 1 + i, value >> (8 * (extra - 1 - i)))
+    return out + 1 + extra
+
+
+@inlined
+def _vint_size(value: int) -> int:
+    if value < 0:
+        return 9
+    size = 1
+    while size < 9 and (value >> (7 * size)) != 0:
+        size += 1
+    return size
+
+
+@compiled
+def compare(a: int, a_length: int, b: int, b_length: int) -> int:
+    """Compare bytes as unsigned numbers; a prefix comes first."""
+    end = a + min(a_length, b_length)
+    while end - a >= 8:
+        x, y = load64(a), load64(b)
+        if x != y:
+            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
+        a += 8
+        b += 8
+    while a < end:
+        x, y = load8(a), load8(b)
+        if x != y:
+            return -1 if x < y else 1
+        a += 1
+        b += 1
+    return a_length - b_length
+
+
+@inlined
+def _note_write_time(W: np.ndarray, write_time: int) -> None:
+    W[MIN_WRITE_TIME] = min(W[MIN_WRITE_TIME], write_time)
+    W[MAX_WRITE_TIME] = max(W[MAX_WRITE_TIME], write_time)
+
+
+@inlined
+def _note_deletion_time(W: np.ndarray, deletion_time: int) -> None:
+    W[MIN_DELETION_TIME] = min(W[MIN_DELETION_TIME], deletion_time)
+    W[MAX_DELETION_TIME] = max(W[MAX_DELETION_TIME], deletion_time)
+    store64(W[DELETED] + 8 * W[DELETED_COUNT], deletion_time)
+    W[DELETED_COUNT] += 1
+
+
+@inlined
+def _write_deletion_time(W: np.ndarray, out: int, deletion_time: int) -> int:
+    delta = deletion_time - W[BASE_DELETION_TIME]
+    if W[WIDE] == 0:
+        delta = ((delta + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    return write_vint(out, delta)
+
+
+@compiled
+def _write_deletion(W: np.ndarray, out: int, write_time: int, deletion_time: int) -> int:
+    """Write the times of a tombstone within rows, as deltas."""
+    _note_write_time(W, write_time)
+    _note_deletion_time(W, deletion_time)
+    out = write_vint(out, write_time - W[BASE_WRITE_TIME])
+    return _write_deletion_time(W, out, deletion_time)
+
+
+@compiled
+def _write_whole_deletion(W: np.ndarray, out: int, write_time: int, deletion_time: int) -> int:
+    """Write the times of a tombstone in the head of a partition or in an index (`DeletionTime.Serializer`)."""
+    if write_time == _NEVER and W[UNSIGNED] != 0:
+        store8(out, 0x80)
+        return out + 1
+    if W[UNSIGNED] != 0:
+        store_big64(out, write_time)
+        store_big32(out + 8, deletion_time)
+    else:
+        store_big32(out, 0x7FFFFFFF if write_time == _NEVER else deletion_time)
+        store_big64(out + 4, write_time)
+    return out + 12
+
+
+@inlined
+def _write_cell(
+    W: np.ndarray, C: np.ndarray, c: int, i: int, field: int, out: int, row_time: int, row_ttl: int, row_expiry: int
+) -> int:
+    """Write a cell: of a simple column, of field number `field` of a UDT, or an element of a collection (-2)."""
+    state = load8(C[c, WRITE_STATE] + i)
+    write_time = load_native64(C[c, WRITE_TIMES] + 8 * i)
+    is_tombstone = state & IS_TOMBSTONE != 0
+    is_expiring = not is_tombstone and state & HAS_TTL != 0
+    start = load_native32(C[c, WRITE_OFFSETS] + 4 * i)
+    length = 0 if is_tombstone else load_native32(C[c, WRITE_OFFSETS] + 4 * i + 4) - start
+    flags = 0x04 if length == 0 else 0
+    deletion_time = 0
+    ttl = 0
+    if is_tombstone:
+        flags |= 0x01
+        deletion_time = load_native64(C[c, WRITE_DELETION_TIMES] + 8 * i)
+    elif is_expiring:
+        flags |= 0x02
+        deletion_time = load_native64(C[c, WRITE_DELETION_TIMES] + 8 * i)
+        ttl = load_native32(C[c, WRITE_TTLS] + 4 * i)
+    own_time = row_time == _NEVER or write_time != row_time
+    own_ttl = not is_expiring or row_ttl == 0 or ttl != row_ttl or deletion_time != row_expiry
+    if not own_time:
+        flags |= 0x08
+    if not own_ttl:
+        flags |= 0x10
+    store8(out, flags)
+    out += 1
+    if own_time:
+        _note_write_time(W, write_time)
+        out = write_vint(out, write_time - W[BASE_WRITE_TIME])
+    if is_tombstone or is_expiring:
+        _note_deletion_time(W, deletion_time)
+        if own_ttl:
+            out = _write_deletion_time(W, out, deletion_time)
+    else:
+        W[SOME_LIVE] = 1
+    W[MIN_TTL] = min(W[MIN_TTL], ttl)
+    W[MAX_TTL] = max(W[MAX_TTL], ttl)
+    if is_expiring and own_ttl:
+        out = write_vint(out, ttl - W[BASE_TTL])
+    if field == -2:
+        path = load_native32(C[c, WRITE_PATH_OFFSETS] + 4 * i)
+        path_length = load_native32(C[c, WRITE_PATH_OFFSETS] + 4 * i + 4) - path
+        out = write_vint(out, path_length)
+        copy(out, C[c, WRITE_PATHS] + path, path_length)
+        out += path_length
+    elif field >= 0:
+        store8(out, 2)
+        store_big16(out + 1, field)
+        out += 3
+    if length != 0:
+        if C[c, WRITE_LENGTH] < 0:
+            out = write_vint(out, length)
+        copy(out, C[c, WRITE_VALUES] + start, length)
+        out += length
+    W[CELLS] += 1
+    return out
+
+
+@compiled
+def _write_subset(C: np.ndarray, first: int, count: int, row: int, present: int, out: int) -> int:
+    """Write which columns a row has (`Columns.Serializer.serializeSubset`)."""
+    if count < 64:
+        missing = 0
+        for i in range(count):
+            if load8(C[first + i, WRITE_STATE] + row) == 0:
+                missing |= 1 << i
+        return write_vint(out, missing)
+    out = write_vint(out, count - present)
+    listed = present < count // 2
+    for i in range(count):
+        if (load8(C[first + i, WRITE_STATE] + row) != 0) == listed:
+            out = write_vint(out, i)
+    return out
+
+
+@compiled
+def _write_complex(
+    W: np.ndarray,
+    C: np.ndarray,
+    c: int,
+    row: int,
+    with_deletion: bool,
+    out: int,
+    row_time: int,
+    row_ttl: int,
+    row_expiry: int,
+) -> int:
+    """Write the column tombstone and the cells of a collection or UDT."""
+    if with_deletion:
+        if load8(C[c, WRITE_STATE] + row) & IS_TOMBSTONE != 0:
+            write_time = load_native64(C[c, WRITE_TIMES] + 8 * row)
+            out = _write_deletion(W, out, write_time, load_native64(C[c, WRITE_DELETION_TIMES] + 8 * row))
+        else:
+            out = write_vint(out, _NEVER - W[BASE_WRITE_TIME])
+            out = _write_deletion_time(W, out, W[LIVE_DELETION_TIME])
+    child = C[c, WRITE_CHILD]
+    before = W[CELLS]
+    if C[c, WRITE_SHAPE] == COLLECTION:
+        start = load_native32(C[c, WRITE_ELEMENTS] + 4 * row)
+        end = load_native32(C[c, WRITE_ELEMENTS] + 4 * row + 4)
+        out = write_vint(out, end - start)
+        for i in range(start, end):
+            out = _write_cell(W, C, child, i, -2, out, row_time, row_ttl, row_expiry)
+    else:
+        fields = 0
+        for k in range(C[c, WRITE_CHILDREN]):
+            if load8(C[child + k, WRITE_STATE] + row) != 0:
+                fields += 1
+        out = write_vint(out, fields)
+        for k in range(C[c, WRITE_CHILDREN]):
+            if load8(C[child + k, WRITE_STATE] + row) != 0:
+                out = _write_cell(W, C, child + k, row, k, out, row_time, row_ttl, row_expiry)
+    if W[CELLS] != before:
+        W[COLUMN_COUNT] += 1
+    return out
+
+
+@compiled
+def _write_row(W: np.ndarray, C: np.ndarray, row: int, is_static: bool, is_empty: bool, size: int, out: int) -> int:
+    """Write the static row (`is_empty`: without cells) or another row. `size` is that of the previous row or bound."""
+    first = W[CLUSTERINGS] if is_static else W[CLUSTERINGS] + W[STATICS]
+    count = W[STATICS] if is_static else W[REGULARS]
+    if is_empty:
+        store8(out, EXTENDED)
+        store8(out + 1, EXTENDED_STATIC)
+        body = W[BODY]
+        end = write_vint(body, (1 << count) - 1) if count < 64 else write_vint(body, count)
+        out = write_vint(out + 2, end - body + 1)
+        out = write_vint(out, 0)
+        copy(out, body, end - body)
+        return out + (end - body)
+    flags = 0
+    present = 0
+    for c in range(first, first + count):
+        state = load8(C[c, WRITE_STATE] + row)
+        if state != 0:
+            present += 1
+            if C[c, WRITE_SHAPE] != SIMPLE and state & IS_TOMBSTONE != 0:
+                flags |= HAS_COMPLEX_DELETION
+    if present == count:
+        flags |= HAS_ALL_COLUMNS
+    body = W[BODY]
+    end = body
+    row_time = _NEVER
+    row_ttl = 0
+    row_expiry = 0
+    marker = load8(W[MARKER_STATE] + row)
+    if marker != 0:
+        flags |= HAS_TIMESTAMP
+        row_time = load_native64(W[MARKER_TIMES] + 8 * row)
+        _note_write_time(W, row_time)
+        end = write_vint(end, row_time - W[BASE_WRITE_TIME])
+        if marker & HAS_TTL != 0:
+            flags |= ROW_HAS_TTL
+            row_ttl = load_native32(W[MARKER_TTLS] + 4 * row)
+            row_expiry = load_native64(W[MARKER_EXPIRIES] + 8 * row)
+            end = write_vint(end, row_ttl - W[BASE_TTL])
+            _note_deletion_time(W, row_expiry)
+            end = _write_deletion_time(W, end, row_expiry)
+        else:
+            W[SOME_LIVE] = 1
+        W[MIN_TTL] = min(W[MIN_TTL], row_ttl)
+        W[MAX_TTL] = max(W[MAX_TTL], row_ttl)
+    if load8(W[TOMBSTONE_STATE] + row) != 0:
+        flags |= HAS_DELETION
+        write_time = load_native64(W[TOMBSTONE_TIMES] + 8 * row)
+        end = _write_deletion(W, end, write_time, load_native64(W[TOMBSTONE_DELETION_TIMES] + 8 * row))
+    if present != count:
+        end = _write_subset(C, first, count, row, present, end)
+    for c in range(first, first + count):
+        if load8(C[c, WRITE_STATE] + row) != 0:
+            if C[c, WRITE_SHAPE] == SIMPLE:
+                end = _write_cell(W, C, c, row, -1, end, row_time, row_ttl, row_expiry)
+                W[COLUMN_COUNT] += 1
+            else:
+                with_deletion = flags & HAS_COMPLEX_DELETION != 0
+                end = _write_complex(W, C, c, row, with_deletion, end, row_time, row_ttl, row_expiry)
+    W[ROW_COUNT] += 1
+    if is_static:
+        store8(out, flags | EXTENDED)
+        store8(out + 1, EXTENDED_STATIC)
+        out += 2
+    else:
+        store8(out, flags)
+        out += 1
+        start = out
+        out = _write_clustering(W, C, row, out)
+        _note_prefix(W, start, out - start, True)
+    out = write_vint(out, end - body + _vint_size(size))
+    out = write_vint(out, size)
+    copy(out, body, end - body)
+    return out + (end - body)
+
+
+@inlined
+def _write_clustering(W: np.ndarray, C: np.ndarray, row: int, out: int) -> int:
+    """Write the clustering of a row (`ClusteringPrefix.Serializer.serializeValuesWithoutSize`)."""
+    count = W[CLUSTERINGS]
+    at = 0
+    while at < count:
+        limit = min(count, at + 32)
+        header = 0
+        for c in range(at, limit):
+            offsets = C[c, WRITE_OFFSETS] + 4 * row
+            if load8(C[c, WRITE_STATE] + row) == 0:
+                header |= 2 << (2 * (c - at))
+            elif load_native32(offsets) == load_native32(offsets + 4):
+                header |= 1 << (2 * (c - at))
+        out = write_vint(out, header)
+        for c in range(at, limit):
+            start = load_native32(C[c, WRITE_OFFSETS] + 4 * row)
+            length = load_native32(C[c, WRITE_OFFSETS] + 4 * row + 4) - start
+            if length != 0:
+                if C[c, WRITE_LENGTH] < 0:
+                    out = write_vint(out, length)
+                copy(out, C[c, WRITE_VALUES] + start, length)
+                out += length
+        at = limit
+    return out
+
+
+@inlined
+def _note_prefix(W: np.ndarray, at: int, length: int, is_row: bool) -> None:
+    """Remember the clustering of the row or bound that is being written. `_copy_prefix` reads it."""
+    if W[IN_BLOCK] == 0:
+        W[IN_BLOCK] = 1
+        W[FIRST] = at
+        W[FIRST_LENGTH] = -length - 1 if is_row else length
+    W[LAST] = at
+    W[LAST_LENGTH] = -length - 1 if is_row else length
+
+
+@inlined
+def _copy_prefix(out: int, at: int, length: int) -> int:
+    """Write a clustering prefix with its kind. A row's length is negative, and its prefix has no kind."""
+    if length < 0:
+        store8(out, _CLUSTERING)
+        out += 1
+        length = -length - 1
+    copy(out, at, length)
+    return out + length
+
+
+@compiled
+def _add_block(W: np.ndarray, position: int) -> None:
+    """Add the block of rows that ends at a position of the partition to its row index (`IndexInfo.Serializer`)."""
+    start = W[BLOCKS] + W[BLOCKS_USED]
+    store32(W[BLOCK_OFFSETS] + 4 * W[BLOCK_COUNT], W[BLOCKS_USED])
+    out = _copy_prefix(start, W[FIRST], W[FIRST_LENGTH])
+    out = _copy_prefix(out, W[LAST], W[LAST_LENGTH])
+    out = write_vint(out, W[BLOCK_START])
+    width = position - W[BLOCK_START] - _WIDTH_BASE
+    out = write_vint(out, (width << 1) ^ (width >> 63))
+    store8(out, W[OPEN])
+    out += 1
+    if W[OPEN] != 0:
+        out = _write_whole_deletion(W, out, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
+    W[BLOCKS_USED] += out - start
+    W[BLOCK_COUNT] += 1
+    W[IN_BLOCK] = 0
+
+
+@inlined
+def _position(W: np.ndarray, out: int) -> int:
+    """Return the offset of an address of the output from the start of the partition."""
+    return W[DATA_POSITION] + out - W[OUT] - W[PARTITION_START]
+
+
+@inlined
+def _begin(W: np.ndarray, out: int) -> int:
+    """Begin a row or bound. Return the size of the previous one."""
+    position = _position(W, out)
+    if W[IN_BLOCK] == 0:
+        W[BLOCK_START] = position
+    size = position - W[PREVIOUS]
+    W[PREVIOUS] = position
+    return size
+
+
+@inlined
+def _end(W: np.ndarray, out: int) -> None:
+    position = _position(W, out)
+    if position - W[BLOCK_START] >= W[BLOCK_SIZE]:
+        _add_block(W, position)
+
+
+@compiled
+def _write_bound(W: np.ndarray, kind: int, bound: int, length: int, row: int, out: int) -> int:
+    """Write a bound of a range tombstone, or the boundary of two that meet. `row` is the range that opens, or -1."""
+    size = _begin(W, out)
+    store8(out, IS_MARKER)
+    store8(out + 1, kind)
+    copy(out + 2, bound, length)
+    _note_prefix(W, out + 1, length + 1, False)
+    out += 2 + length
+    body = W[BODY]
+    end = body
+    if W[OPEN] != 0:
+        end = _write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
+    W[OPEN] = 0
+    if row >= 0:
+        W[OPEN] = 1
+        W[OPEN_WRITE_TIME] = load_native64(W[TOMBSTONE_TIMES] + 8 * row)
+        W[OPEN_DELETION_TIME] = load_native64(W[TOMBSTONE_DELETION_TIMES] + 8 * row)
+        start = load_native32(W[END_OFFSETS] + 4 * row)
+        W[OPEN_END] = W[ENDS] + start
+        W[OPEN_END_LENGTH] = load_native32(W[END_OFFSETS] + 4 * row + 4) - start
+        start = load_native32(W[END_BOUND_OFFSETS] + 4 * row)
+        W[OPEN_BOUND] = W[END_BOUNDS] + start
+        W[OPEN_BOUND_LENGTH] = load_native32(W[END_BOUND_OFFSETS] + 4 * row + 4) - start
+        end = _write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
+    out = write_vint(out, end - body + _vint_size(size))
+    out = write_vint(out, size)
+    copy(out, body, end - body)
+    out += end - body
+    _end(W, out)
+    return out
+
+
+@compiled
+def _close_range(W: np.ndarray, out: int) -> int:
+    """Write the end of the open range tombstone."""
+    end = load8(W[OPEN_END] + W[OPEN_END_LENGTH] - 1)
+    kind = _INCLUSIVE_END if end == _AFTER else _EXCLUSIVE_END
+    _note_maximum(W, W[OPEN_END], W[OPEN_END_LENGTH])
+    W[LAST_POSITION] = W[OPEN_END]
+    W[LAST_POSITION_LENGTH] = W[OPEN_END_LENGTH]
+    return _write_bound(W, kind, W[OPEN_BOUND], W[OPEN_BOUND_LENGTH], -1, out)
+
+
+@inlined
+def _note_maximum(W: np.ndarray, position: int, length: int) -> None:
+    W[LAST_POSITION] = position
+    W[LAST_POSITION_LENGTH] = length
+
+
+@inlined
+def _kept(W: np.ndarray, number: int) -> int:
+    return W[KEPT] + number * W[KEPT_ROOM]
+
+
+@compiled
+def _keep_minimum(W: np.ndarray, position: int, length: int) -> None:
+    """Keep the clustering of the first row or bound of a partition if it is the smallest."""
+    kept = _kept(W, KEPT_MIN_POSITION)
+    if W[MIN_POSITION_LENGTH] < 0 or compare(position, length, kept, W[MIN_POSITION_LENGTH]) < 0:
+        copy(kept, position, length)
+        W[MIN_POSITION_LENGTH] = length
+        prefix = _kept(W, KEPT_MIN_PREFIX)
+        W[MIN_PREFIX_LENGTH] = _copy_prefix(prefix, W[FIRST], W[FIRST_LENGTH]) - prefix
+
+
+@compiled
+def _keep_maximum(W: np.ndarray) -> None:
+    """Keep the clustering of the last row or bound of a partition if it is the largest."""
+    kept = _kept(W, KEPT_MAX_POSITION)
+    position, length = W[LAST_POSITION], W[LAST_POSITION_LENGTH]
+    if W[MAX_POSITION_LENGTH] < 0 or compare(position, length, kept, W[MAX_POSITION_LENGTH]) > 0:
+        copy(kept, position, length)
+        W[MAX_POSITION_LENGTH] = length
+        prefix = _kept(W, KEPT_MAX_PREFIX)
+        W[MAX_PREFIX_LENGTH] = _copy_prefix(prefix, W[LAST], W[LAST_LENGTH]) - prefix
+
+
+@compiled
+def _start_partition(W: np.ndarray, row: int, out: int) -> int:
+    start = load_native32(W[KEY_OFFSETS] + 4 * row)
+    W[KEY] = W[KEYS] + start
+    W[KEY_LENGTH] = load_native32(W[KEY_OFFSETS] + 4 * row + 4) - start
+    W[TOKEN] = load_native64(W[TOKENS] + 8 * row)
+    W[PARTITION_START] = W[DATA_POSITION] + out - W[OUT]
+    W[DELETION_WRITE_TIME] = _NEVER
+    W[DELETION_TIME] = 0
+    if load8(W[KIND] + row) == _PARTITION:
+        W[DELETION_WRITE_TIME] = load_native64(W[TOMBSTONE_TIMES] + 8 * row)
+        W[DELETION_TIME] = load_native64(W[TOMBSTONE_DELETION_TIMES] + 8 * row)
+        _note_write_time(W, W[DELETION_WRITE_TIME])
+        _note_deletion_time(W, W[DELETION_TIME])
+        W[PARTITION_DELETIONS] = 1
+    store_big16(out, W[KEY_LENGTH])
+    copy(out + 2, W[KEY], W[KEY_LENGTH])
+    out = _write_whole_deletion(W, out + 2 + W[KEY_LENGTH], W[DELETION_WRITE_TIME], W[DELETION_TIME])
+    W[IN_PARTITION] = 1
+    W[NEEDS_STATIC] = 1 if W[STATICS] != 0 else 0
+    W[HEADER_LENGTH] = _position(W, out)
+    W[PREVIOUS] = 0
+    W[IN_BLOCK] = 0
+    W[HAS_ROWS] = 0
+    W[BLOCKS_USED] = 0
+    W[BLOCK_COUNT] = 0
+    W[CELLS] = 0
+    W[LAST_POSITION_LENGTH] = 0
+    return out
+
+
+@compiled
+def _write_static(W: np.ndarray, C: np.ndarray, row: int, is_empty: bool, out: int) -> int:
+    out = _write_row(W, C, row, True, is_empty, 0, out)
+    W[NEEDS_STATIC] = 0
+    W[HEADER_LENGTH] = _position(W, out)
+    return out
+
+
+@inlined
+def _little64(p: int, length: int) -> np.uint64:
+    value = np.uint64(0)
+    for i in range(length):
+        value |= np.uint64(load8(p + i)) << np.uint64(8 * i)
+    return value
+
+
+@compiled
+def _estimate_hash(p: int, length: int) -> np.int64:
+    """Return `MurmurHash.hash2_64` of a key, by which Cassandra estimates the number of keys of several SSTables."""
+    m = np.uint64(0xC6A4A7935BD1E995)
+    r = np.uint64(47)
+    h = m * np.uint64(length)
+    whole = length >> 3
+    for i in range(whole):
+        k = _little64(p + 8 * i, 8) * m
+        k ^= k >> r
+        h = (h ^ (k * m)) * m
+    if length & 7 != 0:
+        h = (h ^ _little64(p + 8 * whole, length & 7)) * m
+    h ^= h >> r
+    h *= m
+    return np.int64(h ^ (h >> r))
+
+
+@compiled
+def _end_partition(W: np.ndarray, C: np.ndarray, out: int) -> int:
+    """Write the end of the partition, and its entry of Index.db."""
+    if W[NEEDS_STATIC] != 0:
+        out = _write_static(W, C, 0, True, out)
+    if W[OPEN] != 0:
+        out = _close_range(W, out)
+    store8(out, END_OF_PARTITION)
+    out += 1
+    if W[HAS_ROWS] != 0:
+        _keep_maximum(W)
+    if W[IN_BLOCK] != 0:
+        _add_block(W, _position(W, out))
+    index = W[INDEX] + W[INDEX_USED]
+    entry = W[FINISHED] + 8 * FINISHED_FIELDS * W[FINISHED_COUNT]
+    store64(entry + 8 * PARTITION_BYTES, _position(W, out))
+    store64(entry + 8 * PARTITION_CELLS, W[CELLS])
+    store64(entry + 8 * ENTRY_POSITION, W[INDEX_POSITION] + W[INDEX_USED])
+    store64(entry + 8 * ENTRY_AT, W[INDEX_USED])
+    first, second = _murmur(W[KEY], W[KEY_LENGTH])
+    store64(entry + 8 * FILTER_BASE, np.int64(second))
+    store64(entry + 8 * FILTER_STEP, np.int64(first))
+    store64(entry + 8 * ESTIMATE_HASH, _estimate_hash(W[KEY], W[KEY_LENGTH]))
+    W[FINISHED_COUNT] += 1
+    store_big16(index, W[KEY_LENGTH])
+    copy(index + 2, W[KEY], W[KEY_LENGTH])
+    p = write_vint(index + 2 + W[KEY_LENGTH], W[PARTITION_START])
+    if W[BLOCK_COUNT] <= 1:
+        store8(p, 0)
+        p += 1
+    else:
+        deletion = 1 if W[UNSIGNED] != 0 and W[DELETION_WRITE_TIME] == _NEVER else 12
+        size = _vint_size(W[HEADER_LENGTH]) + deletion + _vint_size(W[BLOCK_COUNT])
+        p = write_vint(p, size + W[BLOCKS_USED] + 4 * W[BLOCK_COUNT])
+        p = write_vint(p, W[HEADER_LENGTH])
+        p = _write_whole_deletion(W, p, W[DELETION_WRITE_TIME], W[DELETION_TIME])
+        p = write_vint(p, W[BLOCK_COUNT])
+        copy(p, W[BLOCKS], W[BLOCKS_USED])
+        p += W[BLOCKS_USED]
+        for i in range(W[BLOCK_COUNT]):
+            store_big32(p, load_native32(W[BLOCK_OFFSETS] + 4 * i))
+            p += 4
+    W[INDEX_USED] += p - index
+    W[IN_PARTITION] = 0
+    return out
+
+
+@compiled
+def _write_change(W: np.ndarray, C: np.ndarray, row: int, out: int) -> tuple[int, int]:
+    """Write one change of the current partition. Return the end of the output, and 0 or an error."""
+    kind = load8(W[KIND] + row)
+    position = W[POSITIONS] + load_native32(W[POSITION_OFFSETS] + 4 * row)
+    length = W[POSITIONS] + load_native32(W[POSITION_OFFSETS] + 4 * row + 4) - position
+    if kind == _PARTITION:
+        return out, 0
+    if kind == _STATIC:
+        if W[NEEDS_STATIC] == 0:
+            return out, UNSORTED_POSITION
+        return _write_static(W, C, row, False, out), 0
+    if W[NEEDS_STATIC] != 0:
+        out = _write_static(W, C, row, True, out)
+    if length == 0:
+        return out, BAD_POSITION
+    if W[HAS_ROWS] != 0 and compare(position, length, W[LAST_POSITION], W[LAST_POSITION_LENGTH]) <= 0:
+        return out, UNSORTED_POSITION
+    meets = False
+    if W[OPEN] != 0:
+        order = compare(position, length, W[OPEN_END], W[OPEN_END_LENGTH])
+        meets = order == 0
+        if order > 0:
+            out = _close_range(W, out)
+        elif order < 0 and kind == _RANGE:
+            return out, OVERLAP
+    is_first = W[HAS_ROWS] == 0
+    W[HAS_ROWS] = 1
+    if kind == _RANGE:
+        start = load_native32(W[START_BOUND_OFFSETS] + 4 * row)
+        bound = W[START_BOUNDS] + start
+        bound_length = load_native32(W[START_BOUND_OFFSETS] + 4 * row + 4) - start
+        after = load8(position + length - 1) == _AFTER
+        if meets:
+            bound_kind = _INCLUSIVE_END_AND_START if after else _END_AND_INCLUSIVE_START
+        else:
+            bound_kind = _EXCLUSIVE_START if after else _INCLUSIVE_START
+        # A block that ends with this bound forgets its first clustering.
+        out = _write_bound(W, bound_kind, bound, bound_length, row, out)
+        if is_first:
+            W[FIRST], W[FIRST_LENGTH] = W[LAST], W[LAST_LENGTH]
+    else:
+        size = _begin(W, out)
+        out = _write_row(W, C, row, False, False, size, out)
+        if is_first:
+            W[FIRST], W[FIRST_LENGTH] = W[LAST], W[LAST_LENGTH]
+        _end(W, out)
+    if is_first:
+        _keep_minimum(W, position, length)
+    _note_maximum(W, position, length)
+    return out, 0
+
+
+@compiled
+def _keep(W: np.ndarray, number: int, address: int, length: int) -> None:
+    """Copy bytes of this batch for the next ones, unless they are a copy already."""
+    kept = _kept(W, number)
+    if W[address] != kept and W[length] != 0:
+        size = W[length] if W[length] > 0 else -W[length] - 1
+        copy(kept, W[address], size)
+    W[address] = kept
+
+
+@compiled
+def write_changes(state: np.ndarray, column_lines: np.ndarray, count: int, is_last: bool) -> tuple[int, int]:
+    """Write the changes of a batch. Return -1 and 0, or the number of the change that cannot be written and an error.
+
+    After the last batch, with `is_last`, the last partition is ended.
+    """
+    W = numbers(state)
+    C = written_columns(column_lines)
+    out = W[OUT]
+    for row in range(count):
+        if load8(W[STARTS] + row) != 0:
+            token = load_native64(W[TOKENS] + 8 * row)
+            start = load_native32(W[KEY_OFFSETS] + 4 * row)
+            length = load_native32(W[KEY_OFFSETS] + 4 * row + 4) - start
+            if W[KEY_LENGTH] >= 0 and (
+                token < W[TOKEN] or (token == W[TOKEN] and compare(W[KEYS] + start, length, W[KEY], W[KEY_LENGTH]) <= 0)
+            ):
+                return row, UNSORTED_KEY
+            if W[IN_PARTITION] != 0:
+                out = _end_partition(W, C, out)
+            out = _start_partition(W, row, out)
+        out, error = _write_change(W, C, row, out)
+        if error != 0:
+            return row, error
+    if is_last and W[IN_PARTITION] != 0:
+        out = _end_partition(W, C, out)
+    W[OUT_USED] = out - W[OUT]
+    _keep(W, KEPT_KEY, KEY, KEY_LENGTH)
+    _keep(W, KEPT_FIRST, FIRST, FIRST_LENGTH)
+    _keep(W, KEPT_LAST, LAST, LAST_LENGTH)
+    _keep(W, KEPT_POSITION, LAST_POSITION, LAST_POSITION_LENGTH)
+    _keep(W, KEPT_END, OPEN_END, OPEN_END_LENGTH)
+    _keep(W, KEPT_BOUND, OPEN_BOUND, OPEN_BOUND_LENGTH)
+    return -1, 0

@@ -1,0 +1,98 @@
+"""Input that the writer of SSTables refuses, and files without the database."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import writetime
+from writetime.changes.model import change_schema
+from writetime.changes.position import AFTER, AT, BEFORE, position_encoder
+from writetime.core.errors import WritetimeError
+from writetime.schema.cql import parse_schemas
+from writetime.storage.kernel.primitives import token
+from writetime.storage.locations import find_sstables
+from writetime.storage.sstable import SSTable
+from writetime.storage.sstable_writer import SSTableWriter
+
+CREATE = "CREATE TABLE t.t (k int, c int, v int, PRIMARY KEY (k, c))"
+(SCHEMA,) = parse_schemas(CREATE)
+_ENCODE = position_encoder(SCHEMA.clustering)
+
+
+def _int(value: int) -> bytes:
+    return struct.pack(">i", value)
+
+
+def _partition(k: int) -> dict[str, Any]:
+    return {"k": k, "key": _int(k), "token": token(_int(k))}
+
+
+def _row(k: int, c: int, **cell: Any) -> dict[str, Any]:
+    value = {"value": c, "write_time": 7, "tombstone": False, **cell}
+    return {"kind": "row", **_partition(k), "c": c, "position": _ENCODE([_int(c)], AT), "v": value}
+
+
+def _range(k: int, first: int, last: int) -> dict[str, Any]:
+    tombstone = {"write_time": 5, "deletion_time": 1000}
+    positions = {"position": _ENCODE([_int(first)], BEFORE), "end": _ENCODE([_int(last)], AFTER)}
+    return {"kind": "range_tombstone", **_partition(k), **positions, "tombstone": tombstone}
+
+
+def _write(folder: Path, *batches: list[dict[str, Any]], version: str = "nb") -> SSTable:
+    with SSTableWriter(str(folder), SCHEMA, version=version) as writer:
+        for rows in batches:
+            writer.write(pa.RecordBatch.from_pylist(rows, schema=change_schema(SCHEMA)))
+    (location,) = find_sstables(str(folder))
+    return SSTable(location, SCHEMA)
+
+
+def _changes(sstable: SSTable) -> list[tuple[str, int, int | None]]:
+    rows = pa.Table.from_batches(sstable.scan(["kind", "k", "c"])).to_pylist()
+    return [(row["kind"], row["k"], row["c"]) for row in rows]
+
+
+ONE, TWO = sorted((1, 2), key=lambda k: token(_int(k)))
+
+
+@pytest.mark.parametrize("version", ["nb", "oa", "me"])
+def test_partitions_and_ranges_continue_in_the_next_batch(tmp_path: Path, version: str) -> None:
+    batches = [[_range(ONE, 1, 3)], [_row(ONE, 2)], [_row(ONE, 5), _row(TWO, 1)], [_row(TWO, 2)]]
+    found = _changes(_write(tmp_path / "out", *batches, version=version))
+    wanted = [("row", ONE, 2), ("range_tombstone", ONE, None), ("row", ONE, 5), ("row", TWO, 1), ("row", TWO, 2)]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        ([[_row(TWO, 1), _row(ONE, 1)]], "change 1: partitions must have tokens and keys that grow"),
+        ([[_row(ONE, 1)], [_row(ONE, 1)]], "change 1: changes of a partition must have positions that grow"),
+        ([[_row(ONE, 2), _row(ONE, 1)]], "change 1: changes of a partition must have positions that grow"),
+        ([[_range(ONE, 1, 5)], [_range(ONE, 3, 9)]], "change 1: a range tombstone begins within another one"),
+        ([[_row(ONE, 1, ttl=5, deletion_time=1 << 31)]], "a cell expires or was deleted at 2147483648"),
+        ([], "an SSTable without changes cannot be written"),
+    ],
+)
+def test_input_that_is_refused(tmp_path: Path, batches: list[list[dict[str, Any]]], text: str) -> None:
+    with pytest.raises(WritetimeError, match=text):
+        _write(tmp_path / "out", *batches)
+    # What was written before the error is not an SSTable.
+    assert not (tmp_path / "out" / "nb-1-big-TOC.txt").exists()
+
+
+def test_later_expiries_need_another_version(tmp_path: Path) -> None:
+    rows = [_row(ONE, 1, ttl=5, deletion_time=1 << 31)]
+    assert _changes(_write(tmp_path / "out", rows, version="oa")) == [("row", ONE, 1)]
+    with pytest.raises(WritetimeError, match="SSTables of version da cannot be written; those of nb, oa, me can"):
+        _write(tmp_path / "other", rows, version="da")
+
+
+def test_a_table_of_changes_is_merged_first(tmp_path: Path) -> None:
+    rows = [_row(TWO, 2), _row(ONE, 1, value=3), _row(ONE, 1, value=4, write_time=8), _range(ONE, 7, 9)]
+    changes = pa.Table.from_pylist(rows, schema=change_schema(SCHEMA))
+    path = writetime.write_sstable(changes, str(tmp_path / "out"), CREATE, compressor=None)
+    found = writetime.read_sstable(path, CREATE).read_all()
+    assert [None if v is None else v["value"] for v in found["v"].to_pylist()] == [4, None, 2]
