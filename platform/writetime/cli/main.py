@@ -49,6 +49,7 @@ COMMANDS = {
     "queue": Listed("workqueue:queue_group", "Inspect work queues, enqueue items, and redrive dead letters."),
     "rebuild": Listed("lake:rebuild", "Rebuild state, compacted view or row events from stored data."),
     "replay": Listed("replay:replay_group", "Publish batches, process them, and read them again."),
+    "restore": Listed("restore:restore", "Write a table of the lake as SSTables, which the database can import."),
     "retire": Listed("capture:retire", "Record that a node or a CDC log is no longer a source."),
     "row-events": Listed("row_events:row_events", "Print the row events of a table, or their Avro schema."),
     "scylla-cdc": Listed("scylla_cdc:scylla_cdc", "Print the changes in a ScyllaDB CDC log, one JSON object per line."),

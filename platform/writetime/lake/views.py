@@ -59,13 +59,14 @@ class BucketView:
 
     def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
         """Compute the rows; `unfit` is as in `row_form.fit`."""
+        return to_micros(live_rows(self.state(), self.schema, self.as_of // 1_000_000), self.schema, unfit)
+
+    def state(self) -> pa.Table:
+        """Compute the state: all cells and tombstones."""
         if self.only_until:
-            state = merge_files(
-                self.contents.waiting.changes, self.schema, partial(until, schema=self.schema, instant=self.as_of)
-            )
-        else:
-            state = self.contents.merged(self.schema)
-        return to_micros(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
+            up_to = partial(until, schema=self.schema, instant=self.as_of)
+            return merge_files(self.contents.waiting.changes, self.schema, up_to)
+        return self.contents.merged(self.schema)
 
 
 def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
