@@ -14,8 +14,7 @@ from writetime.delta.buckets import ALL
 from writetime.delta.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.delta.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lake.views import AFTER
-from writetime.row_events.changed_rows import BEFORE, EVENTS
+from writetime.row_events.changed_rows import AFTER, BEFORE, EVENTS
 from writetime.row_events.events import KINDS as EVENT_KINDS
 from writetime.row_events.events import event_schema
 from writetime.schema.table import TableSchema

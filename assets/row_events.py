@@ -16,8 +16,7 @@ from writetime.core.counts import pluralize as counted
 from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
-from writetime.lake.views import AFTER
-from writetime.row_events.changed_rows import BEFORE, EVENTS
+from writetime.row_events.changed_rows import AFTER, BEFORE, EVENTS
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend

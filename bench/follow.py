@@ -41,17 +41,15 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.waiting import wait_until
 from writetime.lake import state
+from writetime.lake.projection import ROW_EVENTS, VIEW
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.landing.landed_offsets import not_landed
-from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import not_published
-from writetime.row_events.stream import NAMES as STREAM
 from writetime.row_events.stream import extend
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
-from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 
 _MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
@@ -216,7 +214,7 @@ def is_current(settings: Settings, table: LakeTable) -> bool:
     if not_landed(settings, table.name):
         return False
     newest = table.changes.load().version
-    events, view = position_of(table.row_events.load(), STREAM), position_of(table.view.load(), VIEW)
+    events, view = ROW_EVENTS.position(table.row_events.load()), VIEW.position(table.view.load())
     reached = [at.changes.version for at in (events, view) if at is not None]
     return len(reached) == 2 and min(reached) >= newest and not not_published(table)
 

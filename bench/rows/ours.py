@@ -18,9 +18,9 @@ from writetime.core import config
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.lake import retention, state
+from writetime.lake.projection import ROW_EVENTS, Position
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
-from writetime.row_events.changed_rows import Position, position_of
 from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
 from writetime.view import refreshing
@@ -111,7 +111,7 @@ class Writetime:
         self._database.close()
 
     def _position(self) -> Position:
-        position = position_of(self._table.row_events.load(), stream.NAMES)
+        position = ROW_EVENTS.position(self._table.row_events.load())
         assert position is not None
         return position
 

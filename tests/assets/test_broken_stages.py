@@ -19,7 +19,6 @@ from writetime.delta.parquet import WrittenFile
 from writetime.delta.table_changes import TableChange
 from writetime.files import merging
 from writetime.lake import state
-from writetime.lake import views as lake_views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, create_table, open_table
@@ -186,9 +185,9 @@ def test_a_view_whose_files_lack_a_row(shown: Shown, monkeypatch: pytest.MonkeyP
 
 def test_a_rewritten_view_whose_files_lack_a_row(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WRITETIME_LAKE__VIEW", "rewritten")
-    write_file = lake_views.write_file
+    write_file = placed_rows.write_file
     with monkeypatch.context() as broken:
-        broken.setattr(lake_views, "write_file", lambda to, rows, *rest: write_file(to, rows.slice(1), *rest))
+        broken.setattr(placed_rows, "write_file", lambda to, rows, *rest: write_file(to, rows.slice(1), *rest))
         assert_stopped(run(shown.asset), "rows_are_those_of_the_state", "row count equal")
     shown.assert_view_stays()
     shown.assert_refreshed()

@@ -11,9 +11,8 @@ from tests.support.following import following
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.view_readers import by_query
 from tests.support.waiting import wait_for
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import is_in_lake, open_table
-from writetime.row_events.changed_rows import position_of
-from writetime.row_events.stream import NAMES
 
 
 class FollowedTable:
@@ -35,7 +34,7 @@ class FollowedTable:
 
     def _replayed(self) -> list[str]:
         table = open_table(self._settings, self.name)
-        position = position_of(table.row_events.load(), NAMES)
+        position = ROW_EVENTS.position(table.row_events.load())
         if position is not None and position.batch.generation != self._generation:
             # As documented: a consumer starts with no rows.
             self._consumer, self._generation = Consumer(), position.batch.generation

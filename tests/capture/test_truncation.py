@@ -9,6 +9,7 @@ from tests.capture.agents import until, with_lake
 from tests.support.captured import Captured
 from tests.support.event_replay import Consumer, in_order
 from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import rewrite
 from tests.support.waiting import wait_for
 from writetime.capture.metrics import read_status
 from writetime.capture.node_schemas import Node
@@ -41,7 +42,7 @@ def land(captured: Captured) -> LakeTable:
     wanted = cql_rows(captured.node.session(), captured.schema("t"))
     assert view_rows(views.virtual(table)) == wanted
     state.fold(table)
-    assert views.rewrite(table) == len(wanted)
+    assert rewrite(table) == len(wanted)
     kept = table.view.read([c.label for c in table.schema().columns])
     assert sorted(map(repr, view_rows([kept]))) == sorted(map(repr, wanted))
     stream.extend(table)

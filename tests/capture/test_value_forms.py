@@ -20,6 +20,7 @@ from tests.support import answers
 from tests.support.captured import Captured
 from tests.support.commands import run
 from tests.support.generate import SEED
+from tests.support.made import rewrite
 from tests.support.settings import write_settings
 from tests.support.value_forms import fields, forms, sequence
 from tests.support.view_readers import by_duckdb, by_polars
@@ -136,7 +137,7 @@ def assert_equal(captured: Captured, table: LakeTable, schema: TableSchema) -> N
     state.fold(table)
     assert_same_bytes(captured, table, schema)
     assert sum(part.num_rows for part in views.virtual(table)) == count
-    assert views.rewrite(table) == count
+    assert rewrite(table) == count
     report = verify(captured.settings, table, 0)
     assert_proven(report, count)
 
@@ -227,7 +228,7 @@ def test_keys_of_maps_that_readers_think_equal(
     name = f"{landed.keyspace}.t"
     assert Landing(landed.settings, name).drain()
     table = open_table(landed.settings, name)
-    assert views.rewrite(table) == 1
+    assert rewrite(table) == 1
     wanted = {
         n: [{"key": k, "value": v} for k, v in keys]
         for n, keys in {

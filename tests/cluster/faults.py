@@ -29,6 +29,7 @@ from cassandra import ConsistencyLevel
 from tests.cluster.servers import ADDRESSES, REPLICATION, Servers, session_at
 from tests.support import answers
 from tests.support.expected import assert_same
+from tests.support.made import rewrite
 from tests.support.merged import with_one_form
 from tests.support.messages import decoded
 from tests.support.programs import Program
@@ -337,7 +338,7 @@ class ClusterRun:
         virtual = pa.concat_tables([view_schema(table.schema()).empty_table(), *views.virtual(table)])
         assert_same(with_one_form(virtual, table.schema()), wanted)
         state.fold(table)
-        views.rewrite(table)
+        rewrite(table)
         compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
         assert_same(with_one_form(compacted, table.schema()), wanted)
         return wanted.num_rows

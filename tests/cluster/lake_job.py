@@ -13,11 +13,12 @@ from typing import Any
 
 from writetime.clients.spark import spark_session
 from writetime.core import config
-from writetime.lake import state, views
+from writetime.lake import state
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
 from writetime.row_events.stream import extend
+from writetime.view.refreshing import refresh
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
         done = {
             "changes": sum(count for _, count in backfill(table, found, run=run)),
             "files_folded": state.fold(table, run),
-            "rows": views.rewrite(table, run),
+            "rows": refresh(settings, table, run, whole=True).rows,
             "events": extend(table, run=run),
         }
     print(json.dumps(done | {"executors": sorted(executors)}))

@@ -15,7 +15,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.transaction import AddAction
 
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, batch, new_table, rewrite, settings_at, write
 from writetime.delta import buckets, commits
 from writetime.delta.bucketed_table import BucketedTable, Conflict
 from writetime.delta.parquet import PARTITION, SORTED_BY, write_file
@@ -117,11 +117,11 @@ def test_rewrites_exclude_each_other(tmp_path: Path) -> None:
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
     before = table.view.load()
-    views.rewrite(table)
+    rewrite(table)
     with pytest.raises(Conflict, match="run this again"):
-        table.view.commit(before, TableChange(), {views.SEQUENCE: 1})
+        table.view.commit(before, TableChange(), {"view/sequence": 1})
     assert table.view.read([PARTITION]).num_rows == 20
-    views.rewrite(table)
+    rewrite(table)
     assert table.view.read([PARTITION]).num_rows == 20
 
 
@@ -151,7 +151,7 @@ def test_programs_that_have_read_end_well(tmp_path: Path, is_long: bool) -> None
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     reads = (
         "import sys; from writetime.delta.bucketed_table import BucketedTable; "
         "from writetime.delta.storage import Storage; "

@@ -8,7 +8,7 @@ import obstore
 import pytest
 
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, settings_at, write
+from tests.support.made import SCHEMA, add, rewrite, settings_at, write
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.delta.object_store import ObjectStore
@@ -27,7 +27,7 @@ def test_a_lake_at_an_address(tmp_path: Path) -> None:
     rows = view_rows(views.virtual(table))
     assert len(rows) == 100
     state.compact(table)
-    views.rewrite(table)
+    rewrite(table)
     retention.vacuum(table, 0)
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
     # The same tables by a path of the local disk.

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.commands import run
 from tests.support.lake_answers import cql_rows, view_rows
-from tests.support.made import settings_at
+from tests.support.made import rewrite, settings_at
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
@@ -131,7 +131,7 @@ def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -
         files = writer.write(frame.toArrow().to_batches())
         assert lake.changes.append(files, "nodes", min(number, 2)) == (number <= 2)
     assert state.fold(lake, in_spark(spark)) > 0
-    assert views.rewrite(lake, in_spark(spark)) == len(cluster.wanted)
+    assert rewrite(lake, in_spark(spark)) == len(cluster.wanted)
     assert view_rows(views.virtual(lake)) == cluster.wanted
 
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid1, uuid4
 import pytest
 
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, new_table, write
+from tests.support.made import SCHEMA, add, new_table, rewrite, write
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict
 from writetime.lake import state, views
@@ -175,7 +175,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     table.follow(widened)
     add(table, [write(3, 1, 7, u={"a": 2, "b": "x"})], 3, widened)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     assert [row["u"] for row in view_rows(views.virtual(table))] == [None, [1, None], [2, "x"]]
     # An older schema, as of a snapshot that comes late, takes nothing away; a drop does.
     assert table.follow(SCHEMA) == table.schema()
@@ -190,7 +190,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     table.follow(back)
     add(table, [write(1, 3, 150, w=7)], 5, back)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     assert [row["w"] for row in view_rows(views.virtual(table))] == [None, None, 7, None, None]
     assert view_rows([table.view.load().table.to_pyarrow_table()])[0].keys() >= {"w", "u", "new"}
     assert set(files) <= {f.path for part in table.parts for f in part.load().files}
@@ -227,7 +227,7 @@ def test_two_processes_follow_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert joined == table.schema() == other.schema()
     assert sorted(names(table)) == ["v", "w", "x", "y", "z"]
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     assert view_rows(views.virtual(table)) == [{"id": 1, "n": 1, "v": "a", "w": None, "x": None, "y": 7, "z": None}]
 
 

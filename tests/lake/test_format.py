@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from tests.support.made import SCHEMA, add, settings_at, write
+from tests.support.made import SCHEMA, add, rewrite, settings_at, write
 from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
-from writetime.lake import state, views
+from writetime.lake import state
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import stream
 
@@ -23,7 +23,7 @@ def filled(folder: Path) -> LakeTable:
     table = create_table(settings_at(folder), SCHEMA)
     add(table, [write(1, 1, 5, v="x")], 1)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     stream.extend(table)
     return table
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.support import odd_names
 from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
-from tests.support.made import add, new_table, write
+from tests.support.made import add, new_table, rewrite, write
 from tests.support.odd_names import NAMES
 from tests.support.view_readers import by_duckdb
 from writetime.changes.model import field_name
@@ -60,7 +60,7 @@ def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSess
     rows = [dict.fromkeys(labels.values()) | row, put(table, ALIKE, 2)]
     assert view_rows(views.virtual(table)) == rows
     state.fold(table)
-    assert views.rewrite(table) == len(rows)
+    assert rewrite(table) == len(rows)
     at = table.view.storage.address
     by_spark = [row.asDict() for row in spark.read.format("delta").load(at).collect()]
     by_polars, by_arrow = pl.read_delta(at).to_dicts(), table.view.load().table.to_pyarrow_table().to_pylist()

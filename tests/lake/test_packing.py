@@ -26,9 +26,9 @@ from writetime.delta import buckets
 from writetime.delta.bucketed_table import BucketedTable, Conflict
 from writetime.delta.storage import Storage
 from writetime.lake import packing, retention, state, views
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import stream
-from writetime.row_events.changed_rows import position_of
 from writetime.schema.cql import parse_table
 from writetime.view.refreshing import refresh
 
@@ -61,7 +61,7 @@ def test_packed_changes_are_not_new(tmp_path: Path, is_long: bool) -> None:
         add(table, rows_of(number), number)
         packed = number % 16 == 15 and pack(table)
         rows, changes = table.row_events.find(), table.changes.load()
-        last = rows and position_of(rows, stream.NAMES)
+        last = ROW_EVENTS.position(rows)
         for used in [last.changes.version, state.folded_version(table.state.load())] if last else []:
             assert sum(file.rows for file in state.files_since(table, changes, used)) == 4, packed
         state.fold(table)
@@ -259,7 +259,7 @@ def test_files_that_packing_replaced_are_deleted(tmp_path: Path, monkeypatch: py
     # The row events continue from an earlier version, whose files and log stay.
     retention.trim_stream(table, 100)
     assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 4
-    needed = table.row_events.load().transaction(retention.ROWS_CHANGES)
+    needed = table.row_events.load().transaction("row_events/changes")
     assert needed is not None
     assert 0 < len(table.changes.load(needed).files) < 71
     assert len(list(folder.glob("_delta_log/*.json"))) < 40

@@ -9,6 +9,7 @@ from cassandra.cluster import Session
 from tests.support.commands import run
 from tests.support.lake_answers import cql_rows, unordered, view_rows
 from tests.support.lake_views import compacted
+from tests.support.made import rewrite
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Lake, Settings
@@ -122,7 +123,7 @@ def test_schema_changes(settings: Settings, tmp_path: Path, is_long: bool) -> No
             assert (added > 0) == (number == max(order[: i + 1]))
             state.fold(open_table(own, table))
         lake = open_table(own, table)
-        views.rewrite(lake)
+        rewrite(lake)
         assert view_rows(views.virtual(lake)) == wanted
         names = list(wanted[0])
         assert unordered(part.select(names) for part in compacted(lake)) == sorted(map(repr, wanted))

@@ -19,7 +19,7 @@ from pyarrow import fs
 from tests.support import oracle
 from tests.support.backups import Medusa, ScyllaManager
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, batch, new_table, write
+from tests.support.made import SCHEMA, add, batch, new_table, rewrite, write
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.recordings import RecordedTable
 from writetime.core import config
@@ -63,7 +63,7 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
             assert not add(table, [write(i, number, 5 + number, v="other") for i in range(20)], number)
             state.fold(table)
         state.compact(table)
-        views.rewrite(table)
+        rewrite(table)
         assert clock_fault(table.changes.storage) is None
         retention.vacuum(table, 0)
     rows = view_rows(views.virtual(tables[1]))

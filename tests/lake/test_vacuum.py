@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.made import add, new_table, settings_at, write
+from tests.support.made import add, new_table, rewrite, settings_at, write
 from writetime.delta import commits
-from writetime.lake import retention, state, views
+from writetime.lake import retention, state
 from writetime.lake.table import LakeTable, open_table
 
 _HOUR = 3600
-_REPLACE: dict[str, Callable[[LakeTable], Any]] = {"state": state.rebuild, "view": views.rewrite}
+_REPLACE: dict[str, Callable[[LakeTable], Any]] = {"state": state.rebuild, "view": rewrite}
 
 
 @pytest.mark.parametrize("part", _REPLACE)
@@ -24,7 +24,7 @@ def test_files_are_kept_for_more_than_a_week(tmp_path: Path, monkeypatch: pytest
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     assert retention.vacuum(table, 400) == []
     delta = getattr(table, part)
     replaced = [Path(delta.storage.address, file.path) for file in delta.load().files]

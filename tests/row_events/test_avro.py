@@ -18,8 +18,9 @@ from tests.support.avro import as_avro, numbers, plain
 from tests.support.examples import is_long_run
 from tests.support.generate import Generator
 from writetime.core.format_version import FORMAT_VERSION
+from writetime.lake.projection import EventBatch
 from writetime.merge import merge
-from writetime.row_events.events import EventBatch, fitted_rows, row_events
+from writetime.row_events.events import fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.schema.avro import encode, nullable
 from writetime.schema.fingerprints import fingerprint

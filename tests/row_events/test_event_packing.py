@@ -20,15 +20,15 @@ from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.parquet import write_file
 from writetime.delta.table_changes import FORGET_REMOVED
 from writetime.lake import retention, state, views
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import packing, stream
-from writetime.row_events.changed_rows import position_of
 from writetime.row_events.packing import pack_events
 from writetime.row_events.publish import PUBLISHED, PartLimits, Reached, _parts, not_published
 from writetime.row_events.stream_files import batch_files, events_since, merged_to
 from writetime.row_events.trimming import merge_events
-from writetime.row_events.upkeep import keep_up
 from writetime.schema.cql import parse_table
+from writetime.view.upkeep import keep_up, upkeep
 
 pytestmark = pytest.mark.long
 
@@ -69,7 +69,7 @@ def test_batches_without_events_between_stop_no_packing(tmp_path: Path) -> None:
     for number in range(1, packing.FAN + 4):
         batches(table, 1, first=number)
         table.changes.append([], "watermarks", number)
-        stream.move_on(table)
+        upkeep(settings_at(tmp_path), table)
     assert len(table.row_events.load().files) < packing.FAN
 
 
@@ -241,9 +241,9 @@ def test_the_next_batch_reads_no_changes_of_those_before(tmp_path: Path, is_long
         stream.extend(table)
         # It lands after the batch, and is left for the next one.
         add(table, [write(9, number, number, v="later")], 2 * number + 1)
-        keep_up(settings, table)
+        keep_up(settings, table, number, [ROW_EVENTS])
         held, changes = table.state.load(), table.changes.load()
-        position = position_of(table.row_events.load(), stream.NAMES)
+        position = ROW_EVENTS.position(table.row_events.load())
         assert position is not None
         assert state.folded_version(held) == position.changes.version == changes.version - 1
         assert [file.rows for file in state.files_since(table, changes, position.changes.version)] == [1]

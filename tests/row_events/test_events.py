@@ -16,9 +16,10 @@ from tests.support.event_replay import apply, in_order
 from tests.support.examples import is_long_run
 from tests.support.generated import SCHEMA, Change, change, table
 from tests.support.lake_answers import view_rows
+from writetime.lake.projection import EventBatch
 from writetime.merge import live_rows, merge
 from writetime.row_events.compare import different
-from writetime.row_events.events import EventBatch, fitted_rows, row_events
+from writetime.row_events.events import fitted_rows, row_events
 from writetime.row_events.ids import siphash
 
 EXAMPLES = settings(max_examples=100 if is_long_run() else 10)

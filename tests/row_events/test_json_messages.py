@@ -21,8 +21,9 @@ from tests.support.connect_values import as_connect, column, values
 from tests.support.examples import examples
 from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
+from writetime.lake.projection import EventBatch
 from writetime.merge import merge
-from writetime.row_events.events import KINDS, EventBatch, event_schema, fitted_rows, row_events
+from writetime.row_events.events import KINDS, event_schema, fitted_rows, row_events
 from writetime.row_events.json_messages import ADDED, JsonMessages
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, TableSchema

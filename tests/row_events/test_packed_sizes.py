@@ -60,7 +60,7 @@ class Stream:
         assert in_memory <= FAN * MOST
         return WrittenFile(f"{prefix}packed.{in_memory}.parquet", bucket, len(events), size, 0, 0)
 
-    def commit(self, _: "Stream", change: TableChange) -> None:
+    def commit(self, _: "Stream", change: TableChange, *__: Any, **___: Any) -> None:
         assert {file.path for file in change.remove} <= {file.path for file in self.files}
         self.files = [file for file in self.files if file not in change.remove]
         self.files += [DataFile(file.path, file.bucket, file.rows, file.size, 0) for file in change.add]

@@ -16,9 +16,9 @@ from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.delta.bucketed_table import Conflict
 from writetime.lake import state, views
+from writetime.lake.projection import TooLate
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
-from writetime.row_events.changed_rows import TooLate
 from writetime.row_events.stream_files import batch_files
 
 pytestmark = pytest.mark.slow

@@ -20,9 +20,9 @@ from tests.support.made import add, new_table, write
 from writetime.delta import buckets
 from writetime.files import merging
 from writetime.lake import views
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream, trimming
-from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import PUBLISHED, Reached, _parts
 from writetime.row_events.stream_files import merged_to
 from writetime.row_events.trimming import merge_events
@@ -44,7 +44,7 @@ def test_the_stream_is_the_view(
         with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
             add(table, changes, number, generated.SCHEMA)
             stream.extend(table, (99 + 2 * number) * SECOND)
-            position = position_of(table.row_events.load(), stream.NAMES)
+            position = ROW_EVENTS.position(table.row_events.load())
             assert position is not None
             published(table, chooser.randint(0, position.batch.sequence))
             if chooser.random() < 0.6:

@@ -23,19 +23,19 @@ from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples, is_long_run
 from tests.support.lake_answers import unordered, view_rows
-from tests.support.made import SCHEMA, add, cell, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, cell, new_table, rewrite, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
 from writetime.delta import buckets
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.parquet import WrittenFile
+from writetime.delta.table_changes import TableChange
 from writetime.lake import packing, retention, state, views
+from writetime.lake.projection import ROW_EVENTS, VIEW, moved_on
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events import changed_rows, stream
-from writetime.row_events.changed_rows import position_of
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
-from writetime.view.placed_rows import NAMES
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import maintain, upkeep
 
@@ -76,7 +76,7 @@ def test_the_stream_is_the_view(
             add(table, changes, number, generated.SCHEMA)
             # Cells that lived at the last batch, and expired since, may be dropped.
             drop = partial(state.drop_tombstones, horizon=second * SECOND)
-            for step in chooser.sample([state.fold, state.compact, views.rewrite, drop], chooser.randint(0, 3)):
+            for step in chooser.sample([state.fold, state.compact, rewrite, drop], chooser.randint(0, 3)):
                 step(table)
             if chooser.random() < 0.7:
                 # Sometimes by a clock that is ahead, so that all that expires has, until the next batch.
@@ -160,7 +160,7 @@ def test_a_killed_batch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(stream.BucketedTable, "append", killed)
+        patched.setattr(stream.BucketedTable, "commit", killed)
         with pytest.raises(Killed):
             stream.extend(table, SECOND)
     add(table, [write(i, 1, 7, v="c") for i in range(5, 15)], 3)
@@ -189,13 +189,13 @@ def test_a_batch_after_that_of_another_process_is_made_again(tmp_path: Path) -> 
     add(table, [write(1, 1, 1, v="a")], 1)
     stream.extend(table)
     table.changes.append([], "watermarks", 1)
-    last = position_of(table.row_events.load(), stream.NAMES)
-    moved = last and changed_rows.moved_on(table, last)
+    last = ROW_EVENTS.position(table.row_events.load())
+    moved = last and moved_on(table, last)
     assert moved
     add(table, [write(2, 1, 2, v="b")], 2)
 
     def second(function: Any, tasks: Any) -> list[WrittenFile]:
-        assert table.row_events.append([], stream.SEQUENCE, moved.batch.sequence, moved.numbers(stream.NAMES))
+        ROW_EVENTS.commit(table, table.row_events.load(), TableChange(), moved)
         return [function(task) for task in tasks]
 
     with pytest.raises(Conflict, match="run this again"):
@@ -281,8 +281,8 @@ def test_upkeep_publishes_nothing(tmp_path: Path) -> None:
         upkeep(settings, table)
         assert (table.view.load().files, table.row_events.load().files) == (before[0].files, before[1])
         assert state.folded_version(table.state.load()) == table.changes.load().version
-        for part, names in ((table.row_events, stream.NAMES), (table.view, NAMES)):
-            position = position_of(part.load(), names)
+        for projection in (ROW_EVENTS, VIEW):
+            position = projection.position(projection.of(table).load())
             assert position is not None
             assert (position.changes.version, position.batch.as_of) == (table.changes.load().version, 100 * SECOND)
 

@@ -8,10 +8,9 @@ import pyarrow as pa
 from tests.support.lake_answers import view_rows
 from writetime.core.arrow import pc
 from writetime.delta.parquet import read_file
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
-from writetime.row_events.changed_rows import position_of
 from writetime.row_events.events import event_schema
-from writetime.row_events.stream import NAMES
 from writetime.row_events.stream_files import batch_files
 
 Place = tuple[int, bytes, bytes]
@@ -59,7 +58,7 @@ class Consumer:
     def follow(self, table: LakeTable) -> None:
         """Apply the batch that is new; call it after each."""
         stream = table.row_events.load()
-        position = position_of(stream, NAMES)
+        position = ROW_EVENTS.position(stream)
         if position is None:
             return
         schema = table.schema(table.changes.load(position.changes.version))

@@ -12,6 +12,7 @@ from tests.support.avro import numbers
 from tests.support.expected import assert_same
 from tests.support.lake_answers import view_rows
 from tests.support.look_ups import partitions_of
+from tests.support.made import rewrite
 from tests.support.merged import normal, with_one_form
 from tests.support.row_form import row_form
 from writetime.delta.parquet import PARTITION
@@ -43,7 +44,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
     virtual = pa.concat_tables([view_schema(table.schema()).empty_table(), *views.virtual(table)])
     assert_same(with_one_form(virtual.rename_columns(names), schema), wanted)
     state.fold(table)
-    views.rewrite(table)
+    rewrite(table)
     compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
     assert_same(with_one_form(compacted.rename_columns(names), schema), wanted)
     return wanted.num_rows
@@ -70,7 +71,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
     assert _normal(view_rows(views.virtual(table, unfit=unfit)), schema) == _normal(values, schema)
     assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
     state.fold(table)
-    assert views.rewrite(table) == len(rows)
+    assert rewrite(table) == len(rows)
     assert view_rows([table.view.load().table.to_pyarrow_table()]) or not rows
     return unfit
 

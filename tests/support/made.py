@@ -11,6 +11,7 @@ from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.files.merging import Runner
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable, create_table
 from writetime.schema.cql import parse_table
@@ -18,6 +19,7 @@ from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
 from writetime.storage.kernel.primitives import token
+from writetime.view.refreshing import refresh
 
 SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, PRIMARY KEY (id, n))")
 
@@ -36,6 +38,11 @@ def settings_at(folder: Path, **lake: Any) -> Settings:
 def new_table(folder: Path, schema: TableSchema = SCHEMA, **lake: Any) -> LakeTable:
     """Create a lake with one table."""
     return create_table(settings_at(folder, **lake), schema)
+
+
+def rewrite(table: LakeTable, run: Runner = map) -> int:
+    """Write all rows of the compacted view, without deletion vectors; return their number."""
+    return refresh(settings_at(Path(table.storage.address).parent, view="rewritten"), table, run, whole=True).rows
 
 
 def cell(value: Any, write_time: int) -> dict[str, Any]:

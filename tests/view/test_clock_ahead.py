@@ -11,7 +11,7 @@ import pytest
 from tests.support.clocks import set_clock
 from tests.support.event_replay import SECOND, replayed
 from tests.support.lake_answers import view_rows
-from tests.support.made import add, new_table, settings_at, write
+from tests.support.made import add, new_table, rewrite, settings_at, write
 from writetime.lake import views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
@@ -110,5 +110,5 @@ def test_a_machine_whose_clock_is_behind(tmp_path: Path, monkeypatch: pytest.Mon
         refresh(settings, table)
         stream.extend(table)
         assert ids(table) == ([2, 3, 5], [2, 3, 5])
-        views.rewrite(table)
+        rewrite(table)
         assert ids(table)[0] == [2, 3, 5]

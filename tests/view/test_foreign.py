@@ -29,9 +29,9 @@ from writetime.delta.deletion_vectors import DeletionVector, read_vector, write_
 from writetime.delta.parquet import PARTITION
 from writetime.delta.table_changes import TableChange
 from writetime.lake import views
+from writetime.lake.projection import VIEW
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.view_commits import commit_view
 from writetime.lake.view_retention import removed_files
 from writetime.schema.table import Column
 from writetime.schema.types import Native
@@ -181,7 +181,7 @@ def test_a_vector_in_the_log(table: LakeTable, settings: Settings) -> None:
     # Four bytes are five letters.
     text = base64.b85encode(data + bytes(-len(data) % 4)).translate(deletion_vectors._TO_Z85).decode()
     change = TableChange(mark=[(file, DeletionVector("i", text, 0, len(data), 3))])
-    commit_view(table, before, change, {}, 0)
+    VIEW.commit(table, before, change)
     for name, read in READERS.items():
         assert read(storage.address).num_rows == before.rows + file.marked - 3, name
     found = BucketedTable(storage).load().by_path[file.path].vector

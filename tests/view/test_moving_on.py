@@ -8,8 +8,7 @@ from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.lake import state, views
-from writetime.lake.view_commits import is_ours
-from writetime.lake.views import VIEW_CHANGES
+from writetime.lake.projection import VIEW
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import upkeep
 
@@ -25,7 +24,7 @@ def test_a_view_that_another_engine_restored_is_written_whole(tmp_path: Path) ->
     DeltaTable(table.view.storage.address).restore(restored)
     table.changes.append([], "watermarks", 2)
     upkeep(settings, table)
-    assert not is_ours(table.view.load())
+    assert not VIEW.is_ours(table.view.load())
     add(table, [write(50, 1, 7, v="c")], 3)
     assert refresh(settings, table).whole
     names = [column.label for column in table.schema().columns]
@@ -40,7 +39,7 @@ def test_a_view_without_vectors_stays_without(tmp_path: Path) -> None:
     before = view.protocol(), view.metadata().configuration
     table.changes.append([], "watermarks", 1)
     upkeep(settings, table)
-    assert table.view.load().transaction(VIEW_CHANGES) == table.changes.load().version
+    assert table.view.load().transaction("view/changes") == table.changes.load().version
     view.update_incremental()
     assert (view.protocol(), view.metadata().configuration) == before
     assert view.to_pyarrow_table().num_rows == 20

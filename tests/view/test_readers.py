@@ -24,10 +24,11 @@ from tests.support.view_readers import READERS, queried
 from tests.support.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
 from writetime.delta import buckets, commits
 from writetime.lake import retention, state, view_retention, views
+from writetime.lake.projection import ROW_EVENTS
 from writetime.row_events.stream import extend
-from writetime.row_events.upkeep import keep_up
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
+from writetime.view.upkeep import keep_up
 
 pytestmark = pytest.mark.long
 
@@ -139,8 +140,8 @@ def assert_all_is_needed(followed: Followed) -> None:
 def test_the_stream_and_the_view_share_the_upkeep(tmp_path: Path) -> None:
     """The publisher of row events folds the state, while the view is behind."""
     followed = Followed(tmp_path, SEED + 1)
-    for _ in range(6):
+    for number in range(6):
         followed.step()
         extend(followed.table, followed.second * SECOND)
-        keep_up(followed.settings, followed.table)
+        keep_up(followed.settings, followed.table, number, [ROW_EVENTS])
         assert rows_of(READERS["delta-rs"](followed.address)) == followed.wanted()

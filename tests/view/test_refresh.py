@@ -31,8 +31,8 @@ from writetime.delta.bucketed_table import Conflict
 from writetime.delta.parquet import PARTITION
 from writetime.files.cache import Cache
 from writetime.lake import retention, state, view_retention, views
+from writetime.lake.projection import AS_OF
 from writetime.lake.table import LakeTable
-from writetime.lake.view_commits import AS_OF
 from writetime.row_events import changed_rows
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native

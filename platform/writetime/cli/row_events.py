@@ -13,13 +13,14 @@ from writetime.core import config
 from writetime.core.counts import pluralize
 from writetime.core.printing import json_lines, json_value
 from writetime.delta.bucketed_table import Conflict
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import open_table
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend, require_stream
 from writetime.row_events.stream_files import events_since
-from writetime.row_events.upkeep import keep_up
+from writetime.view.upkeep import keep_up
 from writetime.wire.topic_names import row_events_topic
 
 
@@ -63,7 +64,8 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
         click.echo(f"topic      {pluralize(count, 'event')} published to {row_events_topic(table)}")
     # A conflict is not an error: the next batches try again.
     with suppress(Conflict):
-        keep_up(settings, lake_table)
+        if position := ROW_EVENTS.position(lake_table.row_events.load()):
+            keep_up(settings, lake_table, position.batch.sequence, [ROW_EVENTS])
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:

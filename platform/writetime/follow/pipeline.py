@@ -18,19 +18,18 @@ from writetime.core.errors import reason_of
 from writetime.files.merging import Runner
 from writetime.files.point_reads import next_expiry
 from writetime.follow.steps import Step, Stopped
-from writetime.lake import retention, state
+from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.retention import ROWS_CHANGES
+from writetime.lake.projection import CLOCKS_DIFFER, ROW_EVENTS, VIEW
 from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schema
-from writetime.lake.views import VIEW_CHANGES
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
-from writetime.row_events.changed_rows import CLOCKS_DIFFER
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
 from writetime.view.refreshing import refresh
+from writetime.view.upkeep import keep_up
 from writetime.wire.watermarks import Sources
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,6 @@ LOOK_SECONDS = 30.0
 _ABSENT_SECONDS = 1.0
 # Row events per attempt, so that the view does not wait for a long backlog of them.
 _PUBLISHED_AT_ONCE = 50_000
-# Folds between two that also trim the logs.
-_TRIM_EVERY = 64
 
 
 @dataclass(frozen=True)
@@ -259,17 +256,9 @@ class TablePipeline:
 
     def _fold(self, table: LakeTable) -> int:
         # A step that is off or fails, such as a view with unexpected rows, does not hold the state.
-        reached = [table.view.load().transaction(VIEW_CHANGES)] if self.view.works else []
-        if self.events.works and (stream := table.row_events.find()):
-            reached.append(stream.transaction(ROWS_CHANGES))
-        until = min((version for version in reached if version is not None), default=None)
-        folded = state.fold(table, self._run, until=until)
-        if folded:
-            state.compact(table, self._run)
+        working = [each for each, step in ((VIEW, self.view), (ROW_EVENTS, self.events)) if step.works]
         self._upkeeps += 1
-        if self._upkeeps % _TRIM_EVERY == 0:
-            retention.trim_logs(table, self._settings.lake.vacuum_hours)
-        return folded
+        return keep_up(self._settings, table, self._upkeeps, working, self._run)
 
     def _is_expiry_due(self) -> bool:
         """Return whether data has expired since the last search, or the clock was ahead then. In the second case, data

@@ -18,16 +18,13 @@ from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
 from writetime.lake.history import after, raise_history, until
+from writetime.lake.projection import positions
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable
 from writetime.lake.view_retention import STREAM_HOURS, vacuum_view
-from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
 
 log = logging.getLogger(__name__)
-
-ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
-"""In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
 
 # How long checkpoints name removed files by Delta's default.
 _REMEMBERED_HOURS = 168
@@ -102,8 +99,7 @@ def used_changes(table: LakeTable) -> TableVersion | None:
 
     The files of this version may be merged under a name with its number. Nothing reads them again as new changes.
     """
-    rows = table.row_events.find()
-    followed = [rows and rows.commit_of(ROWS_CHANGES), table.view.load().commit_of(VIEW_CHANGES)]
+    followed = [position.changes for position in positions(table)]
     return _oldest(table.changes, [folded_commit(table.state.load()), *followed])
 
 
@@ -153,16 +149,13 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
     """
     if _is_clock_ahead(table):
         return
-    rows = table.row_events.find()
-    states = [rows and rows.commit_of(ROWS_STATE), table.view.load().commit_of(VIEW_STATE)]
     needed = {
         table.changes: used_changes(table),
-        table.state: _oldest(table.state, states),
-        table.view: None,
-        **({table.row_events: None} if rows else {}),
+        table.state: _oldest(table.state, [position.state for position in positions(table)]),
     }
-    for part, version in needed.items():
-        part.trim_log((version or part.load()).version, STREAM_HOURS, most_hours)
+    for part in (*table.parts, table.row_events):
+        if now := part.find():
+            part.trim_log((needed.get(part) or now).version, STREAM_HOURS, most_hours)
 
 
 def _is_clock_ahead(table: LakeTable) -> bool:

@@ -1,8 +1,8 @@
 """Views: the live rows at a time, computed on request (virtual) or stored as files (compacted).
 
 `BucketView` computes the rows of one bucket: it merges the levels of the state and the changes that are not folded in
-yet, as of a time. The virtual view, and a compacted view that is written whole, have these rows. A refresh with
-deletion vectors computes only the rows that changed (`row_events.changed_rows`).
+yet, as of a time. The virtual view, and a compacted view that is written whole, have these rows. Other refreshes
+compute only the rows that changed (`row_events.changed_rows`).
 """
 
 import time
@@ -13,33 +13,17 @@ from functools import partial
 
 import pyarrow as pa
 
-from writetime.delta.parquet import WrittenFile, deleted_if_refused, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
-from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import TableVersion
-from writetime.files.merging import Runner, merge_files
+from writetime.files.merging import merge_files
 from writetime.files.row_form import to_micros
 from writetime.lake.contents import BucketContents, StateFiles
 from writetime.lake.history import require_history, until
-from writetime.lake.state import Staged, contents, generation_of
+from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
-from writetime.lake.view_commits import commit_view
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
-
-SEQUENCE = "view/sequence"
-"""The number of a commit to the view."""
-
-VIEW_GENERATION, VIEW_AS_OF = "view/generation", "view/as_of"
-VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
-"""In a commit to the view: the generation of the table, the time (microseconds), and the commits of `changes` and
-`state` whose rows it has. The next refresh continues from there.
-"""
-
-
-AFTER = "live rows after"
-"""The name of the number of a state's live rows after a refresh."""
 
 
 @dataclass(frozen=True)
@@ -108,52 +92,6 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
         yield bucket.rows(unfit)
 
 
-def rewrite(
-    table: LakeTable,
-    run: Runner = map,
-    staged: Staged | None = None,
-    unfit: Counter[str] | None = None,
-    counts: Counter[str] | None = None,
-) -> int:
-    """Replace the compacted view by the present rows, in one commit; return the number of rows.
-
-    Args:
-        table: the table.
-        run: runs the tasks, one per bucket.
-        staged: is called with the new files before they are committed. If it raises, the view stays as it was, and
-            these files are deleted.
-        unfit: as in `row_form.fit`. It is complete when `staged` is called.
-        counts: gets as `AFTER` the number of live rows. It is complete when `staged` is called.
-
-    Raises:
-        Conflict: another process changed the view meanwhile: run this again.
-    """
-    before = table.view.load()
-    # The state first, as for `bucket_views`.
-    state = table.state.load()
-    changes = table.changes.load()
-    instant = time_of_lake(table)
-    found = list(run(_write, present_views(table, state, changes, instant)))
-    written = [file for file, _, _ in found if file is not None]
-    for _, of_bucket, live in found:
-        if unfit is not None:
-            unfit.update(of_bucket)
-        if counts is not None:
-            counts[AFTER] += live
-    if staged:
-        with deleted_if_refused(table.view.storage, written):
-            staged(written)
-    change = TableChange(before.files, written, vectors=False)
-    numbers = {
-        SEQUENCE: (before.transaction(SEQUENCE) or 0) + 1,
-        VIEW_GENERATION: generation_of(changes),
-        VIEW_AS_OF: instant,
-    }
-    numbers |= changes.commit_id.numbers(VIEW_CHANGES) | state.commit_id.numbers(VIEW_STATE)
-    commit_view(table, before, change, numbers, instant)
-    return sum(file.rows for file in written)
-
-
 def time_now() -> int:
     """Return the time, in microseconds."""
     return time.time_ns() // 1000
@@ -164,10 +102,3 @@ def time_of_lake(table: LakeTable) -> int:
     behind. Otherwise, rows would expire late, and those that had expired by another machine's clock would come back.
     """
     return time_now() + micros_behind(table.changes.storage)
-
-
-def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str], int]:
-    """Write the rows of a bucket. Return the file, the timestamps that do not fit, and the number of live rows."""
-    unfit: Counter[str] = Counter()
-    rows = task.rows(unfit)
-    return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit, rows.num_rows

@@ -8,7 +8,6 @@ one time, to the next. It reads only the rows that the new changes touch and tho
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +17,17 @@ from writetime.core.arrow import pc
 from writetime.core.errors import Transient, WritetimeError
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
-from writetime.delta.versions import CommitId, TableVersion, by_part
+from writetime.delta.versions import TableVersion, by_part
 from writetime.files.cache import Cache
 from writetime.files.key_ranges import KeyRanges, joined, keys_of_whole, partitions, places_of
 from writetime.files.point_reads import anything_expires, expiring_places, first_places, size_at
 from writetime.lake.contents import BucketContents, PendingChanges, StateFiles
-from writetime.lake.state import contents, files_since, folded_version, generation_of, has_lost, parts_of, unfolded
+from writetime.lake.projection import EventBatch, Position, TooLate, require_same_changes
+from writetime.lake.state import contents, files_since, folded_version, parts_of, unfolded
 from writetime.lake.table import LakeTable
-from writetime.lake.views import AFTER
 from writetime.merge import merge
 from writetime.row_events.compare import OrderedRows
-from writetime.row_events.events import EventBatch, fitted_rows, row_events
+from writetime.row_events.events import fitted_rows, row_events
 from writetime.schema.table import TableSchema
 
 FIRST_ROWS = 16
@@ -37,47 +36,8 @@ FIRST_ROWS = 16
 GROWTH = 16
 """The factor by which each later read is larger."""
 
-CLOCKS_DIFFER = 60_000_000
-"""The most difference between the clocks of machines that take turns (microseconds)."""
-
-
-EVENTS, BEFORE = "events", "live rows before"
-"""The names of the numbers that `ChangedRows.found` counts, with `lake.views.AFTER`."""
-
-
-class TooLate(WritetimeError):
-    """The rows as of the last batch no longer exist, because it was too long ago."""
-
-
-class OtherChanges(TooLate):
-    """The last batch has read a commit that `changes` does not have."""
-
-
-class Names(NamedTuple):
-    """The names of the numbers that a commit of a batch records, as transactions of Delta (`CommitId.numbers`)."""
-
-    generation: str
-    sequence: str
-    as_of: str
-    changes: str
-    state: str
-
-
-@dataclass(frozen=True)
-class Position:
-    """The position of a follower of a table's changes: its last batch, and the commits of `changes` and `state` that
-    this batch has read.
-    """
-
-    batch: EventBatch
-    changes: CommitId
-    state: CommitId
-
-    def numbers(self, names: Names) -> dict[str, int]:
-        """Return the numbers that a commit records."""
-        batch = self.batch
-        own = {names.generation: batch.generation, names.sequence: batch.sequence, names.as_of: batch.as_of}
-        return own | self.changes.numbers(names.changes) | self.state.numbers(names.state)
+EVENTS, BEFORE, AFTER = "events", "live rows before", "live rows after"
+"""The names of the numbers that `ChangedRows.found` counts."""
 
 
 @dataclass(frozen=True)
@@ -221,35 +181,6 @@ def _static_rows_alone(several: Iterable[OrderedRows], whole: pa.Array) -> KeyRa
     return joined(found)
 
 
-def position_of(version: TableVersion, names: Names) -> Position | None:
-    """Return the position that a version of a Delta table records; None before its first batch."""
-    generation, sequence, as_of = (version.transaction(name) for name in names[:3])
-    changes, state = version.commit_of(names.changes), version.commit_of(names.state)
-    if generation is None or sequence is None or as_of is None or changes is None or state is None:
-        return None
-    return Position(EventBatch(generation, sequence, as_of), changes, state)
-
-
-def require_same_changes(table: LakeTable, last: Position, changes: TableVersion) -> None:
-    """Check that the last batch has read a commit of the changes, given a version of these that was loaded just now.
-
-    Raises:
-        OtherChanges: it has not.
-    """
-    if not table.changes.has_commit(last.changes, changes):
-        lost = has_lost(last.changes, changes)
-        raise OtherChanges(f"commit {last.changes.version} of {table.changes.storage.address} {lost}")
-
-
-def as_of_next(last: Position, instant: int) -> int:
-    """Return the time of the batch after the last one, at a time by this machine's clock (microseconds).
-
-    It is not before that of the last batch, because clocks differ. But if the last batch is far ahead, its clock was
-    wrong, and data that expired only by that clock must return.
-    """
-    return max(instant, last.batch.as_of) if last.batch.as_of <= instant + CLOCKS_DIFFER else instant
-
-
 def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: EventBatch) -> list[ChangedRows]:
     """Return the changes of a batch that begins with no rows, by bucket."""
     schema = table.schema(changes)
@@ -319,32 +250,6 @@ def next_rows(
         for part, held in old.items()
     ]
     return rows if added or everything else [each for each in rows if each.anything_expires]
-
-
-def moved_on(table: LakeTable, last: Position) -> Position | None:
-    """Return the position of an empty next batch: at the present versions, as of the same time.
-
-    Return None if the table has other changes or another schema since then, if there is no later version, or if the log
-    of the last version no longer exists.
-
-    Raises:
-        Transient: the lake cannot be read now.
-    """
-    # The state first: it never holds more than the changes that are read after it.
-    state, changes = table.state.load(), table.changes.load()
-    if not table.changes.has_commit(last.changes, changes):
-        return None
-    try:
-        known = table.changes.load(last.changes.version)
-    except Transient:
-        raise
-    except WritetimeError:
-        return None
-    is_same = generation_of(known) == generation_of(changes) and table.schema(known) == table.schema(changes)
-    if known.version >= changes.version or not is_same or files_since(table, changes, known.version):
-        return None
-    batch = EventBatch(last.batch.generation, last.batch.sequence + 1, last.batch.as_of)
-    return Position(batch, changes.commit_id, state.commit_id)
 
 
 def reshaped(before: TableSchema, after: TableSchema) -> bool:

@@ -13,7 +13,7 @@
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow as pa
 from writetime.core.arrow import one_chunk, take
 from writetime.delta.parquet import conform
 from writetime.files.row_form import to_micros
+from writetime.lake.projection import EventBatch
 from writetime.lake.table import view_schema
 from writetime.merge.live import live
 from writetime.row_events.compare import OrderedRows, changed
@@ -30,15 +31,6 @@ from writetime.schema.table import TableSchema
 
 CREATE, UPDATE, DELETE = range(3)
 KINDS = ("CREATE", "UPDATE", "DELETE")
-
-
-@dataclass(frozen=True)
-class EventBatch:
-    """The batch and the stream of events. `as_of` is in microseconds."""
-
-    generation: int
-    sequence: int
-    as_of: int
 
 
 def event_schema(schema: TableSchema) -> pa.Schema:

@@ -23,6 +23,7 @@ from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import portions
 from writetime.lake.packing import FAN, SORTED_AT_ONCE
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
 from writetime.row_events.stream_files import PREFIX, batch_files, merged_to
 
@@ -69,7 +70,7 @@ def pack_events(table: LakeTable) -> int:
         events = pa.concat_tables(read_file(storage, file.path, fields) for file in files)
         name = f"{PREFIX}{chosen[-1].last}-"
         written = write_file(storage, events, ALL, events["token"], name)
-        table.row_events.commit(stream, TableChange(files, [written], is_new_data=False))
+        ROW_EVENTS.commit(table, stream, TableChange(files, [written], is_new_data=False))
         packed += len(files)
     return packed
 

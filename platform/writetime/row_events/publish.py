@@ -46,11 +46,12 @@ from writetime.delta.buckets import buckets_of, partition_of_bucket
 from writetime.delta.parquet import conform, open_file, read_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import TableVersion
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro, lacking_keys
-from writetime.row_events.stream import GENERATION, has_other_table
+from writetime.row_events.stream import has_other_table
 from writetime.row_events.stream_files import FIRST, batch_files, merged_to, read_to
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
@@ -311,7 +312,7 @@ class EventPublisher(Sender):
         Raises:
             WritetimeError: the topic has batches that the stream does not have, or lacks batches that were published.
         """
-        generation = stream.transaction(GENERATION) or 0
+        generation = stream.transaction(ROW_EVENTS.named("generation")) or 0
         was = self._published
         if was is None:
             return self._recorded_start(table, stream)

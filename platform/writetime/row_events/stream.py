@@ -1,8 +1,5 @@
-"""The Delta table `row_events` of a captured table: one commit per batch, each following from the one before.
-
-A batch leads from one version of `changes`, as of one time, to the next. Its commit records the commit of this version,
-the time, the batch's number, and the commit of a version of `state` that has no more changes, as Delta transactions. So
-a batch that was killed before its commit leaves nothing, and a repeated one counts once.
+"""The Delta table `row_events` of a captured table: one commit per batch, each following from the one before
+(`lake.projection`).
 """
 
 from collections import Counter
@@ -19,30 +16,22 @@ from writetime.delta.table_changes import FORGET_REMOVED, TableChange
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.merging import Runner
 from writetime.lake.packing import FAN
-from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
-from writetime.lake.state import Staged, generation_of
-from writetime.lake.table import CREATED, LakeTable, created_of
-from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.views import time_of_lake
-from writetime.row_events.changed_rows import (
-    ChangedRows,
-    Names,
+from writetime.lake.projection import (
+    ROW_EVENTS,
+    EventBatch,
     OtherChanges,
     Position,
     TooLate,
     as_of_next,
-    first_rows,
-    moved_on,
-    next_rows,
-    position_of,
     require_same_changes,
 )
-from writetime.row_events.events import EventBatch, event_schema
+from writetime.lake.state import Staged, generation_of
+from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
+from writetime.lake.views import time_of_lake
+from writetime.row_events.changed_rows import ChangedRows, first_rows, next_rows
+from writetime.row_events.events import event_schema
 from writetime.row_events.packing import pack_events
 from writetime.row_events.stream_files import FIRST, PREFIX
-
-SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
-NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ def extend(
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
         return 0
-    now, newest = time_of_lake(table), position_of(stream, NAMES)
+    now, newest = time_of_lake(table), ROW_EVENTS.position(stream)
     try:
         last = None if rebuild or has_other_form else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
@@ -141,14 +130,13 @@ def extend(
         staged(written)
     if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
         return 0
-    numbers = Position(batch, changes.commit_id, state.commit_id).numbers(NAMES)
-    numbers |= {TABLE_GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})
-    if newest and not last:
-        delta.commit(stream, TableChange(stream.files, written), numbers)
-    elif not delta.append(written, SEQUENCE, batch.sequence, numbers):
-        # The other batch may have read only earlier changes.
-        raise Conflict(f"{delta.storage.address} got batch {batch.sequence} from another process: run this again")
-    _pack_in_turn(table, batch)
+    change = TableChange([] if last else stream.files, written)
+    also = {GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})
+    ROW_EVENTS.commit(table, stream, change, Position(batch, changes.commit_id, state.commit_id), also)
+    if batch.sequence % FAN == 0:
+        # A conflict is no fault: the next batches try again.
+        with suppress(Conflict):
+            pack_events(table)
     return sum(file.rows for file in written)
 
 
@@ -169,7 +157,7 @@ def _followed(table: LakeTable, stream: TableVersion, changes: TableVersion) -> 
     Raises:
         OtherChanges: the changes are others than those of the last batch.
     """
-    last = position_of(stream, NAMES)
+    last = ROW_EVENTS.position(stream)
     if last is None or generation_of(stream) != generation_of(changes):
         return None
     require_same_changes(table, last, changes)
@@ -195,10 +183,11 @@ def require_stream(table: LakeTable) -> None:
     Raises:
         WritetimeError: a commit of them is missing, or another one has its number.
     """
-    stream = table.row_events.find()
-    if stream and (last := position_of(stream, NAMES)) and generation_of(stream) == generation_of(table.changes.load()):
+    stream, changes = table.row_events.find(), table.changes.load()
+    last = ROW_EVENTS.position(stream)
+    if stream and last and generation_of(stream) == generation_of(changes):
         try:
-            require_same_changes(table, last, table.changes.load())
+            require_same_changes(table, last, changes)
         except OtherChanges as e:
             raise _cannot_continue(table, e) from None
 
@@ -215,25 +204,6 @@ def _cannot_continue(table: LakeTable, met: Exception) -> TooLate:
         f"{table.name}: the rows as of the last batch of row events {fault}: rebuild the events with `writetime "
         f"rebuild {table.name} row_events`"
     )
-
-
-def move_on(table: LakeTable) -> None:
-    """Move the stream to the present version of the changes if it lacks none, because the log of its own version will
-    be deleted. The stream gets a batch without events. Data that has expired waits for the next batch.
-    """
-    rows = table.row_events.find()
-    last = rows and position_of(rows, NAMES)
-    if last and (position := moved_on(table, last)):
-        table.row_events.append([], SEQUENCE, position.batch.sequence, position.numbers(NAMES))
-        _pack_in_turn(table, position.batch)
-
-
-def _pack_in_turn(table: LakeTable, batch: EventBatch) -> None:
-    """Pack small batches if the number of the new one, which may have no events, is a multiple of `FAN`."""
-    if batch.sequence % FAN == 0:
-        # A conflict is no fault: the next batches try again.
-        with suppress(Conflict):
-            pack_events(table)
 
 
 def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> bool:

@@ -18,6 +18,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile
 from writetime.files.merging import Runner, Source, portions
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.state import in_parts
 from writetime.lake.table import LakeTable
 from writetime.merge.order import group_by
@@ -66,7 +67,7 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
         for part, files in files_of.items()
     ]
     written = [file for files in run(_Merge.run, tasks) for file in files]
-    table.row_events.commit(stream, TableChange(old, written, is_new_data=False), {MERGED: last})
+    ROW_EVENTS.commit(table, stream, TableChange(old, written, is_new_data=False), also={MERGED: last})
     return sum(file.rows for file in old) - sum(file.rows for file in written)
 
 

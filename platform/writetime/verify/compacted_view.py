@@ -17,11 +17,10 @@ from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
 from writetime.core.printing import json_value
 from writetime.delta.versions import TableVersion
+from writetime.lake.projection import CLOCKS_DIFFER, VIEW, Position, require_same_changes
 from writetime.lake.state import folded_version
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.views import BucketView, present_views, time_now
-from writetime.row_events.changed_rows import CLOCKS_DIFFER, Position, position_of, require_same_changes
-from writetime.view.placed_rows import NAMES
 
 if TYPE_CHECKING:
     import deltalake
@@ -66,7 +65,7 @@ def compare_view(table: LakeTable) -> CompactedView | None:
         Transient: the lake cannot be read at the moment.
     """
     now = table.view.load()
-    position = position_of(now, NAMES)
+    position = VIEW.position(now)
     if position is None:
         return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
     met: list[Exception] = []

@@ -21,9 +21,9 @@ from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion, by_folder
 from writetime.files.merging import Runner, portions
 from writetime.lake.packing import SORTED_AT_ONCE, to_pack
+from writetime.lake.projection import VIEW
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lake.view_commits import commit_view, is_ours
-from writetime.view.placed_rows import NAMES, is_placed, write_placed
+from writetime.view.placed_rows import is_placed, write_placed
 
 FAN = 4
 """The number of files of one size that become one."""
@@ -94,7 +94,7 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     before = table.view.load()
     # If another program has changed the view, the next refresh writes all rows.
     storage = table.view.storage
-    chosen = _chosen(storage, before) if is_ours(before) else []
+    chosen = _chosen(storage, before) if VIEW.is_ours(before) else []
     if not chosen:
         return 0
     schema = view_schema(table.schema())
@@ -102,8 +102,7 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for _, files in chosen for file in files]
     try:
-        change = TableChange(removed, written, is_new_data=False)
-        commit_view(table, before, change, {}, before.transaction(NAMES.as_of) or 0)
+        VIEW.commit(table, before, TableChange(removed, written, is_new_data=False))
     except Conflict:
         # A refresh has marked rows of these files meanwhile.
         return 0

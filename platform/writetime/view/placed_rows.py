@@ -17,9 +17,9 @@ from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
 from writetime.files.key_ranges import rows_at
-from writetime.lake.views import AFTER, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
+from writetime.lake.views import BucketView
 from writetime.merge.order import group_by
-from writetime.row_events.changed_rows import ChangedRows, Names
+from writetime.row_events.changed_rows import AFTER, ChangedRows
 from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ else:
 
 PREFIX = "placed-"
 """The beginning of the names of these files."""
-
-NAMES = Names(VIEW_GENERATION, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_STATE)
-"""The numbers of a commit to the view."""
 
 THERE = "rows that were there"
 
@@ -71,17 +68,21 @@ class PlacedFiles:
 
 @dataclass(frozen=True)
 class WholeBucket:
-    """Write all rows of one bucket."""
+    """Write all rows of one bucket, with their places or without."""
 
     view: BucketView
+    with_places: bool
 
     def run(self) -> PlacedFiles:
         """Run the task."""
         view, unfit = self.view, Counter[str]()
         rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, unfit)
-        placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
-        counts = Counter({AFTER: len(rows.tokens)})
-        return PlacedFiles(write_placed(view.target, placed, view.bucket), {}, 0, unfit, counts)
+        if self.with_places:
+            placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
+            files = write_placed(view.target, placed, view.bucket)
+        else:
+            files = [write_file(view.target, rows.values, view.bucket, None)] if len(rows.tokens) else []
+        return PlacedFiles(files, {}, 0, unfit, Counter({AFTER: len(rows.tokens)}))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Refreshes the compacted view. It writes the rows that changed since the last refresh, and marks their old versions.
 
-A refresh moves the view from one version of `changes`, as of one time, to the next (`row_events.changed_rows`). Its
-commit records both. So a reader always sees the view of one time, a killed refresh leaves the view as it was, and of
-two refreshes at once, one fails.
+A refresh is a batch of the view (`lake.projection`), with the rows that `row_events.changed_rows` finds.
 """
 
 import logging
@@ -11,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -28,25 +25,15 @@ from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
 from writetime.files.point_reads import next_expiry
-from writetime.lake import views
 from writetime.lake.contents import StateFiles
+from writetime.lake.projection import VIEW, EventBatch, Position, TooLate, as_of_next, moved_on
 from writetime.lake.state import generation_of, pending
 from writetime.lake.table import LakeTable, created_of, view_schema
-from writetime.lake.view_commits import commit_view, is_ours
 from writetime.lake.view_retention import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import present_views, time_of_lake
-from writetime.row_events.changed_rows import (
-    Position,
-    TooLate,
-    as_of_next,
-    moved_on,
-    next_rows,
-    position_of,
-    reshaped,
-)
-from writetime.row_events.events import EventBatch
+from writetime.row_events.changed_rows import next_rows, reshaped
 from writetime.view.packing import pack
-from writetime.view.placed_rows import NAMES, PlacedFiles, Refresh, WholeBucket, is_placed
+from writetime.view.placed_rows import PlacedFiles, Refresh, WholeBucket, is_placed
 
 if TYPE_CHECKING:
     import pyroaring
@@ -95,23 +82,22 @@ class _Whole(Exception):
 class _Opened:
     """The versions of a table's parts that a refresh reads.
 
-    They are opened in this order: the state never holds more than the changes that are read after it.
+    They are opened in this order: the state never holds more than the changes that are read after it. `has_vectors`:
+    the view is to have deletion vectors.
     """
 
+    has_vectors: bool
     before: TableVersion
     state: TableVersion
     changes: TableVersion
 
     @property
     def last(self) -> Position | None:
-        return position_of(self.before, NAMES)
+        return VIEW.position(self.before)
 
     @property
     def unchanged(self) -> Refreshed:
         return Refreshed(self.before.rows, 0, 0, 0, False)
-
-    def next_batch(self, now: int) -> EventBatch:
-        return EventBatch(generation_of(self.changes), self.last.batch.sequence + 1 if self.last else 1, now)
 
 
 def refresh(
@@ -144,24 +130,24 @@ def refresh(
     Raises:
         Conflict: another process changed the view meanwhile: run this again.
     """
-    opened = _Opened(table.view.load(), table.state.load(), table.changes.load())
+    has_vectors = settings.lake.view == "vectors"
+    opened = _Opened(has_vectors, table.view.load(), table.state.load(), table.changes.load())
     if generation_of(opened.state) != generation_of(opened.changes):
         # Landing is about to rebuild the state.
         return opened.unchanged
     opened, begins = _with_fields(table, opened)
     whole = whole or begins
-    if settings.lake.view == "rewritten":
-        if not whole and _has_present_rows(table, opened):
-            return opened.unchanged
-        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit, counts)
-        return Refreshed(rows, rows, 0, 0, True)
-    batch = opened.next_batch(time_of_lake(table))
+    if not has_vectors and not whole and _has_present_rows(table, opened):
+        return opened.unchanged
+    last = opened.last
+    number = last.batch.sequence + 1 if last else 1
+    batch = EventBatch(generation_of(opened.changes), number, time_of_lake(table))
+    whole = whole or not has_vectors
     found, batch, whole = _write(table, opened, batch, run, whole=whole, searches=counts is not None)
     if unfit is not None:
         unfit.update(found.unfit)
     if counts is not None:
         counts.update(found.counts + Counter({MARKED: sum(map(len, found.marks.values()))}))
-    last = opened.last
     is_new = not last or last.changes.version != opened.changes.version or batch.as_of < last.batch.as_of
     if not whole and not found.files and not found.marks and not is_new:
         return opened.unchanged
@@ -169,7 +155,7 @@ def refresh(
         # Only now, even if another process was first: a store may report a conflict although it made the commit.
         with deleted_if_refused(table.view.storage, found.files):
             staged(found.files, whole=whole)
-    packed = _commit(table, opened, batch, found, run, whole=whole)
+    packed = _commit(table, opened, batch, _change(table, opened, found, whole=whole), run)
     written = sum(file.rows for file in found.files)
     return Refreshed(
         written if whole else opened.before.rows + written - found.gone, written, found.gone, packed, whole
@@ -199,27 +185,25 @@ def _write(
         except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
             if opened.before.files:
                 _log.info("%s: the view is written whole: %s", table.name, e)
-    tasks = [WholeBucket(each) for each in present_views(table, opened.state, opened.changes, batch.as_of)]
+    buckets = present_views(table, opened.state, opened.changes, batch.as_of)
+    tasks = [WholeBucket(each, opened.has_vectors) for each in buckets]
     return _joined(run(WholeBucket.run, tasks)), batch, True
 
 
-def _commit(
-    table: LakeTable, opened: _Opened, batch: EventBatch, found: PlacedFiles, run: Runner, *, whole: bool
-) -> int:
+def _commit(table: LakeTable, opened: _Opened, batch: EventBatch, change: TableChange, run: Runner) -> int:
     """Delete files that earlier refreshes replaced, if this is due. Commit the files of this one, and pack the view's.
-    Return the number of packed files.
+    Return the number of packed files. A vacuum alone deletes files of a view without deletion vectors.
     """
-    before = opened.before
-    change = _change(table, before, found, whole=whole)
-    numbers = Position(batch, opened.changes.commit_id, opened.state.commit_id).numbers(NAMES)
-    trimmed = before.transaction(TRIMMED) or 0
-    trims = batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed)
+    trimmed = opened.before.transaction(TRIMMED) or 0
+    also: dict[str, int] = {}
+    trims = change.vectors and (batch.sequence % TRIM_EVERY == 0 or is_trim_due(trimmed))
     if trims := trims and time.monotonic() >= TRIMS_AT.get(table.view, 0.0):
         with _logged(table):
             require_right_clock(table.view.storage)
-            numbers[TRIMMED] = trim_view(table, trimmed)
-    commit_view(table, before, change, numbers, batch.as_of)
-    packed = pack(table, run)
+            also[TRIMMED] = trim_view(table, trimmed)
+    position = Position(batch, opened.changes.commit_id, opened.state.commit_id)
+    VIEW.commit(table, opened.before, change, position, also)
+    packed = pack(table, run) if change.vectors else 0
     if trims:
         with _logged(table):
             require_right_clock(table.view.storage)
@@ -232,7 +216,7 @@ def _has_present_rows(table: LakeTable, opened: _Opened) -> bool:
     column was added or dropped, and nothing expired.
     """
     before, changes, last = opened.before, opened.changes, opened.last
-    if last is None or before.has_vectors or not is_ours(before):
+    if last is None or before.has_vectors or not VIEW.is_ours(before):
         return False
     if last.batch.generation != generation_of(changes) or created_of(before) != created_of(changes):
         return False
@@ -249,20 +233,6 @@ def _has_present_rows(table: LakeTable, opened: _Opened) -> bool:
     sources = [source for each in held for source in each.sources]
     expires_at = next_expiry(sources, last.batch.as_of // 1_000_000, table.cache)
     return expires_at is None or expires_at > now // 1_000_000
-
-
-def move_on(table: LakeTable) -> None:
-    """Move the view to the present version of the changes if it lacks none, because the log of its own version will be
-    deleted. The rows of the view stay as they are, as of the same time. If another program has changed the view, it
-    keeps its position, and the next refresh writes all rows.
-
-    Raises:
-        Conflict: another process changed the view meanwhile.
-    """
-    before = table.view.load()
-    last = position_of(before, NAMES)
-    if last and is_ours(before) and (position := moved_on(table, last)):
-        commit_view(table, before, TableChange(is_new_data=False), position.numbers(NAMES), last.batch.as_of)
 
 
 @contextmanager
@@ -293,7 +263,7 @@ def _write_changed(
         raise _Whole(
             f"the rows of {unknown[0].path} have no places: lake.view was another, or another program wrote it"
         )
-    if not is_ours(before):
+    if not VIEW.is_ours(before):
         raise _Whole("another program changed its files or deletion vectors")
     batch = replace(batch, as_of=as_of_next(last, batch.as_of))
     rows = next_rows(table, last, opened.state, opened.changes, batch)
@@ -332,11 +302,11 @@ def _joined(several: Iterable[PlacedFiles]) -> PlacedFiles:
     return PlacedFiles(files, marks, gone, unfit, counts)
 
 
-def _change(table: LakeTable, before: TableVersion, found: PlacedFiles, *, whole: bool) -> TableChange:
+def _change(table: LakeTable, opened: _Opened, found: PlacedFiles, *, whole: bool) -> TableChange:
     """Return the change to commit. A file whose rows are all marked leaves the view."""
+    before, storage = opened.before, table.view.storage
     if whole:
-        return TableChange(before.files, found.files, vectors=True)
-    storage = table.view.storage
+        return TableChange(before.files, found.files, vectors=opened.has_vectors)
     touched = [before.by_path[path] for path in found.marks]
     marked = {file.path: read_vector(storage, file.vector) | found.marks[file.path] for file in touched}
     empty = [file for file in touched if len(marked[file.path]) == file.rows]

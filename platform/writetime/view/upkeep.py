@@ -1,9 +1,12 @@
-"""Keeps a table of the lake small and quick to read, by the settings; for use on a schedule."""
+"""Keeps a table of the lake small and quick to read: the one driver of `follow`, of Dagster and of the commands.
+
+`keep_up` runs after batches, `upkeep` on a schedule. Landing, row events and refreshes pack the files of their own
+batches.
+"""
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -11,29 +14,44 @@ from writetime.delta.bucketed_table import Conflict
 from writetime.delta.store_clock import require_right_clock
 from writetime.files.merging import Runner
 from writetime.lake import horizon, packing, retention, state
+from writetime.lake.projection import ROW_EVENTS, VIEW, Projection
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
-from writetime.row_events import stream
+from writetime.row_events.packing import pack_events
 from writetime.row_events.trimming import merge_events
 from writetime.view import refreshing
 from writetime.view.expected_rows import check_of
 
 _DAY = 86_400_000_000
+# Calls of `keep_up` between two that also trim the logs.
+_TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
+
+
+def keep_up(settings: Settings, table: LakeTable, number: int, after: Iterable[Projection], run: Runner = map) -> int:
+    """Fold the changes that all of these projections have read into the state, so that their next batches cost the
+    same. Compact its levels, and trim the logs if it is the turn of this number. Return the number of folded files.
+
+    Raises:
+        Conflict: another process rewrote the state meanwhile: the next call does it.
+    """
+    positions = [position for each in after if (position := each.position(each.of(table).find()))]
+    until = min((position.changes.version for position in positions), default=None)
+    folded = state.fold(table, run, until=until)
+    if folded:
+        state.compact(table, run)
+    if number % _TRIM_EVERY == 0:
+        retention.trim_logs(table, settings.lake.vacuum_hours)
+    return folded
 
 
 def maintain(
     settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
 ) -> dict[str, int]:
     """Fold new changes into the state, refresh the compacted view, and do the upkeep; return the amount of each.
+    `unfit` is as in `files.row_form.fit`.
 
     If a program that follows the table conflicts with a step, leave the step to that program.
-
-    Args:
-        settings: the settings, with the times for which data is kept.
-        table: the table.
-        run: runs the tasks.
-        unfit: as in `files.row_form.fit`.
 
     Raises:
         Unexpected: new rows do not meet the expectations of the table's entry. The view stays as it was, and all other
@@ -66,18 +84,27 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     """
     require_right_clock(table.changes.storage)
     now = time_now()
-    _move_on(table, run)
+    # The log of their own version is deleted after `lake.vacuum_hours`, even if no change came since.
+    if not state.pending(table, table.changes.load(), table.state.load()):
+        _unless_done(table, lambda: state.fold(table, run))
+    for projection in (ROW_EVENTS, VIEW):
+        projection.move_on(table)
+    if table.row_events.exists():
+        # Of a table with few batches, those that pack may all be such as this, without events.
+        _unless_done(table, lambda: pack_events(table))
     retention.trim_logs(table, settings.lake.vacuum_hours)
     history = now - round(settings.lake.keep_history_days * _DAY)
     keep_days = settings.row_events.keep_days
-    events = None if keep_days is None else now - round(keep_days * _DAY)
-    return {
-        "buckets_without_old_tombstones": _unless_done(table, lambda: _drop_tombstones(settings, table, now, run)),
-        "files_packed": _unless_done(table, lambda: packing.pack_folded(table, run)),
-        "history_files_merged": _unless_done(table, lambda: retention.trim_history(table, history, run)),
-        "row_events_merged": 0 if events is None else _unless_done(table, lambda: merge_events(table, events, run)),
-        "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),
+    steps: dict[str, Callable[[], int]] = {
+        "buckets_without_old_tombstones": lambda: _drop_tombstones(settings, table, now, run),
+        "files_packed": lambda: packing.pack_folded(table, run),
+        "history_files_merged": lambda: retention.trim_history(table, history, run),
+        "row_events_merged": lambda: (
+            0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run)
+        ),
     }
+    done = {name: _unless_done(table, step) for name, step in steps.items()}
+    return done | {"files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours))}
 
 
 def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
@@ -87,18 +114,6 @@ def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
     except Conflict as e:
         _log.warning("%s: a step of the maintenance is postponed until the next time: %s", table.name, e)
         return 0
-
-
-def _move_on(table: LakeTable, run: Runner) -> None:
-    """Move the state, row events and view of a table without new changes to the present version of `changes`, because
-    the log of their own version is deleted after `lake.vacuum_hours`.
-    """
-    if not state.pending(table, table.changes.load(), table.state.load()):
-        _unless_done(table, lambda: state.fold(table, run))
-    stream.move_on(table)
-    # A process that changed the view meanwhile has recorded a later version.
-    with suppress(Conflict):
-        refreshing.move_on(table)
 
 
 def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
