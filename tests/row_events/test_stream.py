@@ -156,7 +156,7 @@ def test_a_killed_batch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> bool:
+    def killed(*_: object, **__: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:

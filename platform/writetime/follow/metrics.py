@@ -91,11 +91,7 @@ class FollowMetrics(Collector):
 
 
 def serve_metrics(settings: Settings, metrics: FollowMetrics) -> None:
-    """Start the metrics endpoint if `follow.metrics_port` is set.
-
-    Raises:
-        WritetimeError: the port cannot be used.
-    """
+    """Start the metrics endpoint if `follow.metrics_port` is set. Raise `WritetimeError` if the port cannot be used."""
     port = settings.follow.metrics_port
     if port is None:
         return

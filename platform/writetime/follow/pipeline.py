@@ -110,7 +110,7 @@ class TablePipeline:
             (self._is_in_lake and any(step.is_due for step in self.steps))
             or self._is_expiry_due()
             or time.monotonic() >= self._next_look
-            or (self.landing.is_due(ends) and not self.landing.is_current(ends, sources))
+            or self._lands(ends, sources)
         )
 
     def run(self, ends: Mapping[int, int] | Exception, sources: Sources) -> int:
@@ -118,7 +118,7 @@ class TablePipeline:
         self.waiting = self.landing.waiting(ends)
         in_spark = self._in_spark if self._in_spark and self._is_large() else None
         self._run = in_spark or self._each
-        lands = self.landing.is_due(ends) and not self.landing.is_current(ends, sources)
+        lands = self._lands(ends, sources)
         landed = self._land(ends, sources, in_spark or map) if lands else 0
         if lands and not landed:
             # It may have followed a schema or a truncation.
@@ -134,7 +134,7 @@ class TablePipeline:
             self._expiry = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
-        if self._begins(self.events) and self.events.attempt(self._find_events):
+        if self._begins(self.events) and self.events.attempt(lambda: extend(self._opened(), run=self._run)):
             self.publishing.begin()
         if self._publisher is not None and self._publisher.is_record_due:
             self.publishing.begin()
@@ -166,15 +166,14 @@ class TablePipeline:
             # The next publisher reads its position from Kafka.
             log.warning("%s: the position of the publisher is not recorded in the lake: %s", self.name, reason_of(e))
 
+    def _lands(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
+        return self.landing.is_due(ends) and not self.landing.is_current(ends, sources)
+
     def _begins(self, step: Step) -> bool:
         return step.is_due and not self._stop.is_set()
 
     def _each(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
-        """Run tasks like `map`, until the program must end.
-
-        Raises:
-            Stopped: the program must end.
-        """
+        """Run tasks like `map`. Raise `Stopped` when the program must end."""
         for task in tasks:
             if self._stop.is_set():
                 raise Stopped
@@ -220,14 +219,9 @@ class TablePipeline:
         return self._table
 
     def _count_files(self) -> None:
-        table = self._table
-        if table is not None:
-            parts = {"changes": table.changes, "state": table.state, "view": table.view, "row_events": table.row_events}
-            found = {name: part.known_files for name, part in parts.items()}
-            self.files = {name: count for name, count in found.items() if count is not None}
-
-    def _find_events(self) -> int:
-        return extend(self._opened(), run=self._run)
+        if table := self._table:
+            counts = {name: getattr(table, name).known_files for name in ("changes", "state", "view", "row_events")}
+            self.files = {name: count for name, count in counts.items() if count is not None}
 
     def _publish(self) -> int:
         if self._publisher is None:
@@ -249,16 +243,13 @@ class TablePipeline:
     def _keep_up(self) -> int:
         """Fold the changes that all steps have read into the state, and find when data expires next."""
         table = self._opened()
-        try:
-            return self._fold(table)
-        finally:
-            self._expiry = time.time(), self._next_expiry(table)
-
-    def _fold(self, table: LakeTable) -> int:
         # A step that is off or fails, such as a view with unexpected rows, does not hold the state.
         working = [each for each, step in ((VIEW, self.view), (ROW_EVENTS, self.events)) if step.works]
         self._upkeeps += 1
-        return keep_up(self._settings, table, self._upkeeps, working, self._run)
+        try:
+            return keep_up(self._settings, table, self._upkeeps, working, self._run)
+        finally:
+            self._expiry = time.time(), self._next_expiry(table)
 
     def _is_expiry_due(self) -> bool:
         """Return whether data has expired since the last search, or the clock was ahead then. In the second case, data

@@ -86,10 +86,8 @@ class TableShares:
 
 @contextmanager
 def shares(settings: Settings, look_seconds: float = 1.0) -> Iterator[TableShares]:
-    """Join the programs that share the tables, if `follow.share` is set, for a `with` block.
-
-    Raises:
-        NoZooKeeper: ZooKeeper does not answer.
+    """Join the programs that share the tables, if `follow.share` is set, for a `with` block. Raise `NoZooKeeper` if
+    ZooKeeper does not answer.
     """
     if not settings.follow.share:
         yield TableShares(None, look_seconds)

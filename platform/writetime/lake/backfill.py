@@ -103,16 +103,12 @@ class BackfillTask:
 
 
 def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, table: str | None = None) -> SnapshotFiles:
-    """Find the SSTables of one table at these places, by one or many nodes.
+    """Find the SSTables of one table at these places, by one or many nodes. The schema is by default that of the
+    snapshots.
 
-    A place is the folder of a snapshot; or, if the table is named, a place with backups of Scylla Manager
-    (`scylla_manager`), of Cassandra Medusa (`medusa`), or a tree of snapshots (`snapshot_tree`), whose newest backup of
-    each node counts.
-
-    Args:
-        paths: the places; local, or URIs that pyarrow or fsspec can read.
-        schema: the schema of the table; by default that of the snapshots.
-        table: the table, as keyspace.table.
+    A place is a path, or a URI that pyarrow or fsspec can read: the folder of a snapshot; or, if the table is named
+    (keyspace.table), a place with backups of Scylla Manager (`scylla_manager`), of Cassandra Medusa (`medusa`), or a
+    tree of snapshots (`snapshot_tree`), whose newest backup of each node counts.
 
     Raises:
         WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables, or too far apart.
@@ -122,7 +118,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
     _require_whole(backups)
     newest_first = sorted(backups, key=lambda backup: backup.until, reverse=True)
     with_schemas = [backup for backup in newest_first if backup.schema is not None]
-    schemas = [backup.schema for backup in with_schemas if backup.schema is not None] if schema is None else [schema]
+    schemas = [backup.schema for backup in newest_first if backup.schema is not None] if schema is None else [schema]
     if not schemas:
         raise WritetimeError(
             f"{without_secrets(paths[0])} has SSTables of {table}, and no snapshot with schema.cql: pass a file with "
@@ -292,15 +288,12 @@ def backfill(
     run: Runner = map,
     staged: Staged | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Append snapshots to the changes; yield each completed bucket, and the number of changes that it added.
+    """Append snapshots, as `find_snapshots` returns them, to the changes of a table that has followed their schema.
+    Yield each completed bucket, and the number of changes that it added. A bucket reads only SSTables that it does not
+    have.
 
-    Args:
-        table: the table to append to, after it has followed `snapshot.schema`.
-        snapshot: the result of `find_snapshots`.
-        buckets: the buckets to read; all by default. A bucket reads only SSTables that it does not have.
-        run: runs the tasks: one per SSTable, and then one per bucket.
-        staged: is called with the new files of all buckets that could be read, before any is committed. If it raises,
-            none is committed.
+    `staged` is called with the new files of all buckets that could be read, before any is committed. If it raises, none
+    is committed.
 
     Raises:
         Transient: as the next one, if all of the faults may pass by themselves.
@@ -328,7 +321,10 @@ def backfill(
     several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
     addresses = {some: tuple(files[file].address for file in some) for some in new}
     paths = {bucket: addresses[some] for bucket, some in several.items()}
-    written = run(CaughtTask(_write), _tasks(paths, ChangeWriter.of(table, table.schema()), run))
+    writer = ChangeWriter.of(table, table.schema())
+    ranges = _ranges(paths, writer, run)
+    tasks = [BackfillTask(bucket, each, ranges[bucket], writer) for bucket, each in paths.items()]
+    written = run(CaughtTask(_write), tasks)
     if staged:
         written = list(written)
         staged([file for _, added, _ in written for file in added or ()])
@@ -344,12 +340,6 @@ def backfill(
     delete_old_records(table)
     if failed:
         raise _failure(table, failed)
-
-
-def _tasks(paths: Mapping[int, tuple[str, ...]], writer: ChangeWriter, run: Runner) -> list[BackfillTask]:
-    """Return the task of each bucket, by the SSTables that it reads."""
-    ranges = _ranges(paths, writer, run)
-    return [BackfillTask(bucket, each, ranges[bucket], writer) for bucket, each in paths.items()]
 
 
 def _write(task: BackfillTask) -> list[WrittenFile]:

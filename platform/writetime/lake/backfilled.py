@@ -86,17 +86,10 @@ class BackfillRecord:
         written: Sequence[WrittenFile],
         given: Mapping[str, int],
     ) -> bool:
-        """Append the changes of new SSTables to a bucket; return whether no other process has done so.
-
-        Args:
-            bucket: the bucket.
-            new: the SSTables that the bucket does not have.
-            present: all SSTables of the backups that were read.
-            written: the files of the changes.
-            given: as for `BucketedTable.append`.
-
-        Raises:
-            Conflict: another backfill has added SSTables to the bucket meanwhile, or as in `BucketedTable.append`.
+        """Append the files with the changes of new SSTables, which a bucket does not have; return whether no other
+        process has done so. `present` are all SSTables of the backups, and `given` is as for `BucketedTable.append`.
+        Raise `Conflict` if another backfill has added SSTables to the bucket meanwhile, or as in
+        `BucketedTable.append`.
         """
         before = self._numbers[bucket]
         if (before, new) not in self._made:

@@ -25,10 +25,8 @@ _WIDER = {(Native("ascii"), Native("text")), (Native("timeuuid"), Native("uuid")
 
 
 def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
-    """Return the schema of a table from two schemas of it.
-
-    Raises:
-        SchemaError: they are of different tables, or a column has two types that Arrow does not hold in the same way.
+    """Return the schema of a table from two schemas of it. Raise `SchemaError` if they are of different tables, or a
+    column has two types that Arrow does not hold in the same way.
     """
     seen = with_key_names(seen, current)
     return replace(
@@ -45,11 +43,9 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
 
 
 def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
-    """Return a schema whose key columns have the names that they have in another schema of the table.
-
-    Raises:
-        SchemaError: the primary keys differ, or another column has a name that a key column had before. If both schemas
-            have the same table id, the names of key columns may differ.
+    """Return a schema whose key columns have the names that they have in another schema of the table. Raise
+    `SchemaError` if the primary keys differ, or another column has a name that a key column had before. If both schemas
+    have the same table id, the names of key columns may differ.
     """
     if schema.full_name != named.full_name or any(
         [c.reversed for c in getattr(schema, kind)] != [c.reversed for c in getattr(named, kind)]

@@ -7,23 +7,18 @@ the cells that its cells replaced, and retention, which merges old changes into 
 
 import functools
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as _compute
 
 from writetime.changes.model import field_name
-from writetime.core.arrow import one_chunk
+from writetime.core.arrow import mask_of, one_chunk, pc
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
 from writetime.delta.versions import TableVersion
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
-
-# pyarrow creates these functions when it is loaded, so a type checker does not know them.
-pc: Any = _compute
 
 HISTORY_FROM = "writetime.history_from"
 
@@ -40,11 +35,7 @@ def raise_history(table: LakeTable, instant: int) -> None:
 
 
 def require_history(table: LakeTable, changes: TableVersion, instant: int) -> None:
-    """Reject a time (microseconds) that the changes cannot show.
-
-    Raises:
-        WritetimeError: see the module.
-    """
+    """Raise a `WritetimeError` if the changes cannot show a time (microseconds)."""
     first = history_from(changes)
     if first is not None and instant < first:
         raise WritetimeError(
@@ -64,15 +55,16 @@ def after(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
 
 
 Keep = Callable[[pa.StructArray], pa.Array]
+"""Returns which cells, markers or tombstones stay."""
 
 
 def select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
-    """Return changes with only those cells, markers and tombstones for which `keep` returns true."""
+    """Return changes with only those cells, markers and tombstones that stay."""
     columns: dict[str, pa.Array] = {name: _cells(one_chunk(changes[name]), keep) for name in ("marker", "tombstone")}
     for column in schema.static + schema.regular:
         select = _parts if is_complex(column.type) else _cells
         columns[field_name(column)] = select(one_chunk(changes[field_name(column)]), keep)
-    left = np.logical_or.reduce([array.is_valid().to_numpy(zero_copy_only=False) for array in columns.values()])
+    left = np.logical_or.reduce([mask_of(array.is_valid()) for array in columns.values()])
     arrays = [columns.get(name, changes[name]) for name in changes.column_names]
     return pa.Table.from_arrays(arrays, schema=changes.schema).filter(pa.array(left))
 
@@ -101,11 +93,3 @@ def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
         kept = pa.ListArray.from_arrays(offsets, elements.filter(chosen), parts.type, mask=pc.invert(some))
     left = pc.or_(left, some)
     return pa.StructArray.from_arrays([tombstone, kept], fields=list(column.type), mask=pc.invert(left))
-
-
-def instant_text(instant: int) -> str:
-    """Return a time (microseconds) as text for messages."""
-    try:
-        return datetime.fromtimestamp(instant / 1e6, UTC).isoformat()
-    except (OverflowError, ValueError):
-        return f"{instant} us"

@@ -14,15 +14,15 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from writetime.changes.model import field_name
-from writetime.core.arrow import mask_of, one_chunk
+from writetime.core.arrow import mask_of, one_chunk, pc
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
 from writetime.delta.parquet import open_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile, TableVersion
-from writetime.lake.history import instant_text, pc, select
+from writetime.lake.history import select
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
@@ -121,12 +121,8 @@ def captured_until(changes: TableVersion) -> int:
 
 
 def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
-    """Return the horizon up to which tombstones may be dropped (microseconds), if it is due.
-
-    Args:
-        table: the table.
-        now: the time, in microseconds.
-        every_hours: the least move of the horizon, because each move rewrites the files with tombstones; 0 for never.
+    """Return the horizon up to which tombstones may be dropped at a time (both in microseconds), if it is due.
+    `every_hours` is the least move of the horizon, because each move rewrites the files with tombstones; 0 for never.
     """
     changes = table.changes.load()
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
@@ -136,18 +132,11 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
 
 
 def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_at: int, snapshot_at: int) -> None:
-    """Reject a snapshot that was taken before the horizon, or before the horizon that a newer snapshot implies, because
-    the database itself had dropped deletions by then. Also reject a snapshot from before a truncation.
+    """Reject, by a `WritetimeError`, a snapshot that was taken before the horizon, or before the horizon that a newer
+    snapshot implies, because the database itself had dropped deletions by then; and one from before a truncation.
 
-    Args:
-        table: the table.
-        changes: the version of its changes.
-        first_at: the time of the first node's snapshot, with its incremental backups (microseconds).
-        last_at: the time of the last node's snapshot.
-        snapshot_at: the time of the first node's snapshot, without its incremental backups.
-
-    Raises:
-        WritetimeError: the snapshot is rejected.
+    The times (microseconds) are those of the first and of the last node's snapshot, with incremental backups, and as
+    `snapshot_at` that of the first node's one without them.
     """
     truncated_at = max(truncations(changes).values(), default=0)
     taken_at = first_at if last_at - first_at > MAX_SNAPSHOT_SKEW else last_at
@@ -166,7 +155,7 @@ def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_a
 
 
 def _remedy(table: LakeTable) -> str:
-    """Return the remedy for a refused snapshot. The lake does not know whether the database is ScyllaDB."""
+    # The lake does not know whether the database is ScyllaDB.
     return f"take a new one on each node, with `nodetool snapshot`, or in Cassandra `writetime snapshot {table.name}`"
 
 
@@ -192,14 +181,12 @@ def may_drop(storage: Storage, file: DataFile, horizon: int) -> bool:
         paths = {c: opened.schema.column(c).path for c in range(len(opened.schema))}
         columns = [c for c, path in paths.items() if path.rpartition(".")[2] in DELETED]
         groups = [opened.metadata.row_group(g) for g in range(opened.num_row_groups)]
-        return any(_may_hold(group.column(c).statistics, horizon // 1_000_000) for group in groups for c in columns)
-
-
-def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
-    if statistics is None:
-        return True
+        found = [group.column(c).statistics for group in groups for c in columns]
     # A column of the table may have such a name, and another type.
-    return statistics.has_min_max and isinstance(statistics.min, int) and statistics.min <= until
+    return any(
+        each is None or (each.has_min_max and isinstance(each.min, int) and each.min <= horizon // 1_000_000)
+        for each in found
+    )
 
 
 def _any_written(array: pa.Array, until: int) -> np.ndarray:

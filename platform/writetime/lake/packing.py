@@ -8,6 +8,7 @@ because their names show that their rows have no origins (`generation`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -72,14 +73,12 @@ class _Pack:
 
     def run(self) -> list[WrittenFile]:
         # Only one portion is in memory.
+        size_of = partial(uncompressed_size, self.storage)
         return [
             file
-            for portion in portions([f.path for f in self.files], self._size, SORTED_AT_ONCE)
+            for portion in portions([f.path for f in self.files], size_of, SORTED_AT_ONCE)
             for file in self._packed(portion)
         ]
-
-    def _size(self, path: str) -> int:
-        return uncompressed_size(self.storage, path)
 
     def _packed(self, paths: Sequence[str]) -> list[WrittenFile]:
         tables = read_files(self.storage, paths, change_schema(self.schema))
@@ -89,15 +88,12 @@ class _Pack:
             found = {}
             for bucket, part in (split for table in tables for split in split_by_bucket(table, self.buckets)):
                 found.setdefault(bucket, []).append(part)
-        return [
-            self._written(bucket, portion)
-            for bucket, parts in found.items()
-            for portion in portions(parts, lambda part: part.nbytes, SORTED_AT_ONCE)
-        ]
-
-    def _written(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
-        rows = without_empty(sort(parts))
-        return write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=HOT_LAYOUT)
+        written = []
+        for bucket, parts in found.items():
+            for portion in portions(parts, lambda part: part.nbytes, SORTED_AT_ONCE):
+                rows = without_empty(sort(portion))
+                written.append(write_file(self.storage, rows, bucket, rows["token"], self.prefix, layout=HOT_LAYOUT))
+        return written
 
 
 def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_NEW) -> int:
@@ -106,10 +102,7 @@ def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_
 
     Files that the state, the row events or the view have not read yet are not packed. Otherwise these would read the
     packed file as new, with rows that they have already. If there are more than `most_new` such files, packing them
-    costs less nevertheless.
-
-    Raises:
-        Conflict: another process replaced one of these files.
+    costs less nevertheless. Raise `Conflict` if another process replaced one of these files.
     """
     files = changes.by_folder.get(ALL, [])
     used = used_changes(table)
@@ -122,10 +115,7 @@ def pack_batches(table: LakeTable, changes: TableVersion, most_new: int = _MOST_
 def pack_folded(table: LakeTable, run: Runner = map, most_new: int = _MOST_NEW) -> int:
     """Pack the files of each bucket that the state, the row events and the view have all read, so that none of them
     reads these again; return the number of packed files. If more than `most_new` files wait for row events or view,
-    pack the files that the state has read.
-
-    Raises:
-        Conflict: another process replaced one of these files.
+    pack the files that the state has read. Raise `Conflict` if another process replaced one of these files.
     """
     changes = table.changes.load()
     of_buckets = {bucket: files for bucket, files in changes.by_folder.items() if bucket != ALL}

@@ -16,7 +16,7 @@ from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.lake.state import files_since, generation_of, has_lost
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, find_version
 
 AS_OF = "writetime.as_of"
 """The time of a projection (microseconds), for readers of its log."""
@@ -105,11 +105,8 @@ class Projection:
     ) -> None:
         """Commit a change of files together with the position that it leads to, by the steps of `BucketedTable.commit`.
         Without a position, as if files are packed, the rows stay those of the position of `before`. `also` are further
-        numbers to store with the commit.
-
-        Raises:
-            Conflict: a file of the change, or one of the numbers, has changed since `before`, as by another batch, or
-                another program has changed the files: run this again.
+        numbers to store with the commit. Raise `Conflict` if a file of the change, or one of the numbers, has changed
+        since `before`, as by another batch, or another program has changed the files: run this again.
         """
         delta, numbers = self.of(table), dict(also)
         if position:
@@ -135,10 +132,7 @@ class Projection:
 
         Nothing is done if the changes or the schema are others since then, if there is no later version, or if the log
         of the last version no longer exists. If another program has changed the files, the position stays, and the next
-        batch writes all rows.
-
-        Raises:
-            Transient: the lake cannot be read now.
+        batch writes all rows. Raise `Transient` if the lake cannot be read now.
         """
         before = self.of(table).find()
         last = self.position(before)
@@ -160,13 +154,26 @@ def positions(table: LakeTable) -> Iterable[Position]:
 
 def require_same_changes(table: LakeTable, last: Position, changes: TableVersion) -> None:
     """Check that the last batch has read a commit of the changes, given a version of these that was loaded just now.
-
-    Raises:
-        OtherChanges: it has not.
+    Raise `OtherChanges` if it has not.
     """
     if not table.changes.has_commit(last.changes, changes):
         lost = has_lost(last.changes, changes)
         raise OtherChanges(f"commit {last.changes.version} of {table.changes.storage.address} {lost}")
+
+
+def read_again(part: BucketedTable, commit: CommitId) -> TableVersion:
+    """Return a version of a part that the last batch has read.
+
+    Raises:
+        TooLate: its log was deleted.
+        Transient: the lake cannot be read now.
+    """
+    try:
+        return part.load(commit.version)
+    except Transient:
+        raise
+    except WritetimeError as e:
+        raise TooLate(str(e)) from None
 
 
 def as_of_next(last: Position, instant: int) -> int:
@@ -179,20 +186,13 @@ def as_of_next(last: Position, instant: int) -> int:
 
 
 def moved_on(table: LakeTable, last: Position) -> Position | None:
-    """Return the position of an empty next batch at the present versions; None as in `Projection.move_on`.
-
-    Raises:
-        Transient: the lake cannot be read now.
+    """Return the position of an empty next batch at the present versions; None as in `Projection.move_on`. Raise
+    `Transient` if the lake cannot be read now.
     """
     # The state first: it never holds more than the changes that are read after it.
     state, changes = table.state.load(), table.changes.load()
-    if not table.changes.has_commit(last.changes, changes):
-        return None
-    try:
-        known = table.changes.load(last.changes.version)
-    except Transient:
-        raise
-    except WritetimeError:
+    known = find_version(table.changes, last.changes.version)
+    if not known or not table.changes.has_commit(last.changes, changes):
         return None
     is_same = generation_of(known) == generation_of(changes) and table.schema(known) == table.schema(changes)
     if known.version >= changes.version or not is_same or files_since(table, changes, known.version):

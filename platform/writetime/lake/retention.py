@@ -9,7 +9,6 @@ from functools import partial
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
-from writetime.core.errors import Transient, WritetimeError
 from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.parquet import WrittenFile, conform, sort, write_rows
 from writetime.delta.store_clock import clock_fault, require_right_clock
@@ -20,7 +19,7 @@ from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_f
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.projection import positions
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, find_version
 from writetime.lake.view_retention import STREAM_HOURS, vacuum_view
 from writetime.schema.table import TableSchema
 
@@ -114,14 +113,8 @@ def _oldest(part: BucketedTable, recorded: Iterable[CommitId | None]) -> TableVe
     """
     now = part.load()
     for commit in sorted({commit for commit in recorded if commit is not None}):
-        if not part.has_commit(commit, now):
-            continue
-        try:
-            return part.load(commit.version)
-        except Transient:
-            raise
-        except WritetimeError:
-            continue
+        if part.has_commit(commit, now) and (found := find_version(part, commit.version)):
+            return found
     return None
 
 
@@ -177,10 +170,8 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     """Delete the files that no version of the last `hours` names, including those of failed tasks; return them. In a
     view with deletion vectors, one hour applies (`view_retention.vacuum_view`).
 
-    A reader, or a task that has not committed, that takes longer than this loses its files.
-
-    Raises:
-        WritetimeError: this machine's clock is far ahead; nothing is deleted.
+    A reader, or a task that has not committed, that takes longer than this loses its files. Raise `WritetimeError` if
+    this machine's clock is far ahead; nothing is deleted.
     """
     # Also if it was set while other steps ran.
     require_right_clock(table.changes.storage)

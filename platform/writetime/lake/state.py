@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import ATTEMPTS, Conflict
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, count_parts
 from writetime.delta.parquet import WrittenFile, count_values, uncompressed_size
@@ -31,7 +31,7 @@ from writetime.lake.contents import (
     levels_of,
 )
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
-from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
+from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, find_version
 from writetime.schema.table import TableSchema
 
 # Checks new levels before they are committed.
@@ -92,15 +92,13 @@ def in_parts(storage: Storage, files: Sequence[DataFile], buckets: int) -> tuple
 
 
 def unfolded(table: LakeTable, changes: TableVersion, state: TableVersion) -> list[DataFile]:
-    """Return the files of `changes` that a version of the state has not folded yet.
-
-    Raises:
-        WritetimeError: the state has folded a commit that the changes do not have.
+    """Return the files of `changes` that a version of the state has not folded yet. Raise `WritetimeError` if the state
+    has folded a commit that the changes do not have.
     """
     commit = folded_commit(state)
     if commit is None:
         return changes.files
-    if not _follows(table, changes, state):
+    if not table.changes.has_commit(commit, changes):
         raise WritetimeError(
             f"{table.state.storage.address} has changes up to commit {commit.version} of "
             f"{table.changes.storage.address}, which {has_lost(commit, changes)}: rebuild it with `writetime rebuild "
@@ -111,12 +109,8 @@ def unfolded(table: LakeTable, changes: TableVersion, state: TableVersion) -> li
 
 def follows_changes(table: LakeTable) -> bool:
     """Return whether the changes have all commits that the state has folded."""
-    return _follows(table, table.changes.load(), table.state.load())
-
-
-def _follows(table: LakeTable, changes: TableVersion, state: TableVersion) -> bool:
-    commit = folded_commit(state)
-    return commit is None or table.changes.has_commit(commit, changes)
+    commit = folded_commit(table.state.load())
+    return commit is None or table.changes.has_commit(commit, table.changes.load())
 
 
 def has_lost(commit: CommitId, changes: TableVersion) -> str:
@@ -129,18 +123,10 @@ def files_since(table: LakeTable, changes: TableVersion, version: int) -> list[D
     """Return the files of `changes` that have changes from after a version of it."""
     if version >= changes.version:
         return []
-    known = _known(table, version)
+    # If its log was deleted, a change may be folded again.
+    before = find_version(table.changes, version)
+    known = before.by_path if before else {}
     return [file for file in changes.files if file.path not in known and not _holds_no_more_than(file, version)]
-
-
-def _known(table: LakeTable, version: int) -> set[str]:
-    try:
-        return {f.path for f in table.changes.load(version).files}
-    except Transient:
-        raise
-    except WritetimeError:
-        # Delta deletes old versions (after 30 days by default). A change may be folded again.
-        return set()
 
 
 def is_merged(file: DataFile) -> bool:
@@ -149,24 +135,17 @@ def is_merged(file: DataFile) -> bool:
 
 
 def _holds_no_more_than(file: DataFile, version: int) -> bool:
-    name = file.path.rsplit("/", 1)[-1]
+    name = file.path.rpartition("/")[2]
     return name.startswith((BASE, PACKED)) and int(name.split("-")[1]) <= version
 
 
 def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, until: int | None = None) -> int:
     """Fold the changes that are not in the state yet into it, as one new level per bucket, or one of all buckets if
-    they are few. Return the number of their files.
+    they are few. Return the number of their files. With `until`, fold the changes up to this version of them.
 
-    If a fold is repeated, or two run at once, only one takes effect.
-
-    Args:
-        table: the table.
-        run: runs the tasks.
-        staged: is called with the new levels before they are committed. If it raises, they are not committed.
-        until: fold the changes up to this version of them; None for all.
-
-    Raises:
-        Conflict: tombstones were dropped meanwhile: run this again.
+    If a fold is repeated, or two run at once, only one takes effect. `staged` is called with the new levels before they
+    are committed. If it raises, they are not committed. Raise `Conflict` if tombstones were dropped meanwhile: run this
+    again.
     """
     changes = table.changes.load()
     if until is not None and until < changes.version:
@@ -227,10 +206,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     separate files, in one commit that records the horizon. Return the number of buckets that had any.
 
     Folds and compactions continue meanwhile. The levels that they create meanwhile may have writes that dropped entries
-    cover. So these levels are merged with the dropped entries, like late changes.
-
-    Raises:
-        Conflict: another process dropped tombstones, or the state was rebuilt: run this again.
+    cover. So these levels are merged with the dropped entries, like late changes. Raise `Conflict` if another process
+    dropped tombstones, or the state was rebuilt: run this again.
     """
     state = table.state.load()
     folded, schema = folded_version(state), _schema_of(table, state)
@@ -272,10 +249,8 @@ def _merged_late(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
     """Merge levels with the entries that were dropped at the places of their late writes. The result is one level per
-    bucket, and one per part for `ALL`.
-
-    Raises:
-        Conflict: the log of the version that the state has folded in was deleted meanwhile.
+    bucket, and one per part for `ALL`. Raise `Conflict` if the log of the version that the state has folded in was
+    deleted meanwhile.
     """
     schema, storage = _schema_of(table, state), table.state.storage
     if schema is None:
@@ -294,12 +269,8 @@ def _schema_of(table: LakeTable, state: TableVersion) -> TableSchema | None:
     A later schema may have dropped a column. The next batch of row events needs the column's cells for the images
     before. So levels lose these cells only when the changes up to the drop are folded in.
     """
-    try:
-        return table.schema(table.changes.load(folded_version(state)))
-    except Transient:
-        raise
-    except WritetimeError:
-        return None
+    changes = find_version(table.changes, folded_version(state))
+    return changes and table.schema(changes)
 
 
 def count_tombstones(table: LakeTable, state: TableVersion) -> int:
@@ -311,10 +282,8 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     """Rebuild the state from all changes in the lake; return the number of files of changes.
 
     The changes are complete, because retention merges old changes and drops no data of the state. Tombstones that the
-    state has dropped return until they are dropped again. The files of dropped entries are removed.
-
-    Raises:
-        Conflict: another process changed the state meanwhile: run this again.
+    state has dropped return until they are dropped again. The files of dropped entries are removed. Raise `Conflict` if
+    another process changed the state meanwhile: run this again.
     """
     state = table.state.load()
     changes = table.changes.load()

@@ -53,11 +53,7 @@ class LakeTable:
     Its parts stay open from one use to the next (`BucketedTable`), so an object is for one thread.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        cache: Cache = Cache(),  # noqa: B008 It is frozen.
-    ) -> None:
+    def __init__(self, storage: Storage, cache: Cache = Cache()) -> None:  # noqa: B008 It is frozen.
         self.storage = storage
         self.name = PurePosixPath(storage.address).name
         self.cache = cache
@@ -69,10 +65,8 @@ class LakeTable:
 
     @cached_property
     def buckets(self) -> int:
-        """The number of buckets of each part. It never changes.
-
-        Raises:
-            WritetimeError: the table does not exist, or has no valid number of them.
+        """The number of buckets of each part. It never changes. If the table does not exist, or has no valid number of
+        them, this raises a `WritetimeError`.
         """
         return check_buckets(int(self.changes.load().properties.get(BUCKETS) or 0))
 
@@ -82,10 +76,8 @@ class LakeTable:
         return self.changes, self.state, self.view
 
     def require_parts(self) -> None:
-        """Check that all parts exist, with one number of buckets, and keep this number.
-
-        Raises:
-            WritetimeError: a part is missing, or they have different numbers of buckets.
+        """Check that all parts exist, with one number of buckets, and keep this number. Otherwise raise a
+        `WritetimeError`.
         """
         try:
             found = {part.storage.address: part.load().properties.get(BUCKETS) for part in self.parts}
@@ -115,10 +107,8 @@ class LakeTable:
         """Apply a schema of the source, newer or older than the present one; return the resulting schema.
 
         Columns and fields of types are added to the Delta tables, never removed, so earlier files stay as they are.
-
-        Raises:
-            SchemaError: it is not a schema of the same table, or a column came back with a type that Arrow holds
-                differently.
+        Raise `SchemaError` if it is not a schema of the same table, or a column came back with a type that Arrow holds
+        differently.
         """
         while True:
             now = self.changes.load()
@@ -146,10 +136,8 @@ class LakeTable:
 
     def begin(self, schema: TableSchema) -> None:
         """Begin a generation with another table of the same name, which was created later; nothing of the earlier table
-        stays in `changes`. `generation.renew` does the rest.
-
-        Raises:
-            Conflict: another process rewrote the table meanwhile: run this again.
+        stays in `changes`. `generation.renew` does the rest. Raise `Conflict` if another process rewrote the table
+        meanwhile: run this again.
         """
         now = self.changes.load()
         number = (now.transaction(GENERATION) or 0) + 1
@@ -185,6 +173,18 @@ class LakeTable:
         return json.loads(self.changes.update_property(name, extended))
 
 
+def find_version(part: BucketedTable, version: int | None) -> TableVersion | None:
+    """Return a version of a part, the newest one for None; None if the log of that version was deleted. Raise
+    `Transient` if the lake cannot be read now.
+    """
+    try:
+        return part.load(version)
+    except Transient:
+        raise
+    except WritetimeError:
+        return None
+
+
 def created_of(part: TableVersion) -> int:
     """Return the number of the table that a version of a part belongs to, 0 for the first of its name."""
     return part.transaction(CREATED) or 0
@@ -211,10 +211,8 @@ def names_table(name: str) -> bool:
 
 
 def table_storage(settings: Settings, name: str) -> Storage:
-    """Return the folder of the table `keyspace.table`.
-
-    Raises:
-        MissingTable: the name is invalid, so it could name a folder elsewhere.
+    """Return the folder of the table `keyspace.table`. If the name is invalid, so that it could name a folder
+    elsewhere, raise a `MissingTable`.
     """
     if not names_table(name):
         raise MissingTable(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'", name)
@@ -233,8 +231,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
         NotInLake: the lake does not have it.
         WritetimeError: a part is missing, the parts have different numbers of buckets, or the table has another format.
     """
-    storage = table_storage(settings, name)
-    table = _with_changes(storage, name, Cache.of(settings))
+    table = _with_changes(settings, name)
     table.require_parts()
     return table
 
@@ -242,12 +239,9 @@ def open_table(settings: Settings, name: str) -> LakeTable:
 def create_missing_parts(settings: Settings, name: str, wanted: Collection[str] = ()) -> list[str]:
     """Create the state and the view of a table again, empty, if they are missing; return their names. A new state must
     be rebuilt before anything else uses it. Before this, remove the `wanted` parts, by their names, that cannot be
-    opened.
-
-    Raises:
-        NotInLake: the lake does not have the changes of the table.
+    opened. Raise `NotInLake` if the lake does not have the changes of the table.
     """
-    table = _with_changes(table_storage(settings, name), name, Cache.of(settings))
+    table = _with_changes(settings, name)
     changes = table.changes.load()
     schema, buckets = table.schema(changes), int(changes.properties[BUCKETS])
     for part in wanted:
@@ -279,27 +273,20 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
                 filesystem.delete_file(info.path)
 
 
-def _with_changes(storage: Storage, name: str, cache: Cache) -> LakeTable:
-    table = LakeTable(storage, cache)
+def _with_changes(settings: Settings, name: str) -> LakeTable:
+    table = LakeTable(table_storage(settings, name), Cache.of(settings))
     if not table.changes.exists():
-        raise NotInLake(f"{storage.address} has no changes: load the table {name} with `writetime backfill`", name)
+        fault = f"{table.storage.address} has no changes: load the table {name} with `writetime backfill`"
+        raise NotInLake(fault, name)
     return table
 
 
-def create_table(
-    settings: Settings,
-    schema: TableSchema,
-    more: Mapping[str, str] = {},
-) -> LakeTable:
+def create_table(settings: Settings, schema: TableSchema, more: Mapping[str, str] = {}) -> LakeTable:
     """Open a table of the lake and let it follow this schema. If it does not exist, create it with `lake.buckets`
-    buckets, and with `more` properties of its changes.
-
-    Raises:
-        WritetimeError: as in `open_table` and `follow`.
+    buckets, and with `more` properties of its changes. Raise `WritetimeError` as in `open_table` and `follow`.
     """
-    storage = table_storage(settings, schema.full_name)
     buckets = settings.lake.buckets
-    table = LakeTable(storage)
+    table = LakeTable(table_storage(settings, schema.full_name))
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
     properties = {**FORGET_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}

@@ -54,15 +54,9 @@ class BucketView:
 
 
 def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
-    """Return the parts of a table's rows to compute, one entry per bucket.
-
-    Args:
-        table: the table.
-        as_of: a time, in microseconds. All writes with write times up to it count. If it is None, all writes count,
-            including those with a write time in the future, and cells expire as of now.
-
-    Raises:
-        WritetimeError: the changes in the lake cannot show this time.
+    """Return the parts of a table's rows to compute, one entry per bucket. All writes with write times up to `as_of`
+    (microseconds) count. If it is None, all writes count, including those with a write time in the future, and cells
+    expire as of now. Raise `WritetimeError` if the changes in the lake cannot show this time.
     """
     # The state first: changes that are folded and then merged away in between are in files that name their version.
     state = table.state.load()

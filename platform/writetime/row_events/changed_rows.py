@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import pc
-from writetime.core.errors import Transient, WritetimeError
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, buckets_of, token_range
 from writetime.delta.versions import TableVersion, by_part
 from writetime.files.cache import Cache
 from writetime.files.key_ranges import KeyRanges, joined, keys_of_whole, partitions, places_of
+from writetime.files.merging import Source
 from writetime.files.point_reads import anything_expires, expiring_places, first_places, size_at
 from writetime.lake.contents import BucketContents, PendingChanges, StateFiles
-from writetime.lake.projection import EventBatch, Position, TooLate, require_same_changes
+from writetime.lake.projection import EventBatch, Position, TooLate, read_again, require_same_changes
 from writetime.lake.state import contents, files_since, folded_version, parts_of, unfolded
 from writetime.lake.table import LakeTable
 from writetime.merge import merge
@@ -60,9 +60,7 @@ class ChangedRows:
     cache: Cache
     write_times: bool = False
 
-    def found(
-        self, unfit: Counter[str] | None = None, counts: Counter[str] | None = None
-    ) -> Iterator[tuple[int, pa.Table]]:
+    def found(self, unfit: Counter[str], counts: Counter[str]) -> Iterator[tuple[int, pa.Table]]:
         """Compute the events: one table per bucket with events, or tables of several buckets (`ALL`).
 
         `unfit` is as in `row_form.fit`, for the rows after the batch. `counts` gets as `EVENTS` the number of events,
@@ -76,8 +74,7 @@ class ChangedRows:
         else:
             tables = iter([(self.bucket, self.events(added, places, unfit, counts))])
         for bucket, events in tables:
-            if counts is not None:
-                counts[EVENTS] += events.num_rows
+            counts[EVENTS] += events.num_rows
             if events.num_rows:
                 yield bucket, events
 
@@ -88,19 +85,14 @@ class ChangedRows:
         """
         if not are_few(len(places.tokens), self.buckets):
             return self.buckets
-        size = 0 if self.old is None else size_at(self.old.sources, places, self.cache)
+        size = size_at(self._old_sources, places, self.cache)
         parts = 1
         while parts < self.buckets and size * _largest_share(places, parts) > buckets.MOST_ROW_BYTES:
             parts *= 2
         return parts
 
     def _by_part(
-        self,
-        added: pa.Table,
-        places: KeyRanges,
-        parts: int,
-        unfit: Counter[str] | None,
-        counts: Counter[str] | None,
+        self, added: pa.Table, places: KeyRanges, parts: int, unfit: Counter[str], counts: Counter[str]
     ) -> Iterator[tuple[int, pa.Table]]:
         # They are in the order of their tokens.
         ends = np.searchsorted(buckets_of(added["token"], parts), np.arange(parts + 1))
@@ -112,13 +104,7 @@ class ChangedRows:
                 events = rows.events(added.slice(first, end - first), own, unfit, counts)
                 yield bucket_of_part(part, parts, self.buckets), events
 
-    def events(
-        self,
-        added: pa.Table,
-        places: KeyRanges | None,
-        unfit: Counter[str] | None = None,
-        counts: Counter[str] | None = None,
-    ) -> pa.Table:
+    def events(self, added: pa.Table, places: KeyRanges | None, unfit: Counter[str], counts: Counter[str]) -> pa.Table:
         """Compute the events of changes (merged) at some places, or at all. `unfit` and `counts` are as in `found`."""
         counted: Counter[str] = Counter()
         before, after, state = self._rows(added, places, counted)
@@ -126,15 +112,12 @@ class ChangedRows:
             count = FIRST_ROWS
             # Static cells alone are a row only if no other row of the partition is live. Mostly, a first row is live.
             while len((alone := _static_rows_alone([before, after], keys_of_whole(places))).tokens):
-                sources = () if self.old is None else self.old.sources
-                places = joined([places, first_places(sources, alone, count, self.cache)])
+                places = joined([places, first_places(self._old_sources, alone, count, self.cache)])
                 count *= GROWTH
                 counted.clear()
                 before, after, state = self._rows(added, places, counted)
-        if unfit is not None:
-            unfit.update(counted)
-        if counts is not None:
-            counts.update({BEFORE: len(before.tokens), AFTER: len(after.tokens)})
+        unfit.update(counted)
+        counts.update({BEFORE: len(before.tokens), AFTER: len(after.tokens)})
         return row_events(before, after, self.schema, self.batch, state if self.write_times else None)
 
     def _rows(
@@ -153,7 +136,11 @@ class ChangedRows:
     @property
     def anything_expires(self) -> bool:
         """Whether data expires between the last batch and this one."""
-        return self.old is not None and anything_expires(self.old.sources, *self._seconds, self.cache)
+        return anything_expires(self._old_sources, *self._seconds, self.cache)
+
+    @property
+    def _old_sources(self) -> tuple[Source, ...]:
+        return () if self.old is None else self.old.sources
 
     @property
     def _seconds(self) -> tuple[int, int]:
@@ -162,7 +149,7 @@ class ChangedRows:
         return first, last
 
     def _places(self, added: pa.Table) -> KeyRanges:
-        due = expiring_places(() if self.old is None else self.old.sources, *self._seconds, self.cache)
+        due = expiring_places(self._old_sources, *self._seconds, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
@@ -185,18 +172,7 @@ def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, bat
     """Return the changes of a batch that begins with no rows, by bucket."""
     schema = table.schema(changes)
     return [
-        ChangedRows(
-            bucket,
-            table.buckets,
-            None,
-            held,
-            schema,
-            schema,
-            0,
-            batch,
-            True,
-            table.cache,
-        )
+        ChangedRows(bucket, table.buckets, None, held, schema, schema, 0, batch, True, table.cache)
         for bucket, held in contents(table, state, changes).items()
     ]
 
@@ -213,15 +189,10 @@ def next_rows(
         WritetimeError: as `unfolded`.
     """
     require_same_changes(table, last, changes)
-    try:
-        # A state with more changes cannot be used.
-        if (folded_version(state) or 0) > last.changes.version:
-            state = table.state.load(last.state.version)
-        known = table.changes.load(last.changes.version)
-    except Transient:
-        raise
-    except WritetimeError as e:
-        raise TooLate(str(e)) from None
+    # A state with more changes cannot be used.
+    if (folded_version(state) or 0) > last.changes.version:
+        state = read_again(table.state, last.state)
+    known = read_again(table.changes, last.changes)
     if (folded_version(state) or 0) > last.changes.version:
         # The state was lost and created again, so its versions differ.
         raise TooLate(f"version {last.state.version} of the state is not the one of the last batch")

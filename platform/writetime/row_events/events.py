@@ -74,13 +74,8 @@ def row_events(
     before: OrderedRows, after: OrderedRows, schema: TableSchema, batch: EventBatch, state: pa.Table | None = None
 ) -> pa.Table:
     """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
-
-    Args:
-        before: the rows before, as `fitted_rows` returns them. They may have an older schema of the table.
-        after: the rows after, as `fitted_rows` returns them.
-        schema: the table.
-        batch: the batch.
-        state: the state after the batch, for `write_time`. Without it, `write_time` is null.
+    `fitted_rows` returns both, and those before may have an older schema of the table. Without the `state` after the
+    batch, `write_time` is null.
     """
     wanted = view_schema(schema)
     before = OrderedRows(

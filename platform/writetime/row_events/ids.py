@@ -21,14 +21,9 @@ _HYPHENS = (8, 13, 18, 23)
 
 
 def event_ids(schema: TableSchema, generation: int, sequence: int, keys: pa.Array, positions: pa.Array) -> pa.Array:
-    """Return the id of the event of each row of one batch, as the text of a UUID (version 8, RFC 9562).
-
-    Args:
-        schema: the table, identified by its id in the database, or by its name if the id is not known.
-        generation: that of the stream (see `events`).
-        sequence: the batch.
-        keys: the serialised partition key of each row.
-        positions: the position of each row in its partition.
+    """Return the id of the event of each row of one batch, as the text of a UUID (version 8, RFC 9562), by the
+    serialised partition keys and the positions of the rows. The table's id in the database identifies it, or its name
+    if the id is not known. The generation is that of the stream (see `events`).
     """
     batch = f"{schema.id or schema.full_name}/{generation}/{sequence}"
     k0, k1 = np.frombuffer(hashlib.blake2b(batch.encode(), digest_size=16).digest(), "<u8")

@@ -93,11 +93,8 @@ class JsonMessages:
         return pc.if_else(pa.array(placed), with_place, usual) if placed.any() else usual
 
     def values(self, events: pa.RecordBatch, read_to: int) -> pa.Array:
-        """Return the value of the message of each event.
-
-        Args:
-            events: events of one generation; those of the base are of several batches.
-            read_to: events that create a row, of batches up to this one, read a row that existed before (`r`).
+        """Return the value of the message of each event of one generation. Those of the base are of several batches.
+        Events that create a row, of batches up to `read_to`, read a row that existed before (`r`).
         """
         as_of = events["as_of"].cast(pa.int64())
         own = {"op": _operations(events, read_to), **_times(as_of)}

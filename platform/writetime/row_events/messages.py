@@ -63,13 +63,9 @@ def lacking_keys(events: pa.RecordBatch, schema: TableSchema) -> np.ndarray:
 def encode_events(
     events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None, *, null_keys: bool = False
 ) -> pa.Array:
-    """Return the value of the message of each event.
-
-    Args:
-        events: the events of one batch. Without `null_keys`, none has a row that lacks a required key column.
-        schema: the schema of the table.
-        header: the start of each message; by default that of the single-object encoding.
-        null_keys: as for `event_avro`.
+    """Return the value of the message of each event of one batch. `header` is the start of each message, by default
+    that of the single-object encoding. `null_keys` is as for `event_avro`; without it, no event has a row that lacks a
+    required key column.
     """
     kinds = pc.index_in(events["kind"], pa.array(KINDS))
     return joined(

@@ -54,10 +54,8 @@ class _Batches:
 
 
 def pack_events(table: LakeTable) -> int:
-    """Pack small batches; return how many files were packed.
-
-    Raises:
-        Conflict: another process replaced one of these files.
+    """Pack small batches; return how many files were packed. Raise `Conflict` if another process replaced one of these
+    files.
     """
     storage = table.row_events.storage
     packed = 0

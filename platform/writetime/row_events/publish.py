@@ -15,7 +15,7 @@ of the topic, so that a lost topic is detected, too.
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,17 +175,10 @@ class EventPublisher(Sender):
     """Publishes the events of one table, on each call; a transaction is open from the first event to the commit."""
 
     def __init__(
-        self,
-        settings: Settings,
-        table: str,
-        for_new_topic: ForNewTopic | None = None,
-        limits: PartLimits = _LIMITS,
+        self, settings: Settings, table: str, for_new_topic: ForNewTopic | None = None, limits: PartLimits = _LIMITS
     ) -> None:
         """Take over from any other publisher of the table. `for_new_topic` is as in `publish`, and `limits` are the
-        limits of the parts.
-
-        Raises:
-            WritetimeError: the broker refuses a request.
+        limits of the parts. If the broker refuses a request, a `WritetimeError` is raised.
         """
         self._settings = settings
         self._topic = row_events_topic(table)
@@ -210,13 +203,10 @@ class EventPublisher(Sender):
         self._for_new_topic = for_new_topic
         self._limits = limits
         own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
-        consumer = Consumer(client_config(settings, **own))
-        try:
+        with closing(Consumer(client_config(settings, **own))) as consumer:
             # The position that the last committed transaction reached, if the broker knows it.
             (found,) = committed(settings, consumer, self._group, [TopicPartition(self._topic, 0)])
             self._member = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
         self._published = Published.of_offset(found, self._topic_id)
         self._is_checked = self._published is None
         self._table: LakeTable | None = None
@@ -248,12 +238,11 @@ class EventPublisher(Sender):
 
     def publish(self, table: LakeTable, most: int | None = None) -> int:
         """Publish the events of the stream that are not in Kafka yet; return their number. With `most`, the call ends
-        soon after this number of events, and the next call continues.
+        soon after this number of events, and the next call continues. After an error, discard this publisher.
 
         Raises:
-            PublisherFenced: another publisher of the table has started since. Discard this publisher.
-            WritetimeError: the broker refuses a request, or an event is larger than the topic allows. Discard this
-                publisher.
+            PublisherFenced: another publisher of the table has started since.
+            WritetimeError: the broker refuses a request, or an event is larger than the topic allows.
         """
         if has_other_table(table):
             # The next batch takes their place.
@@ -307,10 +296,8 @@ class EventPublisher(Sender):
         self._record()
 
     def _start(self, table: LakeTable, stream: TableVersion) -> Reached:
-        """Return the position in the stream to continue from.
-
-        Raises:
-            WritetimeError: the topic has batches that the stream does not have, or lacks batches that were published.
+        """Return the position in the stream to continue from. Raise `WritetimeError` if the topic has batches that the
+        stream does not have, or lacks batches that were published.
         """
         generation = stream.transaction(ROW_EVENTS.named("generation")) or 0
         was = self._published
@@ -384,11 +371,7 @@ class EventPublisher(Sender):
     def _check_sizes(
         self, events: pa.RecordBatch, schema: TableSchema, keys: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
-        """Check that the topic allows the messages of events.
-
-        Raises:
-            WritetimeError: one is too large.
-        """
+        """Raise a `WritetimeError` if a message of these events is larger than the topic allows."""
         if max(map(len, keys)) + max(map(len, values)) + _ENVELOPE_BYTES <= self._max_bytes:
             return
         # The limit may have been raised since.
@@ -485,7 +468,7 @@ class EventPublisher(Sender):
 
 
 def _parts(
-    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached, limits: PartLimits = _LIMITS
+    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached, limits: PartLimits
 ) -> Iterator[tuple[Reached, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it. The base counts as the
     batch 0: its events are not in the order of their batches.

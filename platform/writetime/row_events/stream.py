@@ -3,12 +3,12 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from writetime.core.counts import pluralize
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import BucketedTable, Conflict, takes_fields
 from writetime.delta.parquet import Unreadable, WrittenFile, write_rows
 from writetime.delta.storage import Storage
@@ -23,6 +23,7 @@ from writetime.lake.projection import (
     Position,
     TooLate,
     as_of_next,
+    read_again,
     require_same_changes,
 )
 from writetime.lake.state import Staged, generation_of
@@ -34,21 +35,15 @@ from writetime.row_events.packing import pack_events
 from writetime.row_events.stream_files import FIRST, PREFIX
 
 
-@dataclass(frozen=True)
-class _Write:
+def _write(rows: ChangedRows, target: Storage) -> tuple[list[WrittenFile], Counter[str]]:
     """Write the events of some rows; no file if there are none. Also return the counts of `ChangedRows.found`."""
-
-    rows: ChangedRows
-    target: Storage
-
-    def run(self) -> tuple[list[WrittenFile], Counter[str]]:
-        rows, counts = self.rows, Counter[str]()
-        files = [
-            file
-            for bucket, events in rows.found(counts=counts)
-            for file in write_rows(self.target, events, bucket, rows.buckets, f"{PREFIX}{rows.batch.sequence}-")
-        ]
-        return files, counts
+    counts = Counter[str]()
+    files = [
+        file
+        for bucket, events in rows.found(Counter(), counts)
+        for file in write_rows(target, events, bucket, rows.buckets, f"{PREFIX}{rows.batch.sequence}-")
+    ]
+    return files, counts
 
 
 def create_stream(table: LakeTable) -> tuple[BucketedTable, bool]:
@@ -99,8 +94,8 @@ def extend(
 
     Args:
         table: the table.
-        as_of: the time at which expiry is evaluated (microseconds), now by default; `changed_rows.as_of_next` unless
-            the stream begins again.
+        as_of: the time at which expiry is evaluated (microseconds), now by default; `projection.as_of_next` unless the
+            stream begins again.
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, they are not committed.
         counts: gets the counts of `ChangedRows.found`. It is complete when `staged` is called.
@@ -123,9 +118,12 @@ def extend(
         last = None if rebuild or has_other_form else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
         rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
-        written = _write(table, rows, run, counts)
+        done = list(run(partial(_write, target=delta.storage), [replace(each, write_times=True) for each in rows]))
     except (Unreadable, FileNotFoundError, TooLate) as e:
         raise _cannot_continue(table, e) from None
+    written = [file for files, _ in done for file in files]
+    if counts is not None:
+        counts.update(sum((each for _, each in done), Counter[str]()))
     if staged:
         staged(written)
     if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
@@ -140,22 +138,9 @@ def extend(
     return sum(file.rows for file in written)
 
 
-def _write(
-    table: LakeTable, rows: Iterable[ChangedRows], run: Runner, counts: Counter[str] | None
-) -> list[WrittenFile]:
-    """Write the events of some rows, and add the counts of `ChangedRows.found` to `counts`."""
-    tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
-    done = list(run(_Write.run, tasks))
-    if counts is not None:
-        counts.update(sum((each for _, each in done), Counter[str]()))
-    return [file for files, _ in done for file in files]
-
-
 def _followed(table: LakeTable, stream: TableVersion, changes: TableVersion) -> Position | None:
-    """Return the position of the stream's last batch, or None if the next one does not follow it.
-
-    Raises:
-        OtherChanges: the changes are others than those of the last batch.
+    """Return the position of the stream's last batch, or None if the next one does not follow it. Raise `OtherChanges`
+    if the changes are others than those of the last batch.
     """
     last = ROW_EVENTS.position(stream)
     if last is None or generation_of(stream) != generation_of(changes):
@@ -178,10 +163,8 @@ def _batch_after(last: Position | None, newest: Position | None, now: int, as_of
 
 
 def require_stream(table: LakeTable) -> None:
-    """Check that the changes of a table have those whose events the stream has.
-
-    Raises:
-        WritetimeError: a commit of them is missing, or another one has its number.
+    """Check that the changes of a table have those whose events the stream has. Raise `WritetimeError` if a commit of
+    them is missing, or another one has its number.
     """
     stream, changes = table.row_events.find(), table.changes.load()
     last = ROW_EVENTS.position(stream)
@@ -211,10 +194,5 @@ def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> 
     schema = table.schema(changes)
     if not (again := {d.name for d in schema.dropped} & {c.name for c in schema.columns}):
         return False
-    try:
-        before = table.schema(table.changes.load(last.changes.version))
-    except Transient:
-        raise
-    except WritetimeError as e:
-        raise TooLate(str(e)) from None
+    before = table.schema(read_again(table.changes, last.changes))
     return not again <= {c.name for c in before.columns}

@@ -40,9 +40,7 @@ def read_to(stream: TableVersion) -> int:
 
 def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
     """Yield the row events of the lake, from the batch `first` on, in order; all of the base, if `first` is in it.
-
-    Raises:
-        WritetimeError: the table has no row events yet.
+    Raise `WritetimeError` if the table has no row events yet.
     """
     if not table.row_events.exists():
         raise WritetimeError(f"{table.name} has no row events yet: create them with `writetime publish {table.name}`")

@@ -32,10 +32,8 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
     """Merge the batches that were added and published before a time (microseconds); return the number of removed
     events.
 
-    Batches that are not in Kafka yet stay, at any age; so do all batches of a stream that was never published.
-
-    Raises:
-        Conflict: the stream was rebuilt while this ran: run it again.
+    Batches that are not in Kafka yet stay, at any age; so do all batches of a stream that was never published. Raise
+    `Conflict` if the stream was rebuilt while this ran: run it again.
     """
     if not table.row_events.exists() or has_other_table(table):
         return 0

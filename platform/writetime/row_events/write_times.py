@@ -18,17 +18,10 @@ _NONE = np.iinfo(np.int64).min
 def write_times(
     state: pa.Table, schema: TableSchema, tokens: pa.Array, keys: pa.Array, positions: pa.Array
 ) -> pa.Array:
-    """Return the latest write time (microseconds) to each place; null if the state has none.
+    """Return the latest write time (microseconds) to each place in a state, the result of `merge`; null if it has none.
 
-    A place has the writes to its row, to the static columns and the partition that it is in, and the range tombstones
-    that cover it.
-
-    Args:
-        state: the result of `merge`.
-        schema: the table.
-        tokens: the tokens of the places.
-        keys: their serialised partition keys.
-        positions: their positions in the partitions.
+    A place, with its token, serialised partition key and position in the partition, has the writes to its row, to the
+    static columns and the partition that it is in, and the range tombstones that cover it.
     """
     kinds = kind_codes(one_chunk(state["kind"]))
     latest = _latest(state, schema)
@@ -59,7 +52,7 @@ def write_times(
         last = order[np.maximum(at, 0)]
         covered = (at >= 0) & (own < ends[last])
         np.maximum(found, np.where(covered, latest[ranges][last], _NONE), out=found)
-    return _array(found)
+    return pa.array(found, mask=found == _NONE)
 
 
 def _by_rank(ranks: np.ndarray, times: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -98,7 +91,3 @@ def _times(structs: pa.StructArray) -> np.ndarray:
         return np.full(len(structs), _NONE)
     times = structs.flatten()[structs.type.get_field_index("write_time")]
     return times.fill_null(_NONE).to_numpy().copy()
-
-
-def _array(times: np.ndarray) -> pa.Array:
-    return pa.array(times, mask=times == _NONE)

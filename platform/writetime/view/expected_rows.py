@@ -65,10 +65,8 @@ class ExpectedRows:
         self._expected = of_each_row(of_entry(entry))
 
     def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
-        """Validate rows, all of the view or those that changed, in portions.
-
-        Raises:
-            Unexpected: they are not as expected.
+        """Validate rows, all of the view or those that changed, in portions. Raise `Unexpected` if they are not as
+        expected.
         """
         del whole
         if not files or not self._expected:
@@ -121,11 +119,8 @@ def key_columns(schema: TableSchema) -> list[str]:
 
 
 def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
-    """Return the expectations in a table's entry about its view.
-
-    Raises:
-        WritetimeError: there is no such expectation, its arguments are invalid, or the table, if its schema is known,
-            has no such column.
+    """Return the expectations in a table's entry about its view. Raise `WritetimeError` if there is no such
+    expectation, its arguments are invalid, or the table, if its schema is known, has no such column.
     """
     what = f"[tables.{table.name}] expect, number"
     return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,18 +52,31 @@ def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFi
     return [write_file(target, rows, bucket, None, PREFIX)] if rows.num_rows else []
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlacedFiles:
-    """The output of a task: the new files, the rows of each file of the view that no longer count, the number of
-    changed and removed rows, and the timestamps that do not fit (`row_form.fit`). `counts` has the counts of
+    """The output of tasks: the new files, the rows of each file of the view that no longer count, the number of changed
+    and removed rows, and the timestamps that do not fit (`row_form.fit`). `counts` has the counts of
     `ChangedRows.found`, and as `THERE` the number of rows that the view has although the batch creates them.
     """
 
-    files: list[WrittenFile]
-    marks: dict[str, "pyroaring.BitMap"]
-    gone: int
-    unfit: Counter[str]
-    counts: Counter[str]
+    files: list[WrittenFile] = field(default_factory=list)
+    marks: dict[str, "pyroaring.BitMap"] = field(default_factory=dict)
+    gone: int = 0
+    unfit: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def mark(self, several: "Iterable[tuple[str, pyroaring.BitMap]]") -> None:
+        """Add rows of files that no longer count."""
+        for path, rows in several:
+            self.marks[path] = self.marks.get(path, pyroaring.BitMap()) | rows
+
+    def add(self, other: "PlacedFiles") -> None:
+        """Add the output of another task."""
+        self.files += other.files
+        self.mark(other.marks.items())
+        self.gone += other.gone
+        self.unfit.update(other.unfit)
+        self.counts.update(other.counts)
 
 
 @dataclass(frozen=True)
@@ -75,14 +88,15 @@ class WholeBucket:
 
     def run(self) -> PlacedFiles:
         """Run the task."""
-        view, unfit = self.view, Counter[str]()
-        rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, unfit)
+        view, result = self.view, PlacedFiles()
+        rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, result.unfit)
+        result.counts[AFTER] = len(rows.tokens)
         if self.with_places:
             placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
-            files = write_placed(view.target, placed, view.bucket)
-        else:
-            files = [write_file(view.target, rows.values, view.bucket, None)] if len(rows.tokens) else []
-        return PlacedFiles(files, {}, 0, unfit, Counter({AFTER: len(rows.tokens)}))
+            result.files = write_placed(view.target, placed, view.bucket)
+        elif len(rows.tokens):
+            result.files = [write_file(view.target, rows.values, view.bucket, None)]
+        return result
 
 
 @dataclass(frozen=True)
@@ -100,23 +114,21 @@ class Refresh:
 
     def run(self) -> PlacedFiles:
         """Run the task."""
-        result = PlacedFiles([], {}, 0, Counter(), Counter())
-        gone = 0
+        result = PlacedFiles()
         for bucket, events in self.rows.found(result.unfit, result.counts):
             kinds = events["kind"]
             if self.counts_there:
                 created = events.filter(pc.equal(kinds, KINDS[CREATE]))
                 result.counts[THERE] += sum(len(rows) for _, rows in self._marks(created))
             old = events.filter(pc.not_equal(kinds, KINDS[CREATE]))
-            gone += old.num_rows
-            for path, rows in self._marks(old):
-                result.marks[path] = result.marks.get(path, pyroaring.BitMap()) | rows
+            result.gone += old.num_rows
+            result.mark(self._marks(old))
             new = events.filter(pc.not_equal(kinds, KINDS[DELETE]))
             images = one_chunk(new["after"])
             values = pa.Table.from_arrays(images.flatten(), [field.name for field in images.type])
             placed = with_places(values, (new[name] for name in _PLACE_NAMES))
             result.files.extend(write_placed(self.storage, placed, bucket))
-        return PlacedFiles(result.files, result.marks, gone, result.unfit, result.counts)
+        return result
 
     def _marks(self, events: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
         """Yield for each file its rows of the events that counted until now, if it has any."""

@@ -287,19 +287,10 @@ def _files_of(version: TableVersion, bucket: int) -> tuple[DataFile, ...]:
 
 
 def _joined(several: Iterable[PlacedFiles]) -> PlacedFiles:
-    files: list[WrittenFile] = []
-    marks: dict[str, pyroaring.BitMap] = {}
-    unfit: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    gone = 0
+    found = PlacedFiles()
     for each in several:
-        files += each.files
-        for path, rows in each.marks.items():
-            marks[path] = marks.get(path, pyroaring.BitMap()) | rows
-        gone += each.gone
-        unfit.update(each.unfit)
-        counts.update(each.counts)
-    return PlacedFiles(files, marks, gone, unfit, counts)
+        found.add(each)
+    return found
 
 
 def _change(table: LakeTable, opened: _Opened, found: PlacedFiles, *, whole: bool) -> TableChange:

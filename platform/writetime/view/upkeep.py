@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 def keep_up(settings: Settings, table: LakeTable, number: int, after: Iterable[Projection], run: Runner = map) -> int:
     """Fold the changes that all of these projections have read into the state, so that their next batches cost the
     same. Compact its levels, and trim the logs if it is the turn of this number. Return the number of folded files.
-
-    Raises:
-        Conflict: another process rewrote the state meanwhile: the next call does it.
+    Raise `Conflict` if another process rewrote the state meanwhile: the next call does it.
     """
     positions = [position for each in after if (position := each.position(each.of(table).find()))]
     until = min((position.changes.version for position in positions), default=None)
@@ -76,11 +74,9 @@ def maintain(
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
-    each was done. It publishes nothing: state, view and row events have the same content before and after.
-
-    Raises:
-        WritetimeError: this machine's clock is far ahead; nothing is done. If it was set while this ran, no file is
-            deleted.
+    each was done. It publishes nothing: state, view and row events have the same content before and after. Raise
+    `WritetimeError` if this machine's clock is far ahead; nothing is done. If it was set while this ran, no file is
+    deleted.
     """
     require_right_clock(table.changes.storage)
     now = time_now()
