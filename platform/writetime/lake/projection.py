@@ -9,14 +9,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from writetime.core.errors import Transient, WritetimeError
-from writetime.delta.bucketed_table import BucketedTable, Conflict
+from writetime.delta.bucketed_table import BucketedTable, Conflict, takes_fields
 from writetime.delta.commits import digest_of
 from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.lake.state import files_since, generation_of, has_lost
-from writetime.lake.table import LakeTable, find_version
+from writetime.lake.table import CREATED, LakeTable, created_of, find_version
 
 AS_OF = "writetime.as_of"
 """The time of a projection (microseconds), for readers of its log."""
@@ -94,6 +96,20 @@ class Projection:
         if not self.lists_files:
             return True
         return version.transaction(_DIGEST) == _digest({path: file.vector for path, file in version.by_path.items()})
+
+    def with_fields(
+        self, table: LakeTable, before: TableVersion, wanted: pa.Schema, created: int
+    ) -> tuple[TableVersion, bool]:
+        """Give the projection the fields that its rows have. It becomes empty if it has values in another form, as
+        from an earlier release, or belongs to another table of the name than `created`. Return its version with the
+        fields, and whether it became empty.
+        """
+        delta = self.of(table)
+        begins = not takes_fields(before.fields, wanted) or created_of(before) != created
+        if begins:
+            delta.replace(before, [], wanted, {CREATED: created})
+        # Another program may have restored a version from before a column was added.
+        return (delta.load() if delta.add_fields(wanted) or begins else before), begins
 
     def commit(
         self,

@@ -9,7 +9,7 @@ from functools import partial
 
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.delta.bucketed_table import BucketedTable, Conflict, takes_fields
+from writetime.delta.bucketed_table import Conflict
 from writetime.delta.parquet import Unreadable, WrittenFile, write_rows
 from writetime.delta.storage import Storage
 from writetime.delta.table_changes import FORGET_REMOVED, TableChange
@@ -27,7 +27,7 @@ from writetime.lake.projection import (
     require_same_changes,
 )
 from writetime.lake.state import Staged, generation_of
-from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
+from writetime.lake.table import GENERATION, LakeTable, created_of
 from writetime.lake.views import time_of_lake
 from writetime.row_events.changed_rows import ChangedRows, first_rows, next_rows
 from writetime.row_events.events import event_schema
@@ -46,28 +46,22 @@ def _write(rows: ChangedRows, target: Storage) -> tuple[list[WrittenFile], Count
     return files, counts
 
 
-def create_stream(table: LakeTable) -> tuple[BucketedTable, bool]:
-    """Return the Delta table of the row events, with the fields of the table's present schema. Create it if it does not
-    exist. It is empty if its events belong to an earlier table of the name, or have values in the form of an earlier
-    release. Also return whether they had.
+def _created(table: LakeTable) -> tuple[TableVersion, bool]:
+    """Return the row events, with the fields of the table's present schema. Create them if they do not exist. Also
+    return whether they became empty, as in `Projection.with_fields`.
     """
     delta, changes = table.row_events, table.changes.load()
     schema = event_schema(table.schema(changes))
     delta.create(schema, table.buckets, FORGET_REMOVED)
-    stream = delta.load()
-    has_other_form = not takes_fields(stream.fields, schema)
-    if has_other_form or created_of(stream) != created_of(changes):
-        delta.replace(stream, [], schema, {CREATED: created_of(changes)})
-    delta.add_fields(schema)
-    properties = delta.load().properties
-    if (found := properties[BUCKETS]) != str(table.buckets):
+    stream, begins = ROW_EVENTS.with_fields(table, delta.load(), schema, created_of(changes))
+    if (found := stream.properties[BUCKETS]) != str(table.buckets):
         raise WritetimeError(
             f"{delta.storage.address} has {pluralize(int(found), 'bucket')} and the table {table.buckets}: restore it"
         )
     # Streams that earlier releases created do not have it.
-    for name, value in FORGET_REMOVED.items() - properties.items():
+    for name, value in FORGET_REMOVED.items() - stream.properties.items():
         delta.set_property(name, value)
-    return delta, has_other_form
+    return stream, begins
 
 
 def has_other_table(table: LakeTable) -> bool:
@@ -105,8 +99,7 @@ def extend(
         Conflict: another process added a batch, or rewrote the stream, meanwhile: run this again.
         WritetimeError: the files with the earlier rows no longer exist, because the last batch was too long ago.
     """
-    delta, has_other_form = create_stream(table)
-    stream = delta.load()
+    stream, begins = _created(table)
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
@@ -115,10 +108,11 @@ def extend(
         return 0
     now, newest = time_of_lake(table), ROW_EVENTS.position(stream)
     try:
-        last = None if rebuild or has_other_form else _followed(table, stream, changes)
+        last = None if rebuild or begins else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
         rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
-        done = list(run(partial(_write, target=delta.storage), [replace(each, write_times=True) for each in rows]))
+        tasks = [replace(each, write_times=True) for each in rows]
+        done = list(run(partial(_write, target=table.row_events.storage), tasks))
     except (Unreadable, FileNotFoundError, TooLate) as e:
         raise _cannot_continue(table, e) from None
     written = [file for files, _ in done for file in files]

@@ -114,7 +114,8 @@ def _chosen(storage: Storage, version: TableVersion) -> list[tuple[int, list[Dat
     chosen: list[tuple[int, list[DataFile]]] = []
     placed = [file for file in version.files if is_placed(file)]
     for bucket, files in sorted(by_folder(placed).items()):
-        live = [replace(file, size=_live_size(file)) for file in files if file.size <= _LARGEST]
+        small = [file for file in files if file.size <= _LARGEST]
+        live = [replace(file, size=round(file.size * (1 - file.marked / file.rows))) for file in small]
         if folded := {file.path for file in to_pack(storage, live, FAN)}:
             chosen.append((bucket, [file for file in files if file.path in folded]))
     taken = {file.path for _, files in chosen for file in files}
@@ -127,7 +128,3 @@ def _chosen(storage: Storage, version: TableVersion) -> list[tuple[int, list[Dat
             break
         chosen.append((file.bucket, [file]))
     return chosen
-
-
-def _live_size(file: DataFile) -> int:
-    return round(file.size * (1 - file.marked / file.rows))

@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import reason_of
-from writetime.core.extras import WhenUsed
-from writetime.delta.bucketed_table import BucketedTable, takes_fields
+from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import read_vector, write_vectors
 from writetime.delta.parquet import Unreadable, WrittenFile, deleted_if_refused
@@ -24,22 +23,14 @@ from writetime.delta.store_clock import require_right_clock
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
-from writetime.files.point_reads import next_expiry
-from writetime.lake.contents import StateFiles
-from writetime.lake.projection import VIEW, EventBatch, Position, TooLate, as_of_next, moved_on
-from writetime.lake.state import generation_of, pending
+from writetime.lake.projection import VIEW, EventBatch, Position, TooLate, as_of_next
+from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.view_retention import DUE_SECONDS, STREAM_HOURS, TRIMMED, is_trim_due, trim_view
 from writetime.lake.views import present_views, time_of_lake
-from writetime.row_events.changed_rows import next_rows, reshaped
+from writetime.row_events.changed_rows import ChangedRows, next_rows, reshaped
 from writetime.view.packing import pack
 from writetime.view.placed_rows import PlacedFiles, Refresh, WholeBucket, is_placed
-
-if TYPE_CHECKING:
-    import pyroaring
-else:
-    # A base installation lists the commands, and lacks it.
-    pyroaring = WhenUsed("pyroaring")
 
 TRIM_EVERY = 64
 """The number of refreshes after which one also deletes replaced files, if this is not due sooner."""
@@ -135,21 +126,20 @@ def refresh(
     if generation_of(opened.state) != generation_of(opened.changes):
         # Landing is about to rebuild the state.
         return opened.unchanged
-    opened, begins = _with_fields(table, opened)
-    whole = whole or begins
-    if not has_vectors and not whole and _has_present_rows(table, opened):
-        return opened.unchanged
+    wanted, created = view_schema(table.schema(opened.changes)), created_of(opened.before)
+    before, begins = VIEW.with_fields(table, opened.before, wanted, created)
+    opened = replace(opened, before=before)
     last = opened.last
     number = last.batch.sequence + 1 if last else 1
     batch = EventBatch(generation_of(opened.changes), number, time_of_lake(table))
-    whole = whole or not has_vectors
-    found, batch, whole = _write(table, opened, batch, run, whole=whole, searches=counts is not None)
+    found, batch, whole = _write(table, opened, batch, run, whole=whole or begins, searches=counts is not None)
     if unfit is not None:
         unfit.update(found.unfit)
     if counts is not None:
         counts.update(found.counts + Counter({MARKED: sum(map(len, found.marks.values()))}))
     is_new = not last or last.changes.version != opened.changes.version or batch.as_of < last.batch.as_of
-    if not whole and not found.files and not found.marks and not is_new:
+    # Without deletion vectors, the upkeep alone moves a view on.
+    if not whole and not found.files and not found.marks and not (is_new and has_vectors):
         return opened.unchanged
     if staged:
         # Only now, even if another process was first: a store may report a conflict although it made the commit.
@@ -162,26 +152,19 @@ def refresh(
     )
 
 
-def _with_fields(table: LakeTable, opened: _Opened) -> tuple[_Opened, bool]:
-    """Give the view the columns of the table's schema, and return whether its rows must be written again for them."""
-    # Another program may have restored a version from before a column was added.
-    wanted = view_schema(table.schema(opened.changes))
-    begins = not takes_fields(opened.before.fields, wanted)
-    if begins:
-        # An earlier release wrote values in another form.
-        table.view.replace(opened.before, [], wanted, {})
-    if table.view.add_fields(wanted) or begins:
-        opened = replace(opened, before=table.view.load())
-    return opened, begins
-
-
 def _write(
     table: LakeTable, opened: _Opened, batch: EventBatch, run: Runner, *, whole: bool, searches: bool
 ) -> tuple[PlacedFiles, EventBatch, bool]:
-    """Write the rows that changed, or all. Return their files with the batch, and whether they are all rows."""
+    """Write the rows that changed, or all. Return their files with the batch, and whether they are all rows. A view
+    without deletion vectors is written whole if a row may have changed, or if it is as of a later time.
+    """
     if not whole:
         try:
-            return *_write_changed(table, opened, batch, run, searches=searches), False
+            later, rows = _changed_rows(table, opened, batch)
+            if opened.has_vectors:
+                return _write_changed(table, opened, rows, run, searches=searches), later, False
+            if not rows and opened.last and later.as_of >= opened.last.batch.as_of:
+                return PlacedFiles(), later, False
         except (_Whole, TooLate, Unreadable, FileNotFoundError) as e:
             if opened.before.files:
                 _log.info("%s: the view is written whole: %s", table.name, e)
@@ -211,30 +194,6 @@ def _commit(table: LakeTable, opened: _Opened, batch: EventBatch, change: TableC
     return packed
 
 
-def _has_present_rows(table: LakeTable, opened: _Opened) -> bool:
-    """Return whether a view without deletion vectors has the present rows: since it was written, no change came, no
-    column was added or dropped, and nothing expired.
-    """
-    before, changes, last = opened.before, opened.changes, opened.last
-    if last is None or before.has_vectors or not VIEW.is_ours(before):
-        return False
-    if last.batch.generation != generation_of(changes) or created_of(before) != created_of(changes):
-        return False
-    if not table.changes.has_commit(last.changes, changes):
-        return False
-    if last.changes.version != changes.version and moved_on(table, last) is None:
-        return False
-    now = as_of_next(last, time_of_lake(table))
-    if now < last.batch.as_of:
-        return False
-    # With the data that lived then, expired since, and was dropped.
-    waiting = pending(table, changes, opened.state)
-    held = StateFiles(table, opened.state, last.batch.as_of).all_contents(waiting).values()
-    sources = [source for each in held for source in each.sources]
-    expires_at = next_expiry(sources, last.batch.as_of // 1_000_000, table.cache)
-    return expires_at is None or expires_at > now // 1_000_000
-
-
 @contextmanager
 def _logged(table: LakeTable) -> Iterator[None]:
     """Log why files cannot be deleted, as in a store that refuses this. The view continues, and the files stay."""
@@ -245,10 +204,8 @@ def _logged(table: LakeTable) -> Iterator[None]:
         _log.warning("%s: what its view has replaced cannot be deleted: %s", table.name, reason_of(e))
 
 
-def _write_changed(
-    table: LakeTable, opened: _Opened, batch: EventBatch, run: Runner, *, searches: bool
-) -> tuple[PlacedFiles, EventBatch]:
-    """Write the rows that changed since the last refresh; return it with the batch, as of the time of `as_of_next`.
+def _changed_rows(table: LakeTable, opened: _Opened, batch: EventBatch) -> tuple[EventBatch, list[ChangedRows]]:
+    """Return the batch, as of the time of `as_of_next`, with the rows that may have changed since the last refresh.
 
     Raises:
         _Whole: all rows must be written.
@@ -259,7 +216,10 @@ def _write_changed(
         raise _Whole("it was not written with deletion vectors")
     if last.batch.generation != batch.generation or created_of(before) != created_of(opened.changes):
         raise _Whole("the table began a generation")
-    if unknown := [file for file in before.files if not is_placed(file)]:
+    if before.has_vectors and not opened.has_vectors:
+        raise _Whole("lake.view was another")
+    unknown = [file for file in before.files if not is_placed(file)] if opened.has_vectors else []
+    if unknown:
         raise _Whole(
             f"the rows of {unknown[0].path} have no places: lake.view was another, or another program wrote it"
         )
@@ -269,8 +229,17 @@ def _write_changed(
     rows = next_rows(table, last, opened.state, opened.changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")
+    return batch, rows
+
+
+def _write_changed(
+    table: LakeTable, opened: _Opened, rows: Iterable[ChangedRows], run: Runner, *, searches: bool
+) -> PlacedFiles:
+    """Write the rows that changed since the last refresh. Raise `_Whole` if the view lacks some of their old versions,
+    or an error as `_changed_rows`.
+    """
     storage, cache = table.view.storage, table.cache
-    tasks = [Refresh(each, _files_of(before, each.bucket), storage, cache, searches) for each in rows]
+    tasks = [Refresh(each, _files_of(opened.before, each.bucket), storage, cache, searches) for each in rows]
     done: list[PlacedFiles] = []
     # Of tasks that ended before one failed, too.
     with deleted_if_refused(table.view.storage, (file for each in done for file in each.files)):
@@ -279,7 +248,7 @@ def _write_changed(
         marked = sum(map(len, found.marks.values()))
         if marked != found.gone:
             raise _Whole(f"it has {marked} of the {pluralize(found.gone, 'row')} that were changed or removed")
-    return found, batch
+    return found
 
 
 def _files_of(version: TableVersion, bucket: int) -> tuple[DataFile, ...]:
