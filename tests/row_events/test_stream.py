@@ -27,7 +27,7 @@ from tests.support.made import SCHEMA, add, cell, new_table, rewrite, settings_a
 from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
 from writetime.delta import buckets
-from writetime.delta.bucketed_table import Conflict
+from writetime.delta.bucketed_table import BucketedTable, Conflict
 from writetime.delta.parquet import WrittenFile
 from writetime.delta.table_changes import TableChange
 from writetime.lake import packing, retention, state, views
@@ -160,7 +160,7 @@ def test_a_killed_batch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(stream.BucketedTable, "commit", killed)
+        patched.setattr(BucketedTable, "commit", killed)
         with pytest.raises(Killed):
             stream.extend(table, SECOND)
     add(table, [write(i, 1, 7, v="c") for i in range(5, 15)], 3)

@@ -161,7 +161,7 @@ class TablePipeline:
         if publisher is None:
             return
         try:
-            publisher.close()
+            publisher.record()
         except Exception as e:
             # The next publisher reads its position from Kafka.
             log.warning("%s: the position of the publisher is not recorded in the lake: %s", self.name, reason_of(e))

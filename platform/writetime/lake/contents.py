@@ -6,7 +6,6 @@ cover only a *late* write, whose write time is not after the horizon. So waiting
 dropped entries at the places of their late writes, and then with the levels.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,14 +115,9 @@ class BucketContents:
 
 def combined(found: Sequence[BucketContents]) -> BucketContents:
     """Return the content of several buckets of a table."""
-    levels, changes, dropped = (
-        tuple(itertools.chain.from_iterable(each))
-        for each in (
-            (one.levels for one in found),
-            (one.waiting.changes for one in found),
-            (one.waiting.dropped for one in found),
-        )
-    )
+    levels = tuple(source for one in found for source in one.levels)
+    changes = tuple(source for one in found for source in one.waiting.changes)
+    dropped = tuple(source for one in found for source in one.waiting.dropped)
     return BucketContents(levels, replace(found[0].waiting, changes=changes, dropped=dropped))
 
 

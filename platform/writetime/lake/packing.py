@@ -130,8 +130,7 @@ def pack_folded(table: LakeTable, run: Runner = map, most_new: int = _MOST_NEW) 
 
 def _known(files: Sequence[DataFile], version: TableVersion) -> list[DataFile]:
     """Return those of these files that a version has."""
-    paths = {file.path for file in version.files}
-    return [file for file in files if file.path in paths]
+    return [file for file in files if file.path in version.by_path]
 
 
 def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], version: int, run: Runner) -> int:

@@ -73,11 +73,10 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
         return 0
     changes = table.changes.load()
     schema = table.schema(changes)
-    known = {f.path for f in used.files}
     old = {
         bucket: some
         for bucket, files in changes.by_folder.items()
-        if (some := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]))
+        if (some := levels_to_fold([f for f in files if f.path in used.by_path and f.added_at <= instant]))
     }
     if not old:
         return 0

@@ -229,13 +229,12 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     tasks = [_Drop(task, horizon) for task in _tasks(table, storage, chosen, schema)]
     merged = [file for files in run(_Drop.run, tasks) for file in files]
     merged += _merged(table, storage, others, schema, run)
-    known = {file.path for file in state.files}
     dropped = [DataFile(f.path, f.bucket, f.rows, f.size, 0) for f in merged if is_dropped(f.path)]
     for _ in range(ATTEMPTS):
         now = table.state.load()
         if any(now.transaction(name) != state.transaction(name) for name in (HORIZON, GENERATION, CREATED, _REBUILT)):
             break
-        added = [file for file in levels_of(now) if file.path not in known] if dropped else []
+        added = [file for file in levels_of(now) if file.path not in state.by_path] if dropped else []
         gone = [file for file in now.files if file.path in removed] + added
         levels = merged + (_merged_late(table, now, added, dropped, horizon) if added else [])
         also = {FOLDED: folded_version(now) or 0, HORIZON: horizon}

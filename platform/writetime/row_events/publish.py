@@ -281,7 +281,7 @@ class EventPublisher(Sender):
             # The call before may have recorded its position, without the last batch, and left no event to this one.
             self._table = table
         if self.is_record_due or (had_more and not self.has_more):
-            self._record()
+            self.record()
         return count
 
     def __enter__(self) -> "EventPublisher":
@@ -289,11 +289,7 @@ class EventPublisher(Sender):
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
         if fault is None:
-            self.close()
-
-    def close(self) -> None:
-        """Record the position in the lake."""
-        self._record()
+            self.record()
 
     def _start(self, table: LakeTable, stream: TableVersion) -> Reached:
         """Return the position in the stream to continue from. Raise `WritetimeError` if the topic has batches that the
@@ -338,7 +334,7 @@ class EventPublisher(Sender):
         table.row_events.append([], self._record_name, done, {PUBLISHED: done})
         return Reached(done + 1, 0)
 
-    def _record(self) -> None:
+    def record(self) -> None:
         """Record in the lake the last batch that the topic has completely."""
         if self._table is not None:
             assert self._published is not None
@@ -468,7 +464,7 @@ class EventPublisher(Sender):
 
 
 def _parts(
-    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached, limits: PartLimits
+    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached, limits: PartLimits = _LIMITS
 ) -> Iterator[tuple[Reached, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it. The base counts as the
     batch 0: its events are not in the order of their batches.
