@@ -53,20 +53,17 @@ def conditions_of(where: str, partition_key: list[str]) -> Conditions:
     """Return the bounds that a condition sets on columns; nothing if it cannot be parsed. `partition_key` has the
     folded names of the columns that `token` is called with.
     """
-    tree = _parsed(where)
-    found = Conditions()
-    bounds: dict[str, list[ColumnBounds]] = {}
-    for part in _conjunction(tree) if tree else ():
-        if (allowed := _allowed(part)) is not None:
-            found.allowed[allowed[0]] = allowed[1]
+    allowed: dict[str, tuple[Literal, ...]] = {}
+    bounds: dict[str, ColumnBounds] = {}
+    tree = _statement(where)
+    for part in _conjunction(tree["statements"][0]["node"]["where_clause"]) if tree else ():
+        allowed.update(_allowed(part))
         for name, each in _bounds(part, partition_key):
-            bounds.setdefault(name, []).append(each)
-    for name, several in bounds.items():
-        # One bound of each side is enough: a literal's type is known only later, so bounds cannot be compared here.
-        lows, highs = ([getattr(b, side) for b in several if getattr(b, side)] for side in ("low", "high"))
-        found.bounds[name] = ColumnBounds(lows[0] if lows else None, highs[0] if highs else None)
-    tokens = found.bounds.pop(f"{TOKEN}()", None)
-    return Conditions(found.allowed, found.bounds, tokens)
+            # One bound of each side is enough: a literal's type is known only later, so bounds cannot be compared here.
+            first = bounds.get(name, ColumnBounds())
+            bounds[name] = ColumnBounds(first.low or each.low, first.high or each.high)
+    tokens = bounds.pop(f"{TOKEN}()", None)
+    return Conditions(allowed, bounds, tokens)
 
 
 @functools.cache
@@ -136,13 +133,8 @@ def _replace_tokens(node: Any, partition_key: list[str], name: str) -> int:
     return count
 
 
-def _parsed(where: str) -> Any:
-    """Return DuckDB's syntax tree of a condition; None if it is not one, or more than one."""
-    tree = _statement(where)
-    return None if tree is None else tree["statements"][0]["node"]["where_clause"]
-
-
 def _statement(where: str) -> Any:
+    """Return DuckDB's syntax tree of a query with a condition; None if it is not a condition, or more than one."""
     import duckdb
 
     found = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {where}"]).fetchone()
@@ -160,8 +152,8 @@ def _conjunction(condition: Any) -> list[Any]:
     return [part for child in condition["children"] for part in _conjunction(child)]
 
 
-def _allowed(condition: Any) -> tuple[str, tuple[Literal, ...]] | None:
-    """Return a column, and the literals that it may equal."""
+def _allowed(condition: Any) -> dict[str, tuple[Literal, ...]]:
+    """Return a column, and the literals that it may equal, if the condition names these."""
     if condition["type"] == "COMPARE_EQUAL":
         column, literal = condition["left"], condition["right"]
         if column["class"] != "COLUMN_REF":
@@ -170,10 +162,10 @@ def _allowed(condition: Any) -> tuple[str, tuple[Literal, ...]] | None:
     elif condition["type"] == "COMPARE_IN":
         column, *literals = condition["children"]
     else:
-        return None
-    values = [_literal(each) for each in literals]
+        return {}
+    values = [value for each in literals if (value := _literal(each)) is not None]
     name = _column(column)
-    return None if name is None or None in values else (name, tuple(v for v in values if v))
+    return {} if name is None or len(values) < len(literals) else {name: tuple(values)}
 
 
 def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, ColumnBounds]]:

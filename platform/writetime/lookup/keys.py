@@ -5,10 +5,10 @@ condition.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from writetime.changes.position import AFTER, BEFORE, position_encoder
@@ -74,21 +74,18 @@ def places_of_condition(conditions: Conditions, schema: TableSchema) -> KeyRange
     prefix: list[Column] = []
     for column in schema.clustering:
         values = _allowed(conditions, column)
-        if values is None or np.prod([len(found) for found in allowed.values()]) * len(values) > _MOST:
+        if values is None or math.prod(map(len, allowed.values())) * len(values) > _MOST:
             break
         allowed[label(column)] = values
         prefix.append(column)
-    if np.prod([len(found) for found in allowed.values()]) > _MOST:
+    if math.prod(map(len, allowed.values())) > _MOST:
         return _range_of(conditions.tokens)
     rows = list(itertools.product(*allowed.values()))
     columns = [*schema.partition_key, *prefix]
     arrays = [pa.array([row[i] for row in rows], arrow_type(column.type)) for i, column in enumerate(columns)]
-    bounds = conditions.bounds.get(fold(label(schema.clustering[len(prefix)]))) if _has_next(schema, prefix) else None
+    following = schema.clustering[len(prefix) :]
+    bounds = conditions.bounds.get(fold(label(following[0]))) if following else None
     return _places(pa.table(arrays, list(allowed)), prefix, bounds, schema)
-
-
-def _has_next(schema: TableSchema, prefix: Sequence[Column]) -> bool:
-    return len(prefix) < len(schema.clustering)
 
 
 def _range_of(bounds: ColumnBounds | None) -> TokenRange | None:
@@ -134,7 +131,8 @@ def _places(keys: pa.Table, prefix: Sequence[Column], bounds: ColumnBounds | Non
         for columns in (schema.partition_key, prefix)
     )
     encode = position_encoder(schema.clustering)
-    low, high = _ends(bounds, schema.clustering[len(prefix)]) if _has_next(schema, prefix) else ([], [])
+    following = schema.clustering[len(prefix) :]
+    low, high = _ends(bounds, following[0]) if following else ([], [])
     found: list[tuple[bytes, bytes, bytes]] = []
     for i in range(keys.num_rows):
         key, values = [values[i] for values in partition], [values[i] for values in clustering]

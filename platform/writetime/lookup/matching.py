@@ -23,11 +23,9 @@ _OF_NUMBERS = ("decimal", "varint")
 
 
 def keys_table(keys: Sequence[Mapping[str, Any]], schema: TableSchema) -> pa.Table:
-    """Return keys, of which there is at least one, as columns of a view.
-
-    Raises:
-        WritetimeError: the keys name other columns than the table has, or not all the same; a value has another type
-            than its column; or they are a single key, and not a sequence of keys.
+    """Return keys, of which there is at least one, as columns of a view. Raises `WritetimeError` if the keys name other
+    columns than the table has, or not all the same; a value has another type than its column; or they are a single key,
+    and not a sequence of keys.
     """
     if isinstance(keys, Mapping):
         raise WritetimeError(f"{schema.full_name}: the keys are one key; give a list of keys, such as [{keys!r}]")
