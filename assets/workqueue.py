@@ -31,8 +31,8 @@ from pyspark.sql import functions as F
 
 from writetime.core.counts import pluralize
 from writetime.core.handlers import load_handler
-from writetime.workqueue import audit, completed, spark_workers
-from writetime.workqueue.inspect import looking, worker_faults
+from writetime.workqueue import completed, spark_workers
+from writetime.workqueue.inspect import inspecting, worker_faults
 from writetime.workqueue.items import ItemPartition
 from writetime_dagster.assets.automation import asset_job, is_under_way, on_schedule, sensor_of, step_job
 from writetime_dagster.assets.builders import check_of, observed_asset, written_asset
@@ -61,8 +61,8 @@ _AGAIN_SECONDS = 3600.0
 )
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe the depth of the queues, the age of their oldest item, and their dead items."""
-    with looking(database.settings) as look:
-        found, faults = for_each_queue(look.queues(), look.state)
+    with inspecting(database.settings) as inspector:
+        found, faults = for_each_queue(inspector.queues(), inspector.state)
     states = list(found.values())
     return ObserveResult(
         metadata={
@@ -86,8 +86,8 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
 )
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
-    with audit.auditing(database.settings) as opened:
-        found, faults = for_each_queue(opened.queues(), opened.account)
+    with inspecting(database.settings) as inspector:
+        found, faults = for_each_queue(inspector.queues(), inspector.account)
     accounts = found.values()
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return from_faults(
@@ -148,16 +148,13 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     duplicates, and the cost grows with the new items. Spark starts only if there are such buckets.
     """
     written = _written(lake)
-    places = []
-    with audit.auditing(database.settings) as opened:
-        now = opened.now()
+    places: list[ItemPartition] = []
+    with inspecting(database.settings) as inspector:
+        now = inspector.now()
         # No item is completed before its bucket has begun.
-        found, faults = for_each_queue(opened.queues(), lambda name: opened.buckets(name, now))
-    for name, rows_of_queue in found.items():
-        for row in rows_of_queue:
-            place = ItemPartition(name, row.shard, row.bucket)
-            if row.closed is None or written.get(place, 0) <= row.closed:
-                places.append(place)
+        found, faults = for_each_queue(inspector.queues(), lambda name: inspector.buckets(name, now))
+    for buckets in found.values():
+        places += [at for at, closed in buckets.items() if closed is None or written.get(at, 0) <= closed]
     count = 0
     unread: dict[ItemPartition, str] = {}
     if places:
@@ -196,9 +193,9 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 )
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
     """Compare the table of the lake with all states."""
-    have = audit.in_lake(lake.settings, COMPLETED_TABLE)
-    with audit.auditing(database.settings) as opened:
-        answers, faults = for_each_queue(opened.queues(), lambda name: opened.compare(name, have))
+    have = completed.in_lake(lake.settings, COMPLETED_TABLE)
+    with inspecting(database.settings) as inspector:
+        answers, faults = for_each_queue(inspector.queues(), lambda name: inspector.compare(name, have))
     found = list(answers.values())
     differing = [place for brought in found for place in brought.differing]
     return from_faults(
@@ -313,11 +310,11 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
     """
     own = database.settings.workqueue
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
-    with looking(database.settings) as look:
-        ages, faults = for_each_queue(look.queues(), look.oldest_seconds)
+    with inspecting(database.settings) as inspector:
+        ages, faults = for_each_queue(inspector.queues(), inspector.oldest_seconds)
         # Items that become due much later are never stuck, but they count for the depth.
         depths, more = for_each_queue(
-            [name for name in ages if name in bounds], lambda name: look.unfinished(name).depth
+            [name for name in ages if name in bounds], lambda name: inspector.unfinished(name).depth
         )
     return (
         {name: round(age, 1) for name, age in ages.items() if age > own.stuck_seconds},

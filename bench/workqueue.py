@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 
 import click
@@ -38,8 +39,7 @@ from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.workqueue import Enqueuer, Item, NewItem, Worker
-from writetime.workqueue.hints import Hint, KafkaHint
-from writetime.workqueue.items import millis
+from writetime.workqueue.hints import KafkaHint
 
 Work = Callable[[Settings, str, int], None]
 
@@ -122,7 +122,8 @@ def written(session: Session, settings: Settings, name: str) -> tuple[int, float
     else:
         table, parts = "queue_state", []
         for row in session.execute(f"SELECT shard, bucket FROM {keyspace}.queue_buckets WHERE queue = %s", [name]):
-            parts.append(f"queue = '{name}' AND shard = {row.shard} AND bucket = {millis(row.bucket)}")
+            bucket = round(row.bucket.replace(tzinfo=UTC).timestamp() * 1000)
+            parts.append(f"queue = '{name}' AND shard = {row.shard} AND bucket = {bucket}")
     completed, claims, completions = 0, list[int](), list[int]()
     for part in parts:
         columns = "status, writetime(attempts) AS claimed, writetime(status) AS done"
@@ -160,7 +161,7 @@ def statements(settings: Settings) -> int:
 
 
 @contextmanager
-def working(settings: Settings, queue: str, handler: Callable, hint: Hint | None = None) -> Iterator[None]:
+def working(settings: Settings, queue: str, handler: Callable, hint: KafkaHint | None = None) -> Iterator[None]:
     """Run a worker in a thread during a `with` block."""
     stop = threading.Event()
     thread = threading.Thread(target=Worker(settings, {queue: handler}, hint).run, args=(stop,))
@@ -172,7 +173,7 @@ def working(settings: Settings, queue: str, handler: Callable, hint: Hint | None
         thread.join()
 
 
-def measure_latency(settings: Settings, count: int, hint: Hint | None = None) -> tuple[float, float]:
+def measure_latency(settings: Settings, count: int, hint: KafkaHint | None = None) -> tuple[float, float]:
     """Return the median and the 99th percentile of the time from the acknowledgement to the handler, in ms."""
     queue, begun = f"latency-{uuid.uuid4().hex[:8]}", dict[int, float]()
 

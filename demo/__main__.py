@@ -30,7 +30,7 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.followed_tables import cdc_statement, followed_tables
 from writetime.runtime import jars
 from writetime.servers.process import port_answers
-from writetime.workqueue.audit import auditing
+from writetime.workqueue.inspect import inspecting
 from writetime_dagster.assets.backfill import token_ranges
 from writetime_dagster.assets.replay import RANGE_END, RANGE_START
 from writetime_dagster.resources import KafkaResource
@@ -174,7 +174,7 @@ def _run(
             with step("storing the events that an earlier run left"):
                 _ingest_all(settings, dagster)
         rows_before = _count_rows(settings)
-        with auditing(settings) as audit:
+        with inspecting(settings) as audit:
             since = audit.now()
         programs.wait_for_ingress(settings, ingress, log_file)
         with step(f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"):

@@ -23,12 +23,12 @@ from demo import dataset
 from demo.enrichment import ENRICHED
 from demo.published import QUEUE
 from writetime.clients.database import connect
+from writetime.clients.prepared_statements import driver_faults_named
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import cdc_option
 from writetime.replay import Batch, Subscriber
-from writetime.replay.batches import named
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 
@@ -171,7 +171,7 @@ class Board:
             for flights in days.values()
             for i in range(0, len(flights), _FLIGHTS_AT_ONCE)
         ]
-        with named("the board"):
+        with driver_faults_named("the board"):
             execute_concurrent(self._session, [(write, None) for write in writes], _IN_FLIGHT)
         self.flights += len(batch.items)
 

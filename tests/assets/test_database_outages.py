@@ -11,7 +11,7 @@ from cassandra.cluster import NoHostAvailable, ResponseFuture
 from cassandra.connection import ConnectionException
 from dagster import RetryRequested
 
-from writetime.replay import batches
+from writetime.clients.prepared_statements import driver_faults_named
 from writetime.workqueue import statements
 from writetime_dagster.assets.failures import ToCorrect, retry_if_transient
 
@@ -32,7 +32,7 @@ def in_a_work_queue(error: Exception) -> None:
 
 
 def in_a_replay_queue(error: Exception) -> None:
-    with batches.named("the replay queues"):
+    with driver_faults_named("the replay queues"):
         raise error
 
 

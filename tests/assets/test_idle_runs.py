@@ -22,8 +22,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.view.refreshing import refresh
-from writetime.workqueue import audit
-from writetime.workqueue.queue_tables import BucketRow
+from writetime.workqueue.items import ItemPartition
 from writetime_dagster.assets import changes, ingest, row_events, workqueue
 from writetime_dagster.assets import views as view_assets
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
@@ -144,11 +143,11 @@ def test_no_new_dead_letter_needs_no_session_and_no_row(
 class Queues:
     """The buckets of a queue in the database, whose time is 1,000."""
 
-    def __init__(self, *rows: BucketRow) -> None:
-        self.rows = rows
+    def __init__(self, place: ItemPartition, closed: int | None) -> None:
+        self.place, self.closed = place, closed
 
     @contextmanager
-    def auditing(self, _settings: Settings) -> Iterator["Queues"]:
+    def inspecting(self, _settings: Settings) -> Iterator["Queues"]:
         yield self
 
     def queues(self) -> list[str]:
@@ -157,26 +156,26 @@ class Queues:
     def now(self) -> int:
         return 1_000
 
-    def buckets(self, queue: str, until: int) -> list[BucketRow]:
-        return [row for row in self.rows if row.bucket <= until]
+    def buckets(self, queue: str, until: int) -> dict[ItemPartition, int | None]:
+        return {self.place: self.closed} if self.place.bucket <= until else {}
 
 
 @pytest.mark.parametrize(
-    ("row", "works"),
-    [
-        (BucketRow(bucket=0, shard=1, closed=500), False),
-        (BucketRow(bucket=0, shard=1, closed=700), True),
-        (BucketRow(bucket=0, shard=1, closed=None), True),
-        (BucketRow(bucket=0, shard=2, closed=500), True),
-        (BucketRow(bucket=1_001, shard=1, closed=None), False),
-    ],
+    ("shard", "bucket", "closed", "works"),
+    [(1, 0, 500, False), (1, 0, 700, True), (1, 0, None, True), (2, 0, 500, True), (1, 1_001, None, False)],
     ids=["in the lake", "closed since", "open", "not in the lake", "not begun"],
 )
 def test_only_buckets_that_may_have_new_items_need_a_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[object], row: BucketRow, works: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    starts: list[object],
+    shard: int,
+    bucket: int,
+    closed: int | None,
+    works: bool,
 ) -> None:
     monkeypatch.setenv("WRITETIME_LAKE__PATH", str(tmp_path))
-    monkeypatch.setattr(audit, "auditing", Queues(row).auditing)
+    monkeypatch.setattr(workqueue, "inspecting", Queues(ItemPartition("mails", shard, bucket), closed).inspecting)
     rows = pa.table({"queue": ["mails"], "bucket": [0], "shard": pa.array([1], pa.int32()), "read_at": [600]})
     without_rows(tmp_path / workqueue.COMPLETED_TABLE, rows, {}, ["queue", "bucket", "shard"])
     assert run(workqueue.completed_events) == ([] if works else [True])

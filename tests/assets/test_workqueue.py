@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
-from writetime.workqueue import Enqueuer, Item, NewItem, Worker, audit, completed
-from writetime.workqueue.audit import Audit, InLake
+from writetime.workqueue import Enqueuer, Item, NewItem, Worker, completed
+from writetime.workqueue.inspect import InLake, QueueInspector
 from writetime.workqueue.items import ItemPartition
 from writetime.workqueue.queue_tables import QueueTables
 from writetime_dagster.assets import workqueue
@@ -155,12 +155,12 @@ def compared_with_the_lake() -> tuple[bool, list[Any]]:
 
 def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing item may still arrive while its bucket is open; a surplus item is an error at once."""
-    have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
+    have = completed.in_lake(settings, workqueue.COMPLETED_TABLE)
     # A run reads only the table's log.
     assert workqueue._written(RESOURCES["lake"]) == {place: found.read_at for place, found in have.items()}
     lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
     with monkeypatch.context() as patch:
-        patch.setattr(audit, "in_lake", lambda *_: lacking)
+        patch.setattr(completed, "in_lake", lambda *_: lacking)
         assert compared_with_the_lake() == (True, [COMPLETED, COMPLETED - len(have), len(have), 0])
         buckets = f"{settings.cassandra.keyspace}.queue_buckets"
         close = f"UPDATE {buckets} SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
@@ -169,7 +169,7 @@ def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.M
                 session.execute(close, place)
         assert compared_with_the_lake() == (False, [COMPLETED, COMPLETED - len(have), 0, len(have)])
         more = {place: InLake(found.items + 1, 0) for place, found in have.items()}
-        patch.setattr(audit, "in_lake", lambda *_: more)
+        patch.setattr(completed, "in_lake", lambda *_: more)
         assert compared_with_the_lake() == (False, [COMPLETED, COMPLETED + len(have), 0, len(have)])
 
 
@@ -282,7 +282,7 @@ def test_a_queue_that_cannot_be_copied_fails_a_check(
 ) -> None:
     """The items of the others are in the lake."""
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setattr(Audit, "buckets", failing_for_broken(Audit.buckets))
+    monkeypatch.setattr(QueueInspector, "buckets", failing_for_broken(QueueInspector.buckets))
     enqueue_to("broken", "sound")
     Worker(settings, {"sound": handle}).run(until_idle=True)
     result = materialize([workqueue.completed_events], resources=RESOURCES)

@@ -14,10 +14,10 @@ import pytest
 
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.replay import Publisher, Subscriber, lag
-from writetime.replay.batches import UnknownBatchWrite
 from writetime.replay.coordination import Moved
 
 pytestmark = pytest.mark.long
@@ -144,7 +144,7 @@ def test_a_handler_whose_code_does_not_run_completes_no_batch(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "error", [UnknownBatchWrite("mine"), Moved("mine"), StopIteration(), GeneratorExit(), SystemExit(0)]
+    "error", [UnknownWrite("mine"), Moved("mine"), StopIteration(), GeneratorExit(), SystemExit(0)]
 )
 def test_an_error_of_a_handler_ends_the_run(published: Settings, queue: str, error: BaseException) -> None:
     def handle(_: Any) -> None:

@@ -12,10 +12,11 @@ from kazoo.client import KazooClient
 from tests.replay.pausing import pausable
 from tests.replay.processing import done
 from writetime.clients import database
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.replay import Effects, Publisher, Subscriber, replay
-from writetime.replay.batches import Batches, UnknownBatchWrite
+from writetime.replay.batches import Batches
 from writetime.replay.blocks import MAX_ITEM_BYTES
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def test_a_stop_ends_the_retries_of_effects(
         tries.append(1)
         if len(tries) == 3:
             stop.set()
-        raise UnknownBatchWrite("no answer")
+        raise UnknownWrite("no answer")
 
     began = time.monotonic()
     with monkeypatch.context() as down, Subscriber(replay_settings, queue, "p") as subscriber:

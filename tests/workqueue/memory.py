@@ -11,13 +11,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.workqueue.enqueue import AsyncEnqueuer
 from writetime.workqueue.items import Entry, ItemPartition, Status
 from writetime.workqueue.queue_tables import (
     END_OF_TIME,
     PAGE_ROWS,
-    BucketRow,
     DeadItem,
     ItemUpdate,
     QueueTables,
@@ -25,7 +25,6 @@ from writetime.workqueue.queue_tables import (
     StateRow,
     Statics,
 )
-from writetime.workqueue.statements import UnknownItemWrite
 
 _T = TypeVar("_T")
 
@@ -95,7 +94,7 @@ class MemoryTables(QueueTables):
                 loop.call_later(rng.uniform(0.01, 3), act)
             await asyncio.sleep(rng.uniform(0.05, 0.5))
             await self._travel()
-            raise UnknownItemWrite("no answer")
+            raise UnknownWrite("no answer")
         answer = act()
         await self._travel()
         return answer
@@ -151,10 +150,10 @@ class MemoryTables(QueueTables):
         rows = self._db.items.get(place, {})
         return sorted((i, e) for i, e in rows.items() if after < i < before) if rows else []
 
-    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
-        def act() -> list[BucketRow]:
-            found = [BucketRow(b, s, c) for (q, b, s), c in sorted(self._db.registry.items()) if q == queue]
-            return [row for row in found if since <= row.bucket <= until]
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> dict[ItemPartition, int | None]:
+        def act() -> dict[ItemPartition, int | None]:
+            found = sorted(self._db.registry.items())
+            return {ItemPartition(q, s, b): c for (q, b, s), c in found if q == queue and since <= b <= until}
 
         return await self._ask(act)
 
@@ -180,11 +179,11 @@ class MemoryTables(QueueTables):
         await self._ask(act)
 
     async def statics(self, place: ItemPartition) -> Statics:
-        return await self._ask(lambda: self._db.statics.get(place, Statics(None, None, None, None)))
+        return await self._ask(lambda: self._db.statics.get(place, Statics()))
 
     async def stamp(self, place: ItemPartition, epoch: int, *, before: int | None) -> bool:
         def act() -> bool:
-            old = self._db.statics.get(place, Statics(None, None, None, None))
+            old = self._db.statics.get(place, Statics())
             if old.epoch != before:
                 return False
             self._db.statics[place] = old._replace(epoch=epoch, op=0)
@@ -227,10 +226,10 @@ class MemoryTables(QueueTables):
         self._db.statics[place] = old._replace(op=op, floor=floor or old.floor)
         return True
 
-    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
-        def act() -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
+        def act() -> dict[UUID, StateRow]:
             rows = sorted(self._db.rows.get(place, {}).items())
-            return [StateRow(i, c.status, c.attempts or 0, c.due) for i, c in rows if i > after]
+            return {i: StateRow(c.status, c.attempts or 0, c.due) for i, c in rows if i > after}
 
         return await self._ask(act)
 
@@ -246,7 +245,7 @@ class MemoryTables(QueueTables):
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         def act() -> bool:
-            if self._db.shards.get(old.shard, ShardRow(old.shard, None, None, None)) != old:
+            if self._db.shards.get(old.shard, ShardRow(old.shard)) != old:
                 return False
             self._db.shards[old.shard] = ShardRow(old.shard, owner, (old.epoch or 0) + 1, 0)
             return True

@@ -10,7 +10,7 @@ import pytest
 from tests.workqueue.conftest import with_queue
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker
-from writetime.workqueue.audit import Account, Brought, InLake, auditing
+from writetime.workqueue.inspect import Account, Brought, InLake, inspecting
 from writetime.workqueue.items import ItemPartition
 from writetime.workqueue.queue_tables import QueueTables
 
@@ -40,9 +40,8 @@ def closed_bucket(settings: Settings, jobs: str) -> ItemPartition:
     with Enqueuer(own) as enqueuer:
         enqueuer.enqueue_many(jobs, [NewItem(n, key="k") for n in range(3)])
     assert Worker(own, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 3}
-    with auditing(settings) as audit:
-        [row] = audit.buckets(jobs)
-        place = ItemPartition(jobs, row.shard, row.bucket)
+    with inspecting(settings) as audit:
+        [place] = audit.buckets(jobs)
         asyncio.run(audit._tables.mark_bucket(place, audit.now(), before=None))
     return place
 
@@ -67,7 +66,7 @@ def test_an_item_that_dies_meanwhile_has_its_letter(
 
     with Enqueuer(queue_settings) as enqueuer:
         enqueuer.enqueue(jobs, 1)
-    with auditing(queue_settings) as audit:
+    with inspecting(queue_settings) as audit:
         with monkeypatch.context() as patch:
             after(read, die, patch)
             account = audit.account(jobs)
@@ -81,7 +80,7 @@ def test_a_bucket_that_is_dropped_meanwhile_lacks_nothing(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, read: str, *, whole: bool
 ) -> None:
     place = closed_bucket(queue_settings, jobs)
-    with auditing(queue_settings) as audit:
+    with inspecting(queue_settings) as audit:
         assert audit.account(jobs) == Account(3, 3, 0, 0, 0, 0)
         after(read, lambda tables: drop(tables, place, whole=whole), monkeypatch)
         found = audit.account(jobs)
@@ -94,7 +93,7 @@ def test_a_bucket_that_is_dropped_meanwhile_does_not_differ_from_the_lake(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, read: str, *, whole: bool
 ) -> None:
     place = closed_bucket(queue_settings, jobs)
-    with auditing(queue_settings) as audit:
+    with inspecting(queue_settings) as audit:
         have = {place: InLake(3, audit.now())}
         assert audit.compare(jobs, have) == Brought(3, 3, 0, [])
         assert audit.compare(jobs, {place: InLake(4, 0)}).differing == [place]

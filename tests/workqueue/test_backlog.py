@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from writetime.workqueue.backlog import Backlog
+from writetime.workqueue.backlog import Backlog, Rate, part
 from writetime.workqueue.items import Entry, IdMaker, ItemPartition
-from writetime.workqueue.limits import Rate, part
 
 PLACE = ItemPartition("q", 0, 0)
 

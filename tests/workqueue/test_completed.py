@@ -10,13 +10,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.workqueue.conftest import with_queue
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, NewItem, Worker, completed
-from writetime.workqueue.audit import auditing
-from writetime.workqueue.inspect import worker_faults
+from writetime.workqueue.inspect import inspecting, worker_faults
 from writetime.workqueue.items import ItemPartition
 from writetime.workqueue.queue_tables import CompletedItem, QueueTables
-from writetime.workqueue.statements import UnknownItemWrite
 
 pytestmark = pytest.mark.long
 
@@ -33,8 +32,8 @@ def places(queue_settings: Settings, jobs: str) -> list[ItemPartition]:
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(200)])
         enqueuer.enqueue(jobs, 201, delay_seconds=366 * 86_400)
     Worker(settings, {jobs: handle}).run(until_idle=True)
-    with auditing(settings) as audit:
-        return [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+    with inspecting(settings) as audit:
+        return list(audit.buckets(jobs))
 
 
 def test_a_bucket_is_read_in_batches(queue_settings: Settings, places: list[ItemPartition]) -> None:
@@ -68,8 +67,8 @@ def test_a_bucket_that_cannot_be_read_does_not_stop_the_others(
     assert {row["fault"] for of_place in rows[1:] for row in of_place} == {None}
     [fault] = [row for row in worker_faults(queue_settings) if row.queue == places[0].queue and row.worker == "lake"]
     assert (fault.place, fault.reason) == (f"shard 0, bucket {places[0].bucket}", "ValueError: injected")
-    error[0] = UnknownItemWrite("no answer")
-    with pytest.raises(UnknownItemWrite):
+    error[0] = UnknownWrite("no answer")
+    with pytest.raises(UnknownWrite):
         list(completed.read_place(queue_settings, places[0]))
 
 
@@ -82,8 +81,8 @@ def test_a_bucket_that_is_dropped_meanwhile_does_not_replace_its_items_in_the_la
     with Enqueuer(settings) as enqueuer:
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(250)])
     Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
-    with auditing(settings) as audit:
-        [place] = [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+    with inspecting(settings) as audit:
+        [place] = audit.buckets(jobs)
     original = QueueTables.completed
 
     async def drop(self: QueueTables, place: ItemPartition) -> AsyncIterator[CompletedItem]:

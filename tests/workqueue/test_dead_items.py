@@ -14,8 +14,8 @@ from tests.workqueue.working import until, until_stored, working
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
-from writetime.workqueue.audit import auditing
 from writetime.workqueue.dead_items import dead_letters
+from writetime.workqueue.inspect import inspecting
 from writetime.workqueue.items import first_id, time_of
 from writetime.workqueue.queue_tables import DeadItem, QueueTables
 
@@ -61,8 +61,8 @@ def test_a_redrive_that_continues_after_the_bucket_was_closed(
     assert other.redriven_as is None
     closed_at = time_of(named.redriven_as) + 4000
     done: list[Any] = []
-    with working(settings, {jobs: lambda item: done.append(item.payload)}), auditing(settings) as audit:
-        until_stored(lambda: all(row.closed is not None for row in audit.buckets(jobs)))
+    with working(settings, {jobs: lambda item: done.append(item.payload)}), inspecting(settings) as audit:
+        until_stored(lambda: None not in audit.buckets(jobs).values())
         # The bucket of the new name does not exist, and the others may have been closed before the name was made.
         until(lambda: time.time() * 1000 > closed_at)
         assert redrive(settings, jobs) == 2
@@ -159,5 +159,5 @@ def test_a_letter_counts_once_its_item_is_dead(queue_settings: Settings, jobs: s
     assert Worker(settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 2}
     assert inspect(settings, jobs).dead_letters == 106
     assert redrive(settings, jobs) == 106
-    with auditing(settings) as audit:
+    with inspecting(settings) as audit:
         assert audit.account(jobs).dead_without_letter == 0

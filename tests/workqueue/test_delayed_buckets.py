@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections import Counter
-from typing import Any
 from uuid import UUID
 
 from tests.workqueue.conftest import with_queue
@@ -12,7 +11,7 @@ from writetime.core.config import Settings
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.inspect import QueueInspector
 from writetime.workqueue.items import Item, ItemPartition
-from writetime.workqueue.queue_tables import END_OF_TIME, BucketRow, StateRow, Statics
+from writetime.workqueue.queue_tables import END_OF_TIME, StateRow, Statics
 from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
@@ -48,7 +47,7 @@ class Counting(MemoryTables):
         self.reads["statics"] += 1
         return await super().statics(place)
 
-    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
         self.reads["states"] += 1
         return await super().states(place, after)
 
@@ -63,7 +62,7 @@ class Counting(MemoryTables):
         finally:
             self._at_once -= 1
 
-    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> dict[ItemPartition, int | None]:
         rows = await super().buckets(queue, since, until)
         self.listed.append(len(rows))
         return rows
@@ -74,8 +73,8 @@ class Counting(MemoryTables):
 
     # The other tables that a worker reads when it looks for items.
 
-    async def letters(self, queue: str, shard: int) -> list[Any]:
-        return []
+    async def letters(self, queue: str, shard: int) -> dict[UUID, UUID | None]:
+        return {}
 
 
 async def fill(database: MemoryDatabase) -> None:

@@ -16,14 +16,12 @@ from tests.workqueue.working import states, until, until_stored, working
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue import completed, handling
-from writetime.workqueue.audit import auditing
+from writetime.workqueue import attempts, completed, faults
 from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
-from writetime.workqueue.faults import Pauses
-from writetime.workqueue.inspect import inspect, worker_faults
-from writetime.workqueue.items import ItemPartition, bucket_of, first_id, shard_of
+from writetime.workqueue.inspect import inspect, inspecting, worker_faults
+from writetime.workqueue.items import bucket_of, first_id, shard_of
 from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.reader import ItemReader
 from writetime.workqueue.runner import ShardRunner
@@ -126,8 +124,9 @@ def test_a_fault_of_one_shard_or_queue_does_not_stop_the_others(
         break_method(monkeypatch, owner, name, functools.partial(applies, queues[boundary]), times)
     faulty = {queues[name] for name in boundaries}
     done: set[Any] = set()
-    pauses = Pauses(retry_seconds=0.1, rest_seconds=3.0)
-    with working(settings, dict.fromkeys(queues.values(), lambda item: done.add(item.payload)), pauses=pauses):
+    monkeypatch.setattr(faults, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(faults, "REST_SECONDS", 3.0)
+    with working(settings, dict.fromkeys(queues.values(), lambda item: done.add(item.payload))):
         until(lambda: payloads - stopped <= done and all(len(times) > 1 for times in broken.values()))
         until_stored(lambda: faulty <= {row.queue for row in worker_faults(settings) if "Injected" in row.reason})
         for times in broken.values():
@@ -158,8 +157,9 @@ def test_a_worker_until_idle_never_counts_a_shard_that_it_gave_up_as_done(
     with Enqueuer(settings) as enqueuer:
         ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
     break_method(monkeypatch, ItemReader, "poll", lambda r: _place(jobs, r.partition.place), [1])
+    monkeypatch.setattr(faults, "RETRY_SECONDS", 0.1)
     with pytest.raises(WritetimeError, match=f"queue {jobs}, shard 0: Injected: poll"):
-        Worker(settings, {jobs: lambda item: None}, pauses=Pauses(retry_seconds=0.1)).run(until_idle=True)
+        Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
     assert states(settings, jobs).keys() == {i for i in ids if shard_of(None, i, SHARDS) == 1}
 
 
@@ -169,7 +169,7 @@ def test_results_and_errors_of_a_handler_affect_only_its_item(queue_settings: Se
             case "lone surrogate":
                 return "\ud800"
             case "too large":
-                return "x" * (handling.MAX_RESULT_BYTES + 1)
+                return "x" * (attempts.MAX_RESULT_BYTES + 1)
             case "no Unicode in the error":
                 raise ValueError("\ud800")
         return item.payload
@@ -226,8 +226,8 @@ def test_rows_that_no_code_of_ours_wrote_stop_nothing(
     assert sorted(done) == list(range(11))
     assert len(dead_letters(settings, jobs)) == 2
     assert redrive(settings, jobs) == 2
-    with auditing(settings) as audit:
-        places = [ItemPartition(jobs, row.shard, row.bucket) for row in audit.buckets(jobs)]
+    with inspecting(settings) as audit:
+        places = list(audit.buckets(jobs))
     read = completed.read(spark, settings, places)
     assert completed.faults(read) == {}
     rows = {row.item_id: row for row in completed.sound(read).collect()}

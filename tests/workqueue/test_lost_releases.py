@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, NewItem, Worker
-from writetime.workqueue.audit import auditing
+from writetime.workqueue.inspect import inspecting
 from writetime.workqueue.queue_tables import QueueTables
-from writetime.workqueue.statements import UnknownItemWrite
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
@@ -28,7 +28,7 @@ def test_they_are_repeated(
             lost.append((name, what))
             if is_applied:
                 await original(tables, queue, what)
-            raise UnknownItemWrite("OperationTimedOut")
+            raise UnknownWrite("OperationTimedOut")
 
         monkeypatch.setattr(QueueTables, name, release)
 
@@ -37,7 +37,7 @@ def test_they_are_repeated(
     with Enqueuer(queue_settings) as enqueuer:
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(20)])
     assert Worker(queue_settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 20}
-    with auditing(queue_settings) as audit:
+    with inspecting(queue_settings) as audit:
         shards = asyncio.run(audit._tables.shards(jobs))
         assert [row.owner for row in shards.values()] == [None] * 4
         assert asyncio.run(audit._tables.workers(jobs)) == []

@@ -16,8 +16,7 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
-from writetime.workqueue.items import ItemPartition, bucket_of, first_id, time_of
-from writetime.workqueue.partition import LAST_ID, NO_ID
+from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, bucket_of, first_id, time_of
 from writetime.workqueue.queue_tables import QueueTables
 
 pytestmark = pytest.mark.long
@@ -353,7 +352,7 @@ def test_items_of_several_pages_are_read_at_once(queue_settings: Settings, jobs:
 
     async def read(tables: QueueTables) -> list[UUID]:
         buckets = await tables.buckets(jobs)
-        items = [await tables.items(ItemPartition(jobs, row.shard, row.bucket), NO_ID, LAST_ID) for row in buckets]
+        items = [await tables.items(place, NO_ID, LAST_ID) for place in buckets]
         return [item.item_id for of_bucket in items for item in of_bucket]
 
     with database.connect(settings) as session:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.workqueue import faults
 from writetime.workqueue.enqueue import NewItem
-from writetime.workqueue.faults import Pauses
 from writetime.workqueue.items import Item, ItemPartition
 from writetime.workqueue.queue_tables import ItemUpdate
-from writetime.workqueue.statements import UnknownItemWrite
 from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
@@ -42,6 +42,11 @@ class Failing(MemoryTables):
         setattr(self, name, fail_first)
 
 
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "RETRY_SECONDS", 0.1)
+
+
 def settings(lease_seconds: float = 1.0) -> Settings:
     return with_queue(Settings(), QUEUE, {"shards": 2}, lease_seconds=lease_seconds)
 
@@ -57,8 +62,8 @@ async def fill(database: MemoryDatabase) -> None:
 async def drain(database: MemoryDatabase, tables: MemoryTables, lease_seconds: float = 1.0) -> Counter[str]:
     """Enqueue items, then work until idle."""
     await fill(database)
-    own, pauses = settings(lease_seconds).workqueue, Pauses(retry_seconds=0.1)
-    running = WorkerLoop(tables, own, {QUEUE: handle}, "w", pauses=pauses, coroutine_loop=asyncio.get_running_loop())
+    own = settings(lease_seconds).workqueue
+    running = WorkerLoop(tables, own, {QUEUE: handle}, "w", coroutine_loop=asyncio.get_running_loop())
     async with asyncio.timeout(300):
         return await running.serve(asyncio.Event(), until_idle=True)
 
@@ -66,7 +71,7 @@ async def drain(database: MemoryDatabase, tables: MemoryTables, lease_seconds: f
 @pytest.mark.parametrize("statement", ["items", "buckets", "statics", "queue", "now"])
 def test_a_database_that_does_not_answer_for_a_while_hides_no_items(statement: str) -> None:
     database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
-    tables = Failing(database, statement, UnknownItemWrite("no answer"), until=3.0)
+    tables = Failing(database, statement, UnknownWrite("no answer"), until=3.0)
     assert run_virtually(drain(database, tables)) == {"completed": ITEMS}
     assert tables.failed > 1
 
@@ -79,7 +84,7 @@ def test_a_queue_without_an_answer_does_not_delay_the_others() -> None:
 
         async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
             if name == "silent" and self.silent:
-                raise UnknownItemWrite("no answer")
+                raise UnknownWrite("no answer")
             return await super().queue(name, shards, bucket_seconds)
 
     async def work() -> int:

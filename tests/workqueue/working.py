@@ -10,7 +10,6 @@ from tests.support.waiting import wait_for
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Worker
-from writetime.workqueue.faults import PAUSES, Pauses
 
 
 def states(settings: Settings, *jobs: str) -> dict[UUID, Any]:
@@ -26,12 +25,10 @@ def states(settings: Settings, *jobs: str) -> dict[UUID, Any]:
 
 
 @contextmanager
-def working(
-    settings: Settings, handlers: dict[str, Any], count: int = 1, pauses: Pauses = PAUSES
-) -> Iterator[list[Worker]]:
+def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Iterator[list[Worker]]:
     """Run workers in threads while in the block, then end them gracefully."""
     stop = threading.Event()
-    workers = [Worker(settings, handlers, pauses=pauses) for _ in range(count)]
+    workers = [Worker(settings, handlers) for _ in range(count)]
     threads = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
     for thread in threads:
         thread.start()

@@ -21,7 +21,7 @@ from writetime.core.handlers import load_handler
 from writetime.core.logs import log_clients
 from writetime.core.signals import stopped_by_signal
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
-from writetime.replay.known_queues import require_queue
+from writetime.replay.batch_reading import require_queue
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from writetime.core.signals import stopped_by_signal
 from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
-from writetime.workqueue.inspect import looking
+from writetime.workqueue.inspect import inspecting
 from writetime.workqueue.items import instant
 from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.worker import Worker
@@ -56,10 +56,10 @@ def queue_group() -> None:
 def inspect_command(queue: str | None, letters: bool) -> None:
     """Show the state of one queue, or of all, as JSON lines."""
     settings = config.load()
-    with looking(settings) as look:
-        for name in look.queues() if queue is None else [queue]:
+    with inspecting(settings) as inspector:
+        for name in inspector.queues() if queue is None else [queue]:
             if not letters:
-                state = look.state(name)
+                state = inspector.state(name)
                 click.echo(json.dumps({"depth": state.depth, **asdict(state)}))
                 continue
             for letter in dead_items.dead_letters(settings, name):

@@ -1,15 +1,16 @@
 """Reads batches again, from any number or time, without touching any cursor."""
 
+import difflib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from writetime.clients.database import connect
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
-from writetime.replay.batches import Batch, Batches, DamagedBatch, Gone, NoBatch, Seal
-from writetime.replay.coordination import coordination
+from writetime.core.errors import WritetimeError
+from writetime.replay.batches import Batch, Batches, DamagedBatch, Gone, NoBatch, Seal, open_batches
+from writetime.replay.coordination import check_name, coordination
 
 log = logging.getLogger(__name__)
 
@@ -26,29 +27,37 @@ class BatchesReport:
     gone: int
 
 
+def require_queue(settings: Settings, queue: str) -> None:
+    """Return if a batch was published to a queue, or the settings name it. A queue begins with its first batch, so any
+    misspelt name is an empty queue: for such a name, this raises `WritetimeError`.
+    """
+    named = {*settings.replay.queues, *settings.replay.keep_days}
+    if check_name(queue, "queue") in named:
+        return
+    with open_batches(settings) as batches:
+        if batches.newest(queue):
+            return
+        similar = difflib.get_close_matches(queue, named | batches.queues(), n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"`writetime replay publish {queue}` does this"
+    raise WritetimeError(f"no batch was ever published to queue {queue}; {hint}")
+
+
 def replay(settings: Settings, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Batch]:
-    """Yield batches in order, by default all present ones.
-
-    Raises:
-        NoBatch: one was not published.
-        Gone: retention has deleted one.
-        DamagedBatch: one differs from its seal.
+    """Yield batches in order, by default all present ones. Raises `NoBatch` if one was not published, `Gone` if
+    retention has deleted one, and `DamagedBatch` if one differs from its seal.
     """
-    with connect(settings) as session:
-        batches = Batches(session, settings)
-        yield from batches.read_all(seals(batches, queue, first, last))
+    with open_batches(settings) as batches:
+        yield from batches.read_all(_seals(batches, queue, first, last))
 
 
-def seals(batches: Batches, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Seal]:
-    """Return the seals from one batch to another, by default of all present ones.
+def sealed(settings: Settings, queue: str, first: int, last: int) -> list[Seal]:
+    """Return the seals from one batch to another, without the items. Raises `NoBatch` and `Gone` as `replay`."""
+    with open_batches(settings) as batches:
+        return list(_seals(batches, queue, first, last))
 
-    Raises:
-        NoBatch: one was not published.
-        Gone: retention has deleted one.
-    """
-    head = batches.head(queue)
-    newest = head.n if head else 0
-    gone = batches.floor(queue).gone
+
+def _seals(batches: Batches, queue: str, first: int | None, last: int | None) -> Iterator[Seal]:
+    newest, gone = batches.newest(queue), batches.floor(queue).gone
     begin, end = gone + 1 if first is None else first, newest if last is None else last
     if gone and ((first or begin) <= gone or (last is not None and last <= gone)):
         raise Gone(queue, gone)
@@ -57,33 +66,19 @@ def seals(batches: Batches, queue: str, first: int | None = None, last: int | No
     return batches.between(queue, begin, end)
 
 
-def sealed(settings: Settings, queue: str, first: int, last: int) -> list[Seal]:
-    """Return the seals from one batch to another, without the items.
-
-    Raises:
-        NoBatch: one was not published.
-    """
-    with connect(settings) as session:
-        return list(seals(Batches(session, settings), queue, first, last))
-
-
 def extent(settings: Settings, queue: str) -> tuple[int, int]:
     """Return the numbers of the first and the newest existing batch, from the database, starting at ZooKeeper's number;
-    1 and 0 if there are none.
-
-    Raises:
-        NoBatch: ZooKeeper has a batch that the database does not have.
+    1 and 0 if there are none. Raises `NoBatch` if ZooKeeper has a batch that the database does not have.
     """
-    with connect(settings) as session:
+    with open_batches(settings) as batches:
         try:
             with coordination(settings, queue) as zookeeper:
                 hint = zookeeper.head()
         except NoZooKeeper as e:
             log.warning("queue %s: %s; the newest batch is read from the database", queue, e)
             hint = 0
-        batches = Batches(session, settings)
-        head = batches.head(queue, hint)
-        return batches.floor(queue).gone + 1, head.n if head else 0
+        newest = batches.newest(queue, hint)
+        return batches.floor(queue).gone + 1, newest
 
 
 def find_time(batches: Batches, queue: str, newest: int, at: datetime) -> int:
@@ -111,12 +106,10 @@ def check(settings: Settings, queue: str) -> BatchesReport:
     """
     faults: list[str] = []
     count = items = 0
-    with connect(settings) as session:
-        batches = Batches(session, settings)
-        head = batches.head(queue)
-        gone = batches.floor(queue).gone
+    with open_batches(settings) as batches:
+        newest, gone = batches.newest(queue), batches.floor(queue).gone
         try:
-            for seal in batches.between(queue, 1, head.n if head else 0):
+            for seal in batches.between(queue, 1, newest):
                 if seal.n <= gone:
                     continue
                 try:

@@ -32,13 +32,8 @@ _ROW_BYTES = 16 << 20
 def read(spark: SparkSession, settings: Settings, seals: Sequence[Seal], split_bytes: int = SPLIT_BYTES) -> DataFrame:
     """Return the items of consecutive batches of one queue; `position` is an item's place in its batch.
 
-    Each task reads about `split_bytes`, and compares every batch with its count and SHA-256. No cursor is touched.
-
-    Args:
-        spark: the session.
-        settings: the settings of the database.
-        seals: the seals of the batches, as `sealed` returns them.
-        split_bytes: bytes per task; a batch is never split.
+    `seals` are those of the batches, as `sealed` returns them. Each task reads about `split_bytes`, never a part of a
+    batch, and compares every batch with its count and SHA-256. No cursor is touched.
     """
     ranges = list(_ranges(seals, split_bytes))
     tasks = spark.createDataFrame(ranges, "queue string, first long, last long")

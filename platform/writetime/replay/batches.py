@@ -1,4 +1,4 @@
-"""The batches of a queue in the database, which decides which batches are published. `batch_statements` has the CQL.
+"""The batches of a queue in the database, which decides which batches are published.
 
 No write time comes from the clock of this machine:
 
@@ -15,9 +15,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -26,11 +27,11 @@ from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.query import BatchStatement, PreparedStatement
 
-from writetime.clients.database import DRIVER_FAULTS, is_without_answer, largest_mutation, timestamp_as_written
+from writetime.clients.database import connect, largest_mutation, timestamp_as_written
+from writetime.clients.prepared_statements import Statement, Statements, driver_faults_named
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
-from writetime.core.errors import Transient, WritetimeError
-from writetime.replay.batch_statements import PAGE, BatchStatements
+from writetime.core.errors import WritetimeError
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000
@@ -41,10 +42,15 @@ _AHEAD_BYTES = 64 << 20
 # The time after which the database's clock is read again.
 _CLOCK_SECONDS = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class UnknownBatchWrite(Transient):
-    """The database did not answer in time, or not at all: a write may have been applied."""
+_NEEDED_BY = "replay queues"
+# Seals that are read at once.
+_PAGE = 100
+_BLOCK_WRITE_TIME = 1
+_OF_BATCH = "queue = ? AND era = ? AND n"
+_OF_CHUNK = "queue = ? AND attempt = ? AND chunk = ?"
+# The columns of the fields of `Seal`, in their order.
+_COLUMNS = ("queue", "n", "attempt", "items", "bytes", "blocks", "sha256", "producer", "sequence", "published_at")
+_FIELDS = ", ".join(_COLUMNS)
 
 
 class NoBatch(WritetimeError):
@@ -112,22 +118,56 @@ class Batch:
         return self.seal.id
 
 
+class _BatchStatements(Statements):
+    needed_by = _NEEDED_BY
+
+    insert_block = Statement(
+        "INSERT INTO {}.replay_blocks (queue, attempt, chunk, idx, data) VALUES (?, ?, ?, ?, ?) "
+        f"USING TIMESTAMP {_BLOCK_WRITE_TIME}"
+    )
+    blocks = Statement("SELECT idx, data FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?")
+    seal = Statement(
+        f"INSERT INTO {{}}.replay_batches (era, {_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
+    )
+    get = Statement(f"SELECT {_FIELDS} FROM {{}}.replay_batches WHERE {_OF_BATCH} = ?", serial=True)
+    published_at = Statement(
+        f"SELECT published_at, writetime(attempt) AS sealed_at FROM {{}}.replay_batches WHERE {_OF_BATCH} = ?",
+        serial=True,
+    )
+    last = Statement(f"SELECT {_FIELDS} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1")
+    queues = Statement("SELECT DISTINCT queue, era FROM {}.replay_batches")
+    between = Statement(f"SELECT {_FIELDS} FROM {{}}.replay_batches WHERE {_OF_BATCH} >= ? AND n <= ?")
+    following = Statement(f"SELECT {_FIELDS} FROM {{}}.replay_batches WHERE {_OF_BATCH} > ? LIMIT {_PAGE}")
+    record = Statement(
+        "INSERT INTO {}.replay_producers (queue, producer, sequence, n) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+    )
+    now = Statement("SELECT toTimestamp(now()) AS now FROM system.local")
+    recorded = Statement("SELECT sequence, n FROM {}.replay_producers WHERE queue = ? AND producer = ?")
+    keep_cursor = Statement(
+        "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+    )
+    forget_cursor = Statement("DELETE FROM {}.replay_cursors USING TIMESTAMP ? WHERE queue = ? AND processor = ?")
+    cursor_time = Statement("SELECT WRITETIME(n) AS at FROM {}.replay_cursors WHERE queue = ? AND processor = ?")
+    cursors = Statement("SELECT processor, n FROM {}.replay_cursors WHERE queue = ?")
+    delete_blocks = Statement(f"DELETE FROM {{}}.replay_blocks WHERE {_OF_CHUNK}")
+    newest_block = Statement(f"SELECT max(WRITETIME(data)) AS at FROM {{}}.replay_blocks WHERE {_OF_CHUNK}")
+    delete_newer = Statement(f"DELETE FROM {{}}.replay_blocks USING TIMESTAMP ? WHERE {_OF_CHUNK}")
+    announce = Statement("INSERT INTO {}.replay_floors (queue, gone) VALUES (?, ?) USING TIMESTAMP ?")
+    deleted = Statement("INSERT INTO {}.replay_floors (queue, deleted) VALUES (?, ?) USING TIMESTAMP ?")
+    floor = Statement("SELECT gone, deleted FROM {}.replay_floors WHERE queue = ?")
+
+
 class Batches:
     """The tables, for one session."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
-        """Prepare the statements.
-
-        Raises:
-            WritetimeError: as `Statements` does.
-        """
+        """Prepare the statements. Raises as `Statements` does."""
         self._session = session
         self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
-        self._cql = BatchStatements(session, settings)
+        self._cql = _BatchStatements(session, settings)
         self._others: dict[str, PreparedStatement] = {}
         # The database's time, and the monotonic one at which it was read.
         self._time: tuple[datetime, float] | None = None
-        self._largest_write: int | None = None
 
     # -- blocks
 
@@ -137,11 +177,8 @@ class Batches:
         self._run_all(self._cql.insert_block, rows)
 
     def read(self, seal: Seal) -> Batch:
-        """Return a batch with its items.
-
-        Raises:
-            DamagedBatch: they differ from the seal.
-            Gone: retention has deleted them.
+        """Return a batch with its items. Raises `DamagedBatch` if they differ from the seal, and `Gone` if retention
+        has deleted them.
         """
         blocks = [row.data for row in self._run_all(self._cql.blocks, _chunks(seal))]
         try:
@@ -164,11 +201,7 @@ class Batches:
         return Batch(seal, items)
 
     def read_all(self, seals: Iterable[Seal]) -> Iterator[Batch]:
-        """Yield batches with their items, in order; some are read ahead.
-
-        Raises:
-            DamagedBatch: one differs from its seal.
-        """
+        """Yield batches with their items, in order; some are read ahead. Raises `DamagedBatch` and `Gone` as `read`."""
         ahead: deque[tuple[Seal, Future[Batch]]] = deque()
         with ThreadPoolExecutor(_AHEAD) as pool:
             for seal in seals:
@@ -182,7 +215,8 @@ class Batches:
 
     def seal(self, seal: Seal) -> Seal:
         """Publish a batch under its number, unless that is taken; return the published one."""
-        row = self._run(self._cql.seal, (_era(seal.n), *_values(seal)))[0]
+        # A seal has its fields in the order of the columns.
+        row = self._run(self._cql.seal, (_era(seal.n), *vars(seal).values()))[0]
         return seal if row.applied else _seal(row)
 
     def get(self, queue: str, n: int) -> Seal | None:
@@ -203,7 +237,7 @@ class Batches:
         rows = self._run(self._cql.published_at, (queue, _era(n), n))
         if not rows:
             return None
-        sealed_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=rows[0].sealed_at // 1000 + 1)
+        sealed_at = _EPOCH + timedelta(milliseconds=rows[0].sealed_at // 1000 + 1)
         return max(timestamp_as_written(rows[0].published_at), sealed_at)
 
     def has(self, queue: str, n: int) -> bool:
@@ -211,11 +245,7 @@ class Batches:
         return bool(self._run(self._cql.between, (queue, _era(n), n, n)))
 
     def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
-        """Yield the seals of batches, in order.
-
-        Raises:
-            NoBatch: one of them was not published.
-        """
+        """Yield the seals of batches, in order. Raises `NoBatch` if one of them was not published."""
         n = first
         while n <= last:
             began = n
@@ -234,8 +264,8 @@ class Batches:
 
     def after(self, queue: str, n: int) -> Iterator[Seal]:
         """Yield the seals of the batches after a number, in order; batches that were just sealed may be missing."""
-        found = PAGE
-        while found == PAGE:
+        found = _PAGE
+        while found == _PAGE:
             found = 0
             for row in self._run(self._cql.following, (queue, _era(n + 1), n)):
                 if row.n != n + 1:
@@ -244,10 +274,8 @@ class Batches:
                 yield _seal(row)
 
     def head(self, queue: str, at_least: int = 0) -> Seal | None:
-        """Return the newest batch, searching from a published number on; None if there is none.
-
-        Raises:
-            NoBatch: there is no batch with that number.
+        """Return the newest batch, searching from a published number on; None if there is none. Raises `NoBatch` if
+        there is no batch with that number.
         """
         found = self.get(queue, at_least)
         if at_least and found is None:
@@ -259,6 +287,11 @@ class Batches:
         while following := self.get(queue, (found.n if found else 0) + 1):
             found = following
         return found
+
+    def newest(self, queue: str, at_least: int = 0) -> int:
+        """Return the number of the newest batch, as `head`; 0 if there is none."""
+        head = self.head(queue, at_least)
+        return head.n if head else 0
 
     def now(self) -> datetime:
         """Return the time by the database's clock. Retention deletes batches by the times of publishers, and the clocks
@@ -339,24 +372,22 @@ class Batches:
 
     # -- statements of others
 
+    @cached_property
     def largest_write(self) -> int | None:
-        """Return the largest number of bytes that the database takes in one batch, None if it does not tell."""
-        if self._largest_write is None:
-            with named("the replay queues"):
-                self._largest_write = largest_mutation(self._session) or 0
-        return self._largest_write or None
+        """The largest number of bytes that the database takes in one batch, None if it does not tell."""
+        with _faults_named():
+            return largest_mutation(self._session)
 
     def prepared(self, text: str) -> PreparedStatement:
         """Return a processor's own statement, prepared once."""
         if text not in self._others:
-            with named("the replay queues"):
+            with _faults_named():
                 self._others[text] = self._session.prepare(text)
         return self._others[text]
 
     def run(self, batch: BatchStatement) -> list[Any]:
         """Run a conditional batch."""
-        with named("the replay queues"):
-            return list(self._session.execute(batch))
+        return self._run(batch)
 
     def run_serial(self, text: str, values: Sequence[Any]) -> list[Any]:
         """Run a serial read."""
@@ -364,34 +395,29 @@ class Batches:
         statement.consistency_level = self._serial
         return self._run(statement, values)
 
-    def _run(self, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
-        with named("the replay queues"):
+    def _run(self, statement: PreparedStatement | BatchStatement, values: Sequence[Any] | None = None) -> list[Any]:
+        with _faults_named():
             return list(self._session.execute(statement, values))
 
     def _run_all(self, statement: PreparedStatement, values: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a statement with many values at once; return all rows, in the order of the values."""
         if len(values) == 1:
             return self._run(statement, values[0])
-        with named("the replay queues"):
+        with _faults_named():
             run = execute_concurrent_with_args
             answers = run(self._session, statement, values, _IN_FLIGHT, raise_on_first_error=True)
             return [row for _, rows in answers for row in rows]
 
 
 @contextmanager
-def named(of: str) -> Iterator[None]:
-    """Convert the driver's exceptions in the block to `UnknownBatchWrite`, or to a `WritetimeError` if the database
-    refuses.
+def open_batches(settings: Settings) -> Iterator[Batches]:
+    """Connect to the database for a `with` block. Raises `DatabaseUnreachable` if no contact point answers."""
+    with connect(settings) as session:
+        yield Batches(session, settings)
 
-    Other exceptions, as of a value that no statement can have, do not pass by themselves, and are left.
-    """
-    try:
-        yield
-    except DRIVER_FAULTS as e:
-        if is_without_answer(e):
-            # Timeouts, unavailable replicas, overload, lost connections.
-            raise UnknownBatchWrite(f"{type(e).__name__}: {e}") from None
-        raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
+
+def _faults_named() -> AbstractContextManager[None]:
+    return driver_faults_named(f"the {_NEEDED_BY}")
 
 
 def _chunks(seal: Seal) -> list[tuple[str, UUID, int]]:
@@ -402,20 +428,7 @@ def _era(n: int) -> int:
     return (n - 1) // ERA
 
 
-def _values(s: Seal) -> tuple[Any, ...]:
-    return (s.queue, s.n, s.attempt, s.items, s.size, s.blocks, s.sha256, s.producer, s.sequence, s.published_at)
-
-
 def _seal(row: Any) -> Seal:
-    return Seal(
-        row.queue,
-        row.n,
-        row.attempt,
-        row.items,
-        row.bytes,
-        row.blocks,
-        row.sha256,
-        row.producer,
-        row.sequence,
-        timestamp_as_written(row.published_at),
-    )
+    values = {field.name: getattr(row, column) for field, column in zip(fields(Seal), _COLUMNS, strict=True)}
+    values["published_at"] = timestamp_as_written(row.published_at)
+    return Seal(**values)

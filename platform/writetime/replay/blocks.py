@@ -27,10 +27,8 @@ def encode(items: Sequence[bytes]) -> tuple[list[bytes], int, bytes]:
 
 
 def decode(blocks: Iterable[bytes]) -> tuple[list[bytes], bytes]:
-    """Return the items of blocks, and the SHA-256 of their bytes.
-
-    Raises:
-        ValueError: a block is damaged, or one is missing.
+    """Return the items of blocks, and the SHA-256 of their bytes. Raises `ValueError` if a block is damaged, or one is
+    missing.
     """
     decompress = zstandard.ZstdDecompressor().decompress
     try:

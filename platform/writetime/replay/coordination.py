@@ -17,15 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    LockTimeout,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-)
+from kazoo.exceptions import BadVersionError, KazooException, LockTimeout, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.recipe.lock import Lock
 
 from writetime.clients.zookeeper import NoZooKeeper, connect
 from writetime.core.config import Settings
@@ -59,11 +53,7 @@ class Cursor:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name that is valid in a path.
-
-    Raises:
-        WritetimeError: it is not.
-    """
+    """Return a name; raise `WritetimeError` if it is not valid in a path."""
     if not _NAME.fullmatch(name):
         raise WritetimeError(
             f"{what} {name!r}: 1 to 200 letters, digits, '_', '-' and '.', not beginning with '-' or '.'"
@@ -101,52 +91,35 @@ class Coordination:
 
     def cursors(self) -> dict[str, Cursor]:
         """Return the cursors of all processors."""
-        with _named():
-            try:
-                names: Any = self._client.get_children_async(f"{self._path}/processors").get(timeout=self._seconds)
-            except NoNodeError:
-                names = []
+        names: list[str] = []
+        with suppress(NoNodeError):
+            names = self._ask(self._client.get_children_async, f"{self._path}/processors")
         return {name: self.cursor(name) for name in sorted(names)}
 
     def move(self, processor: str, to: int, before: Cursor) -> Cursor:
-        """Move a cursor that is unchanged since it was read.
-
-        Raises:
-            Moved: it has changed.
-        """
+        """Move a cursor that is unchanged since it was read; raise `Moved` if it has changed."""
         if not self._write(self._processor(processor), to, before.version):
             raise self._moved(processor)
         return before.moved(to)
 
     def require(self, processor: str, cursor: Cursor, notify: Callable[[Any], Any] | None = None) -> None:
-        """Ensure that a cursor is unchanged since it was read; call `notify` once when it changes, see `watch`.
-
-        Raises:
-            Moved: it has changed.
-        """
-        with _named():
-            node = self._client.exists_async(self._processor(processor), watch=notify)
-            stat: Any = node.get(timeout=self._seconds)
+        """Raise `Moved` if a cursor has changed since it was read; call `notify` once when it changes, see `watch`."""
+        stat = self._ask(self._client.exists_async, self._processor(processor), watch=notify)
         if (None if stat is None else stat.version) != cursor.version:
             raise self._moved(processor)
 
     def forget(self, processor: str) -> None:
-        """Delete the nodes of a processor.
-
-        Raises:
-            WritetimeError: an instance of it is at work.
-        """
+        """Delete the nodes of a processor; raise `WritetimeError` if an instance of it is at work."""
         path = self._processor(processor)
+        with suppress(NoNodeError):
+            if self._ask(self._client.get_children_async, f"{path}/lock"):
+                raise WritetimeError(f"an instance of processor {processor} is running; stop it first")
         with _named(), suppress(NoNodeError):
-            with suppress(NoNodeError):
-                if self._client.get_children_async(f"{path}/lock").get(timeout=self._seconds):
-                    raise WritetimeError(f"an instance of processor {processor} is running; stop it first")
             self._client.delete(path, recursive=True)
 
     def synchronise(self) -> None:
         """Ensure that the next read is as new as any write that a client has seen."""
-        with _named():
-            self._client.sync_async(ROOT).get(timeout=self._seconds)
+        self._ask(self._client.sync_async, ROOT)
 
     @contextmanager
     def publishing(self, seconds: float) -> Iterator[None]:
@@ -164,9 +137,7 @@ class Coordination:
             yield
         finally:
             if held:
-                # A lost lock goes with its session.
-                with suppress(KazooException, KazooTimeoutError):
-                    lock.release()
+                _release(lock)
 
     @contextmanager
     def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
@@ -185,16 +156,13 @@ class Coordination:
             yield held
         finally:
             if held:
-                # A lost lock goes with its session.
-                with suppress(KazooException, KazooTimeoutError):
-                    lock.release()
+                _release(lock)
 
     def watch(self, notify: Callable[[Any], Any]) -> None:
         """Call `notify` once, when the newest batch changes, or ZooKeeper must be read again. Passing the same function
         again before that counts once.
         """
-        with _named():
-            self._client.exists_async(self._path, watch=notify).get(timeout=self._seconds)
+        self._ask(self._client.exists_async, self._path, watch=notify)
 
     def _moved(self, processor: str) -> Moved:
         return Moved(f"the cursor of {processor} in queue {self._queue} was moved by another instance")
@@ -202,13 +170,15 @@ class Coordination:
     def _processor(self, name: str) -> str:
         return f"{self._path}/processors/{check_name(name, 'processor')}"
 
-    def _read(self, path: str) -> Cursor:
+    def _ask(self, request: Callable[..., Any], *values: Any, **options: Any) -> Any:
         with _named():
-            try:
-                answer: Any = self._client.get_async(path).get(timeout=self._seconds)
-            except NoNodeError:
-                return Cursor(0, None, known=False)
-        data, stat = answer
+            return request(*values, **options).get(timeout=self._seconds)
+
+    def _read(self, path: str) -> Cursor:
+        try:
+            data, stat = self._ask(self._client.get_async, path)
+        except NoNodeError:
+            return Cursor(0, None, known=False)
         if not data:
             return Cursor(0, stat.version, known=False)
         queue, _, number = data.decode(errors="replace").rpartition("-")
@@ -222,27 +192,27 @@ class Coordination:
     def _write(self, path: str, n: int, version: int | None) -> bool:
         """Write a node if it still has this version; return whether it was written."""
         data = f"{self._queue}-{n}".encode()
-        with _named():
-            try:
-                if version is None:
-                    written = self._client.create_async(path, data, makepath=True)
-                else:
-                    written = self._client.set_async(path, data, version)
-                written.get(timeout=self._seconds)
-                return True
-            except (NodeExistsError, BadVersionError, NoNodeError):
-                return False
+        try:
+            if version is None:
+                self._ask(self._client.create_async, path, data, makepath=True)
+            else:
+                self._ask(self._client.set_async, path, data, version)
+        except (NodeExistsError, BadVersionError, NoNodeError):
+            return False
+        return True
 
 
 @contextmanager
 def coordination(settings: Settings, queue: str, answer_seconds: float = TIMEOUT_SECONDS) -> Iterator[Coordination]:
-    """Connect to ZooKeeper for a `with` block.
-
-    Raises:
-        NoZooKeeper: it does not answer.
-    """
+    """Connect to ZooKeeper for a `with` block. Raises `NoZooKeeper` if it does not answer."""
     with connect(settings, TIMEOUT_SECONDS) as client:
         yield Coordination(client, queue, answer_seconds)
+
+
+def _release(lock: Lock) -> None:
+    # A lost lock goes with its session.
+    with suppress(KazooException, KazooTimeoutError):
+        lock.release()
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self
 
-from writetime.clients.database import connect
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.replay.batches import Batches, NoBatch, Seal, UnknownBatchWrite
+from writetime.replay.batches import NoBatch, Seal, open_batches
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
 from writetime.replay.coordination import Coordination, check_name, coordination
 
@@ -53,7 +53,7 @@ class Publisher:
         self._recording.set_result(None)
 
     def __enter__(self) -> Self:
-        self._batches = Batches(self._resources.enter_context(connect(self._settings)), self._settings)
+        self._batches = self._resources.enter_context(open_batches(self._settings))
         # A batch takes three requests to ZooKeeper or more, and needs none of their answers.
         seconds = min(_LOCK_SECONDS, self._settings.replay.publish_timeout_seconds / 6)
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue, seconds))
@@ -67,12 +67,9 @@ class Publisher:
         """Publish items as one batch, and return its number.
 
         With a producer and its own number of the batch, `sequence`, which must increase, publishing it again has no
-        effect.
-
-        Raises:
-            PublishUnknown: the database did not answer in `replay.publish_timeout_seconds`.
-            WritetimeError: the producer has already published a later sequence; or ZooKeeper has a batch that the
-                database does not have.
+        effect. Raises `PublishUnknown` if the database did not answer in `replay.publish_timeout_seconds`, and
+        `WritetimeError` if the producer has already published a later sequence, or ZooKeeper has a batch that the
+        database does not have.
         """
         if (producer is None) != (sequence is None):
             raise WritetimeError("a producer and a sequence must be given together")
@@ -99,7 +96,7 @@ class Publisher:
                     # Published before: these blocks will never be read.
                     self._batches.delete_blocks([unsealed])
                 return seal.n
-            except UnknownBatchWrite as e:
+            except UnknownWrite as e:
                 if time.monotonic() > deadline:
                     raise PublishUnknown(
                         f"queue {self._queue}: it is not known whether attempt {attempt} was published ({e}); "
@@ -109,11 +106,8 @@ class Publisher:
 
     def last_sequence(self, producer: str) -> int | None:
         """Return the last sequence that a producer has published; None if there is none. The producer continues after
-        it.
-
-        Raises:
-            UnknownBatchWrite: the database does not answer.
-            NoBatch: the database does not have a batch that was published.
+        it. Raises `UnknownWrite` if the database does not answer, and `NoBatch` if it does not have a batch that was
+        published.
         """
         self._find(max(self._known(), self._newest.n if self._newest else 0))
         recorded = self._recorded(producer)
@@ -139,7 +133,9 @@ class Publisher:
             tried[:] = [n]
             if newest is not None and self._recording.exception() is not None:
                 self._batches.record(newest)
-            sealed = self._batches.seal(_numbered(unsealed, n, at))
+            # The database keeps milliseconds.
+            at = at.replace(microsecond=at.microsecond // 1000 * 1000)
+            sealed = self._batches.seal(replace(unsealed, n=n, published_at=at))
             if sealed.attempt != unsealed.attempt:
                 self._look(sealed.n)
                 continue
@@ -152,10 +148,7 @@ class Publisher:
 
     def _look(self, known: int) -> None:
         """Find the newest batch. If no other publisher has sealed one since this one did, its knowledge is still
-        correct.
-
-        Raises:
-            NoBatch: the database does not have a batch that was published.
+        correct. Raises `NoBatch` if the database does not have a batch that was published.
         """
         newest = self._newest.n if self._newest else 0
         if newest and known <= newest:
@@ -209,8 +202,3 @@ def tell(zookeeper: Coordination, n: int) -> None:
         zookeeper.advance(n)
     except NoZooKeeper as e:
         log.warning("batch %d is published, and ZooKeeper cannot be updated: %s", n, e)
-
-
-def _numbered(unsealed: Seal, n: int, at: datetime) -> Seal:
-    # The database keeps milliseconds.
-    return replace(unsealed, n=n, published_at=at.replace(microsecond=at.microsecond // 1000 * 1000))

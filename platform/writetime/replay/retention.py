@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
-from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.replay.batch_reading import find_time
-from writetime.replay.batches import Batches
+from writetime.replay.batches import Batches, open_batches
 from writetime.replay.coordination import Coordination, coordination
 
 _AT_ONCE = 100
@@ -34,11 +33,8 @@ class Trimmed:
 
 def trim(settings: Settings, queue: str) -> Trimmed:
     """Delete the items of batches that all processors have done and that are older than the queue's `replay.keep_days`.
-
-    Raises:
-        WritetimeError: all batches of this queue are kept.
-        NoZooKeeper: the cursors of the processors cannot be read.
-        NoBatch: ZooKeeper has a batch that the database does not have.
+    Raises `WritetimeError` if all batches of this queue are kept, `NoZooKeeper` if the cursors of the processors cannot
+    be read, and `NoBatch` if ZooKeeper has a batch that the database does not have.
     """
     days = settings.replay.keep_days.get(queue)
     if days is None:
@@ -46,11 +42,10 @@ def trim(settings: Settings, queue: str) -> Trimmed:
             f"all batches of queue {queue} are kept; to delete old ones, name it in writetime.toml: "
             f"[replay.keep_days] {queue} = <days>"
         )
-    with connect(settings) as session, coordination(settings, queue) as zookeeper:
-        batches = Batches(session, settings)
+    with open_batches(settings) as batches, coordination(settings, queue) as zookeeper:
         # A search from the first batch on reads a row per `ERA` batches.
-        head = batches.head(queue, zookeeper.head())
-        due = find_time(batches, queue, head.n if head else 0, batches.now() - timedelta(days=days)) - 1
+        newest = batches.newest(queue, zookeeper.head())
+        due = find_time(batches, queue, newest, batches.now() - timedelta(days=days)) - 1
         floor = batches.floor(queue)
         gone = max(floor.gone, min(due, _slowest(batches, zookeeper, queue, due)[0]))
         if gone > floor.gone:

@@ -21,12 +21,12 @@ from typing import Any, Self
 
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-from writetime.clients.database import connect
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
-from writetime.replay.batches import Batch, Batches, NoBatch, UnknownBatchWrite
+from writetime.replay.batches import Batch, NoBatch, open_batches
 from writetime.replay.coordination import Cursor, Moved, check_name, coordination
 from writetime.replay.publisher import tell
 
@@ -70,8 +70,7 @@ class Subscriber:
         self.working: tuple[str, float] | None = None
 
     def __enter__(self) -> Self:
-        self._session = self._resources.enter_context(connect(self._settings))
-        self._batches = Batches(self._session, self._settings)
+        self._batches = self._resources.enter_context(open_batches(self._settings))
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
         self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
@@ -90,24 +89,22 @@ class Subscriber:
         """Process batches until `stop` is set, or there is none left; return their number.
 
         The handler is called again for a batch that may not have been completed. Its exceptions end this, with the
-        cursor before the batch.
-
-        Raises:
-            DamagedBatch: a batch differs from its seal.
-            WritetimeError: a statement of the effects is refused, or the handler is a coroutine function.
+        cursor before the batch. Raises `DamagedBatch` if a batch differs from its seal, and `WritetimeError` if a
+        statement of the effects is refused, or the handler is a coroutine function.
         """
-        stop = stop or threading.Event()
+        self._handler, self._effects = handler, effects
+        self._stop = stop = stop or threading.Event()
         self.working, self._done = None, 0
         while not stop.is_set():
             try:
                 with self._zookeeper.working(self._name, stop.is_set):
-                    self._work(handler, effects, stop, until_idle=until_idle)
+                    self._work(until_idle=until_idle)
                 break
             except Moved as e:
                 if self.working:
                     raise
                 log.warning("%s; it is read again", e)
-            except (UnknownBatchWrite, NoZooKeeper) as e:
+            except (UnknownWrite, NoZooKeeper) as e:
                 # Of the handler: its own queues or databases may never answer.
                 if self.working:
                     raise
@@ -115,12 +112,9 @@ class Subscriber:
                 stop.wait(self._settings.replay.poll_seconds)
         return self._done
 
-    def _work(
-        self, handler: Callable[[Batch], Any], effects: Effects | None, stop: threading.Event, *, until_idle: bool
-    ) -> None:
-        """Process batches until `stop` is set, or there is none left."""
-        cursor = self._cursor(effects, stop)
-        while not stop.is_set():
+    def _work(self, *, until_idle: bool) -> None:
+        cursor = self._cursor()
+        while not self._stop.is_set():
             self._news.clear()
             self._zookeeper.watch(self._wake)
             self._zookeeper.require(self._name, cursor, self._wake)
@@ -128,9 +122,9 @@ class Subscriber:
                 for batch in following:
                     # After a `seek`, this is not the next batch.
                     self._zookeeper.require(self._name, cursor)
-                    cursor = self._process(batch, cursor, handler, effects, stop)
+                    cursor = self._process(batch, cursor)
                     self._done += 1
-                    if stop.is_set():
+                    if self._stop.is_set():
                         return
             if until_idle:
                 return
@@ -152,24 +146,22 @@ class Subscriber:
                 break
             yield self._batches.read(seal)
             last = seal.n
-        self._require(last)
+        # The cursor may be beyond the newest batch.
+        if last and self._batches.get(self._queue, last) is None:
+            raise NoBatch(
+                f"processor {self._name} has done batch {self._queue}-{last}, which the database does not have: "
+                "restore the database's data, or move the cursor with `writetime replay seek`"
+            )
 
-    def _process(
-        self,
-        batch: Batch,
-        cursor: Cursor,
-        handler: Callable[[Batch], Any],
-        effects: Effects | None,
-        stop: threading.Event,
-    ) -> Cursor:
+    def _process(self, batch: Batch, cursor: Cursor) -> Cursor:
         # Completes the work of a publisher that ended before it did; and no cursor is ever beyond the newest batch.
         tell(self._zookeeper, batch.n)
         self._copied_at = self._batches.later(self._copied_at)
         self.working = batch.id, time.monotonic()
         try:
-            answer = handler(batch)
+            answer = self._handler(batch)
             # Its code has not run, or not all of it.
-            if inspect.isawaitable(answer) or (effects is None and inspect.isgenerator(answer)):
+            if inspect.isawaitable(answer) or (self._effects is None and inspect.isgenerator(answer)):
                 raise WritetimeError(
                     f"the handler of processor {self._name} returned a {type(answer).__name__}, which nothing runs: "
                     "make it an ordinary function without `yield`, which may call asyncio.run"
@@ -178,8 +170,8 @@ class Subscriber:
             e.add_note(f"batch {batch.id} is not done: processor {self._name} processes it again at its next start")
             raise
         self.working = None
-        if effects is not None:
-            self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()), stop)
+        if self._effects is not None:
+            self._apply(self._effects, batch.n, batch.n - 1 or None, list(answer or ()))
         # The copy is at most one batch behind; the next write makes up for a failed one.
         self._copying.exception()
         moved = self._zookeeper.move(self._name, batch.n, cursor)
@@ -187,31 +179,18 @@ class Subscriber:
         self._copying = self._background.submit(self._batches.keep_cursor, *copy)
         return moved
 
-    def _cursor(self, effects: Effects | None, stop: threading.Event) -> Cursor:
+    def _cursor(self) -> Cursor:
         found = self._zookeeper.cursor(self._name)
         self._copied_at = self._batches.cursor_time(self._queue, self._name)
         # The lock's node below it creates the cursor's node, too, without content. `seek` may have written 0.
         if not found.known and (kept := self._batches.cursors(self._queue).get(self._name)):
             found = self._zookeeper.move(self._name, kept, found)
-        first = found.n
-        if effects is not None:
-            first = self._applied(effects)
+        effects = self._effects
+        first = found.n if effects is None else self._applied(effects)
         # A new processor begins with the first existing batch.
         if not first and (first := self._batches.floor(self._queue).gone) and effects is not None:
-            self._apply(effects, first, None, (), stop)
+            self._apply(effects, first, None, ())
         return found if first == found.n else self._zookeeper.move(self._name, first, found)
-
-    def _require(self, n: int) -> None:
-        """Reject a cursor beyond the newest batch.
-
-        Raises:
-            NoBatch: it is.
-        """
-        if n and self._batches.get(self._queue, n) is None:
-            raise NoBatch(
-                f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: restore "
-                "the database's data, or move the cursor with `writetime replay seek`"
-            )
 
     def _applied(self, effects: Effects) -> int:
         where = " AND ".join(f"{name} = ?" for name in effects.key)
@@ -219,24 +198,20 @@ class Subscriber:
         rows = self._batches.run_serial(text, list(effects.key.values()))
         return (rows[0].n or 0) if rows else 0
 
-    def _apply(
-        self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement], stop: threading.Event
-    ) -> None:
-        """Run the statements and move the cursor, all or none, unless this was done before.
-
-        Raises:
-            UnknownBatchWrite: the database does not answer, and a stop is requested.
-            WritetimeError: the database refuses the statements, or they are too large for one batch.
+    def _apply(self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement]) -> None:
+        """Run the statements and move the cursor, all or none, unless this was done before. Raises `UnknownWrite` if
+        the database does not answer, and a stop is requested, and `WritetimeError` if the database refuses the
+        statements, or they are too large for one batch.
         """
         where = " AND ".join(f"{name} = ?" for name in effects.key)
         guard = f"UPDATE {effects.table} SET {effects.cursor} = ? WHERE {where} IF {effects.cursor} = ?"
         batch = BatchStatement(BatchType.UNLOGGED)
         size = _OWN_BYTES
         for text, values in [(guard, [n, *effects.key.values(), before]), *statements]:
-            bound = self._bound(text, values)
+            bound = self._batches.prepared(text).bind(list(values))
             size += _size(bound)
             batch.add(bound)
-        if (limit := self._batches.largest_write()) and size > limit:
+        if (limit := self._batches.largest_write) and size > limit:
             raise WritetimeError(
                 f"batch {self._queue}-{n}: its effects have {pluralize(size, 'byte')}, and the database takes at most "
                 f"{limit} in one write (max_mutation_size, by default half of commitlog_segment_size): let the handler "
@@ -249,13 +224,10 @@ class Subscriber:
                 if not self._batches.run(batch)[0].applied and self._applied(effects) < n:
                     raise Moved(f"the cursor in {effects.table} was moved back by another program")
                 return
-            except UnknownBatchWrite as e:
+            except UnknownWrite as e:
                 log.warning("batch %s-%d is applied again, because its answer was lost: %s", self._queue, n, e)
-                if stop.wait(self._settings.replay.poll_seconds):
+                if self._stop.wait(self._settings.replay.poll_seconds):
                     raise
-
-    def _bound(self, text: str, values: Sequence[Any]) -> BoundStatement:
-        return self._batches.prepared(text).bind(list(values))
 
 
 def _size(statement: BoundStatement) -> int:

@@ -13,19 +13,28 @@ Python's interpreter lock most of the time.
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
 from queue import SimpleQueue
+from typing import Any, NamedTuple, cast
 
 from writetime.core.counts import pluralize
-from writetime.core.errors import reason_of
-from writetime.workqueue.handling import Handler, Outcome, run_coroutine, run_function
-from writetime.workqueue.items import Entry, Status, is_time_limit
+from writetime.core.errors import plain_text, reason_of
+from writetime.core.json_texts import from_json, to_json
+from writetime.workqueue.items import Entry, GiveUp, Item, Status, is_time_limit
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
+
+# The database answers a conditional write beyond its limit for a mutation with a timeout, each time. The limit is half
+# a commit log segment: 4 MiB embedded.
+MAX_RESULT_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 # The time that a handler gets to end after its limit, and that coroutines get when the worker ends.
 GRACE_SECONDS = 5.0
@@ -35,33 +44,104 @@ _LOOK_SECONDS = 0.02
 _WATCH_SECONDS = 0.05
 
 
-class Attempt:
-    """One run of a handler. `answer` is the outcome of the item, None if it was not begun."""
+class Outcome(NamedTuple):
+    """The item's next status, its result as JSON or the error, and how long the handler ran.
 
-    def __init__(
-        self,
-        handler: Handler,
-        entry: Entry,
-        queue_limit_seconds: float,
-        held: Callable[[], bool],
-        may_begin: Callable[[], bool],
-    ) -> None:
-        self.handler = handler
-        self.entry = entry
-        self.may_begin = may_begin
+    The handler's own thread measures the seconds, without the time for which the worker was busy with other items.
+    """
+
+    status: Status
+    text: str | None
+    seconds: float = 0.0
+
+
+class _NoJson(Exception):
+    """The payload is not JSON; any client with write access to the table may have inserted it."""
+
+
+def _item_of(entry: Entry, held: Callable[[], bool]) -> Item:
+    """Return the item that a handler receives. Raises `_NoJson` if the payload is not JSON."""
+    try:
+        entry.payload.encode()
+        payload = from_json(entry.payload)
+    except (ValueError, RecursionError) as e:
+        raise _NoJson(f"the payload cannot be read as JSON: {e}") from None
+    return Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
+
+
+def _run_function(handler: Handler, entry: Entry, held: Callable[[], bool]) -> Outcome:
+    """Run an ordinary function; return the item's outcome. No exception leaves this, whatever the function raises."""
+    began = time.monotonic()
+    try:
+        status, text = Status.COMPLETED, _result(handler(_item_of(entry, held)))
+    except BaseException as e:
+        status, text = _failure(e)
+    return Outcome(status, text, time.monotonic() - began)
+
+
+async def _run_coroutine(
+    handler: Handler, entry: Entry, held: Callable[[], bool], deliver: Callable[[Outcome], None]
+) -> None:
+    """Run a coroutine function, and deliver the item's outcome.
+
+    The result of this coroutine's task would not do: a handler that has cancelled its own task would cancel it, too.
+    """
+    now = asyncio.get_running_loop().time
+    began = now()
+    try:
+        status, text = Status.COMPLETED, _result(await cast(Awaitable[Any], handler(_item_of(entry, held))))
+    except BaseException as e:
+        status, text = _failure(e)
+    deliver(Outcome(status, text, now() - began))
+
+
+def _failure(error: BaseException) -> tuple[Status, str]:
+    if isinstance(error, _NoJson):
+        return Status.DEAD, str(error)
+    if issubclass(type(error), GiveUp):
+        return Status.DEAD, plain_text(error).encode(errors="backslashreplace").decode() or "given up by the handler"
+    return Status.RETRY, reason_of(error)
+
+
+def _result(value: Any) -> str | None:
+    """Return a result as JSON, None if there is none. Raises `ValueError` if it cannot be JSON, it has invalid Unicode,
+    or is too large for the database.
+    """
+    if value is None:
+        return None
+    try:
+        text = to_json(value)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(f"the handler's result cannot be JSON: {e}") from None
+    if (size := len(text.encode())) > MAX_RESULT_BYTES:
+        raise ValueError(f"the handler's result has {pluralize(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
+    return text
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One run of a handler. `answer` is the outcome of the item, None if it was not begun. The time limit is that of
+    the item, or else of its queue.
+    """
+
+    handler: Handler
+    entry: Entry
+    queue_limit_seconds: float
+    is_owned: Callable[[], bool]
+    may_begin: Callable[[], bool]
+    # When it took a lane, by the clock of the worker's loop; and whether it still has the lane.
+    began: float = 0.0
+    has_lane: bool = False
+    expired: bool = False
+    # Of a coroutine that has begun; and whether its loop has called `cancel`.
+    task: "asyncio.Task[None] | None" = None
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
         self.answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self.coroutine = iscoroutinefunction(handler)
-        # When it took a lane, by the clock of the worker's loop; and whether it still has the lane.
-        self.began = 0.0
-        self.has_lane = False
-        self.expired = False
-        self._held = held
-        # Of a coroutine that has begun; and whether its loop has called `cancel`.
-        self.task: asyncio.Task[None] | None = None
-        self.cancelled = False
-        own = entry.time_limit_seconds
-        self.limit_seconds = queue_limit_seconds if own is None else own
-        self._limit_of = "queue" if own is None else "item"
+        self.coroutine = iscoroutinefunction(self.handler)
+        own = self.entry.time_limit_seconds
+        self.limit_seconds = self.queue_limit_seconds if own is None else own
 
     @property
     def name(self) -> str:
@@ -70,7 +150,7 @@ class Attempt:
 
     def held(self) -> bool:
         """Return whether the worker still owns the item, and the limit is not reached."""
-        return not self.expired and self._held()
+        return not self.expired and self.is_owned()
 
     def cancel(self) -> None:
         """Cancel the coroutine, on its loop."""
@@ -81,8 +161,9 @@ class Attempt:
     @property
     def overdue(self) -> Outcome:
         """The outcome of an attempt that has reached its limit."""
-        limit = f"{self.limit_seconds:g} s, the time limit of its {self._limit_of}"
-        return Outcome(Status.RETRY, f"the handler did not end within {limit}", self.limit_seconds)
+        limit_of = "queue" if self.entry.time_limit_seconds is None else "item"
+        text = f"the handler did not end within {self.limit_seconds:g} s, the time limit of its {limit_of}"
+        return Outcome(Status.RETRY, text, self.limit_seconds)
 
 
 class Attempts:
@@ -92,9 +173,7 @@ class Attempts:
         self,
         lanes: int,
         on_exhausted: Callable[[str], None],
-        *,
         coroutine_loop: asyncio.AbstractEventLoop | None = None,
-        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         """Set up. At most `lanes` handlers run at once, besides abandoned ones. `on_exhausted` receives the reason if
         the worker must end. `coroutine_loop` runs the coroutines, by default a new loop in its own thread.
@@ -103,7 +182,6 @@ class Attempts:
         self._most_abandoned = lanes
         self._on_exhausted = on_exhausted
         self._coroutine_loop = coroutine_loop
-        self._grace_seconds = grace_seconds
         self._own_loop = False
         self._ending = threading.Event()
         self._watching = False
@@ -111,25 +189,18 @@ class Attempts:
         self._lock = threading.RLock()
         self._free = lanes
         self._waiting: deque[Attempt] = deque()
-        self._idle: deque[_HandlerThread] = deque()
+        # The queues of calls of the threads that wait for one; None ends a thread.
+        self._idle: deque[SimpleQueue[Attempt | None]] = deque()
         # Those that have begun and not ended, also the abandoned ones.
         self._running: set[Attempt] = set()
         self._abandoned: set[Attempt] = set()
         self._outcomes: deque[tuple[Attempt, Outcome | None]] = deque()
         self._collecting = False
 
-    async def run(
-        self,
-        handler: Handler,
-        entry: Entry,
-        queue_limit_seconds: float,
-        held: Callable[[], bool],
-        may_begin: Callable[[], bool],
-    ) -> Outcome | None:
+    async def run(self, attempt: Attempt) -> Outcome | None:
         """Run a handler once a lane is free; return the item's outcome: a failure if the handler does not end within
         the limit of the item, or else of its queue. Return None if it may not begin any more when a lane is free.
         """
-        attempt = Attempt(handler, entry, queue_limit_seconds, held, may_begin)
         if not is_time_limit(attempt.limit_seconds):
             # Any client with write access to the table may have inserted it.
             return Outcome(Status.DEAD, f"the item's time limit of {attempt.limit_seconds:g} s is invalid")
@@ -150,8 +221,8 @@ class Attempts:
             self._waiting.clear()
             running, idle = list(self._running), list(self._idle)
             self._idle.clear()
-        for thread in idle:
-            thread.end()
+        for calls in idle:
+            calls.put(None)
         for attempt in running:
             attempt.expired = True
             if attempt.coroutine:
@@ -175,13 +246,13 @@ class Attempts:
                     attempt.began, attempt.has_lane = self._loop.time(), True
                     self._free -= 1
                     self._running.add(attempt)
-                thread = self._idle.pop() if begins and not attempt.coroutine and self._idle else None
+                calls = self._idle.pop() if begins and not attempt.coroutine and self._idle else None
             if not begins:
                 self._pass_on(attempt, None)
                 continue
             try:
                 if not attempt.coroutine:
-                    (thread or _HandlerThread(self._ended_thread, self._ending)).call(attempt)
+                    (calls or self._new_thread()).put(attempt)
                 elif on_coroutines:
                     self._begin(attempt)
                 else:
@@ -192,7 +263,7 @@ class Attempts:
                 self._release(attempt)
 
     def _begin(self, attempt: Attempt) -> None:
-        work = run_coroutine(attempt.handler, attempt.entry, attempt.held, partial(self._ended_coroutine, attempt))
+        work = _run_coroutine(attempt.handler, attempt.entry, attempt.held, partial(self._ended_coroutine, attempt))
         attempt.task = asyncio.get_running_loop().create_task(work)
         attempt.task.add_done_callback(partial(self._task_ended, attempt))
 
@@ -207,15 +278,24 @@ class Attempts:
         self._release(attempt)
         self._fill(on_coroutines=True)
 
-    def _ended_thread(self, thread: "_HandlerThread", attempt: Attempt, outcome: Outcome) -> None:
-        self._pass_on(attempt, outcome)
-        with self._lock:
-            self._idle.append(thread)
-        self._release(attempt)
-        self._fill(on_coroutines=False)
+    def _new_thread(self) -> "SimpleQueue[Attempt | None]":
+        calls: SimpleQueue[Attempt | None] = SimpleQueue()
+        threading.Thread(target=self._serve, args=(calls,), name="handler", daemon=True).start()
+        return calls
+
+    def _serve(self, calls: "SimpleQueue[Attempt | None]") -> None:
+        """Run one handler after the other, in a thread."""
+        while (attempt := calls.get()) is not None:
+            outcome = _run_function(attempt.handler, attempt.entry, attempt.held)
+            if self._ending.is_set():
+                break
+            self._pass_on(attempt, outcome)
+            with self._lock:
+                self._idle.append(calls)
+            self._release(attempt)
+            self._fill(on_coroutines=False)
 
     def _release(self, attempt: Attempt) -> None:
-        """Free the lane of an attempt that has ended or is abandoned."""
         with self._lock:
             self._free += attempt.has_lane
             attempt.has_lane = False
@@ -252,7 +332,7 @@ class Attempts:
                 attempt.expired = True
                 if attempt.coroutine:
                     self._coroutines().call_soon_threadsafe(attempt.cancel)
-            elif over >= self._grace_seconds:
+            elif over >= GRACE_SECONDS:
                 self._abandon(attempt)
         if self._watching:
             self._loop.call_later(_WATCH_SECONDS, self._watch)
@@ -300,28 +380,3 @@ class Attempts:
             except BaseException as e:
                 log.error("a task that a handler started raised %s; the worker continues", type(e).__name__)
         loop.close()
-
-
-class _HandlerThread:
-    """A daemon thread that runs one handler after the other."""
-
-    def __init__(self, ended: "Callable[[_HandlerThread, Attempt, Outcome], None]", ending: threading.Event) -> None:
-        self._ended = ended
-        self._ending = ending
-        self._calls: SimpleQueue[Attempt | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="handler", daemon=True).start()
-
-    def call(self, attempt: Attempt) -> None:
-        """Run a handler; then `ended` is called."""
-        self._calls.put(attempt)
-
-    def end(self) -> None:
-        """End the thread."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (attempt := self._calls.get()) is not None:
-            outcome = run_function(attempt.handler, attempt.entry, attempt.held)
-            if self._ending.is_set():
-                break
-            self._ended(self, attempt, outcome)

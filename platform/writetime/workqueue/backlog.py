@@ -1,7 +1,8 @@
 """The unfinished items of one shard that its owner has read, and those of them that may run now.
 
 Items of a key form a lane and run in the order of their ids; a failed item holds its lane until it is completed or
-dead. An item without a key has its own lane. Times are milliseconds of the database's clock.
+dead. An item without a key has its own lane. Times are milliseconds of the database's clock. A limit of a queue is
+divided among its shards, each of which has one owner at a time.
 """
 
 import heapq
@@ -11,7 +12,38 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from writetime.workqueue.items import Entry
-from writetime.workqueue.limits import Rate
+
+
+class Rate:
+    """Limits the number of items that start per second, and spaces them evenly.
+
+    After a pause, at most the items of one second may start at once. `now` is in seconds of any clock that does not go
+    back.
+    """
+
+    def __init__(self, per_second: float | None) -> None:
+        self._gap = 0.0 if per_second is None else 1 / per_second
+        self._burst = max(1.0, per_second or 1.0) * self._gap
+        self._next: float | None = None
+
+    def ready_at(self, now: float) -> float:
+        """Return when the next one may start."""
+        if not self._gap:
+            return now
+        if self._next is None:
+            # A new owner does not know when the last one started items: no burst.
+            self._next = now
+        return max(now, self._next)
+
+    def begin(self, now: float) -> None:
+        """Count one start."""
+        if self._gap:
+            self._next = max(self._next if self._next is not None else now, now - self._burst + self._gap) + self._gap
+
+
+def part(limit: int | None, shard: int, shards: int) -> int | None:
+    """Return a shard's part of a number; the parts of all shards add up to it."""
+    return None if limit is None else limit // shards + (shard < limit % shards)
 
 
 @dataclass(slots=True)
@@ -34,7 +66,7 @@ class Backlog:
         key_concurrency: int = 1,
         key_rate: float | None = None,
     ) -> None:
-        self._concurrency = concurrency
+        self._concurrency = math.inf if concurrency is None else concurrency
         self._rate = Rate(rate)
         self._key_concurrency = key_concurrency
         self._key_rate = key_rate
@@ -58,7 +90,9 @@ class Backlog:
         """Return at most this many entries that may run now; each runs until `release`."""
         taken: list[Entry] = []
         self._ripen(now)
-        while self._ready and len(taken) < most and self._may_begin(now):
+        while self._ready and len(taken) < most and self.running < self._concurrency:
+            if self._rate.ready_at(now / 1000) * 1000 > now:
+                break
             _, _, version, lane = heapq.heappop(self._ready)
             if version != lane.version:
                 continue
@@ -90,14 +124,10 @@ class Backlog:
         while self._ready and self._ready[0][2] != self._ready[0][3].version:
             heapq.heappop(self._ready)
         if self._ready:
-            if self._concurrency is not None and self.running >= self._concurrency:
+            if self.running >= self._concurrency:
                 return None
             return max(now, round(self._rate.ready_at(now / 1000) * 1000))
         return self._later[0][0] if self._later else None
-
-    def _may_begin(self, now: int) -> bool:
-        free = self._concurrency is None or self.running < self._concurrency
-        return free and self._rate.ready_at(now / 1000) * 1000 <= now
 
     def _put(self, lane: _Lane, now: int) -> None:
         """Put a lane into the heap of lanes that may run now or later."""

@@ -7,26 +7,21 @@ was already closed and had no writers. A TTL would lose an item that waits longe
 would not work either, because a deletion in another window is never compacted with the data that it deletes.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID
 
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import Faults
-from writetime.workqueue.items import Entry
+from writetime.workqueue.items import Entry, ItemPartition
 from writetime.workqueue.partition import Partition, ShardFenced
-from writetime.workqueue.queue_tables import BucketRow
 from writetime.workqueue.reader import ItemReader
-from writetime.workqueue.statements import UnknownItemWrite
 
 
 class Buckets:
     """The open buckets of one shard, used by its owner."""
 
-    def __init__(
-        self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object], faults: Faults
-    ) -> None:
+    def __init__(self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object]) -> None:
         """Store the parts of the worker. `on_late` receives late items."""
-        self._faults = faults
         self._context = context
         self._tables = context.tables
         self._clock = context.clock
@@ -34,13 +29,14 @@ class Buckets:
         self._shard = shard
         self._epoch = epoch
         self._on_late = on_late
+        # When each was closed.
         self._known: dict[int, int | None] = {}
         self.readers: dict[int, ItemReader] = {}
 
-    def offer(self, rows: list[BucketRow]) -> bool:
-        """Record buckets, and which of them are closed; return whether there is a new one."""
-        new = any(row.bucket not in self._known for row in rows)
-        self._known.update({row.bucket: row.closed for row in rows})
+    def offer(self, buckets: Mapping[int, int | None]) -> bool:
+        """Record buckets, and when each was closed; return whether there is a new one."""
+        new = not buckets.keys() <= self._known.keys()
+        self._known |= buckets
         return new
 
     @property
@@ -55,36 +51,29 @@ class Buckets:
         return next((item_id for item_id in found if item_id is not None), None)
 
     async def open_new(self) -> None:
-        """Open the buckets that are not closed and have begun.
-
-        Raises:
-            ShardFenced: the shard has another owner.
-            UnknownItemWrite: the database does not answer.
+        """Open the buckets that are not closed and have begun. Raises `ShardFenced` if the shard has another owner, and
+        `UnknownWrite` if the database does not answer.
         """
         ahead = self._clock.now() + round(self._settings.clock_tolerance_seconds * 1000)
         for bucket in sorted(b for b, closed in self._known.items() if closed is None and b <= ahead):
             if bucket in self.readers:
                 continue
-            partition = await self._stamp(bucket)
-            if partition.closed is None:
-                reader = self._reader(partition)
+            reader = await self._open(bucket)
+            if (closed := reader.partition.closed) is None:
                 await reader.load()
                 self.readers[bucket] = reader
             else:
                 # The last owner ended after it closed the bucket, and before it recorded this.
-                await self._tables.mark_bucket(partition.place, partition.closed, before=None)
-                self._known[bucket] = partition.closed
+                await self._tables.mark_bucket(reader.partition.place, closed, before=None)
+                self._known[bucket] = closed
 
     def partition(self, entry: Entry) -> Partition:
         """Return the partition of an item."""
         return self.readers[entry.place.bucket].partition
 
     async def close_finished(self) -> None:
-        """Close the buckets whose items are all done, some time after their end, unless late items came.
-
-        Raises:
-            ShardFenced: the shard has another owner.
-            UnknownItemWrite: the database does not answer.
+        """Close the buckets whose items are all done, some time after their end, unless late items came. Raises
+        `ShardFenced` if the shard has another owner, and `UnknownWrite` if the database does not answer.
         """
         grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
         for bucket, reader in list(self.readers.items()):
@@ -102,11 +91,8 @@ class Buckets:
         del self.readers[bucket]
 
     async def drop_old(self) -> None:
-        """Drop the buckets that were closed long ago; reopen one that has unfinished items.
-
-        Raises:
-            ShardFenced: the shard has another owner.
-            UnknownItemWrite: the database does not answer.
+        """Drop the buckets that were closed long ago; reopen one that has unfinished items. Raises `ShardFenced` if the
+        shard has another owner, and `UnknownWrite` if the database does not answer.
         """
         keep = round(self._settings.keep_closed_hours * 3_600_000)
         for bucket, closed in list(self._known.items()):
@@ -114,8 +100,8 @@ class Buckets:
                 await self._apart(bucket, self._drop(bucket, closed, keep))
 
     async def _drop(self, bucket: int, closed: int, keep: int) -> None:
-        partition = await self._stamp(bucket)
-        reader = self._reader(partition)
+        reader = await self._open(bucket)
+        partition = reader.partition
         if late := await reader.reconcile():
             await self._tables.mark_bucket(partition.place, None, before=closed)
             await partition.close(None)
@@ -131,19 +117,17 @@ class Buckets:
         """Do work that may wait. A fault of one bucket is recorded, and does not stop other buckets or the shard."""
         try:
             await work
-        except (ShardFenced, UnknownItemWrite):
+        except (ShardFenced, UnknownWrite):
             raise
         except Exception as e:
-            self._faults.note(self._context.queue, f"shard {self._shard}, bucket {bucket}", e)
+            self._context.faults.note(self._context.queue, f"shard {self._shard}, bucket {bucket}", e)
 
     async def stop(self) -> None:
         """Stop all work in flight."""
         for reader in self.readers.values():
             await reader.partition.stop()
 
-    async def _stamp(self, bucket: int) -> Partition:
-        place = self._context.place(self._shard, bucket)
-        return await Partition.open(self._tables, place, self._epoch, self._settings.batch_rows)
-
-    def _reader(self, partition: Partition) -> ItemReader:
+    async def _open(self, bucket: int) -> ItemReader:
+        place = ItemPartition(self._context.queue, self._shard, bucket)
+        partition = await Partition.open(self._tables, place, self._epoch, self._settings.batch_rows)
         return ItemReader(self._context, partition)

@@ -10,14 +10,18 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.workqueue.items import ItemPartition
-from writetime.workqueue.partition import LAST_ID, NO_ID
+from writetime.delta.bucketed_table import is_delta_table
+from writetime.delta.storage import lake_storage
+from writetime.workqueue.faults import report_fault
+from writetime.workqueue.inspect import InLake
+from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition
 from writetime.workqueue.queue_tables import CompletedItem, QueueTables
 
 log = logging.getLogger(__name__)
@@ -75,14 +79,32 @@ def faults(rows: DataFrame) -> dict[ItemPartition, str]:
     return {ItemPartition(row.queue, row.shard, row.bucket): row.fault for row in found}
 
 
+def in_lake(settings: Settings, table: str) -> dict[ItemPartition, InLake]:
+    """Count the completed items of each bucket in a table of the lake; nothing if it does not exist yet."""
+    storage = lake_storage(settings).folder(table)
+    if not is_delta_table(storage):
+        return {}
+    names = [*ItemPartition._fields, "read_at"]
+    found: dict[ItemPartition, InLake] = {}
+    # Uses a file system that is not Python's, see `BucketedTable.read`.
+    dataset = DeltaTable(storage.address, storage_options=dict(storage.options)).to_pyarrow_dataset(
+        filesystem=storage.filesystem()
+    )
+    for batch in dataset.to_batches(columns=names):
+        counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            place = ItemPartition(row["queue"], row["shard"], row["bucket"])
+            before = found.get(place, InLake(0, row["read_at"]))
+            found[place] = InLake(before.items + row["count_all"], min(before.read_at, row["read_at"]))
+    return found
+
+
 def read_place(
     settings: Settings, place: ItemPartition, *, batch_rows: int = 1000, batch_characters: int = 4 << 20
 ) -> Iterator[pa.RecordBatch]:
     """Yield the completed items of one partition in batches. A batch is full at a number of rows, or of characters of
-    payloads and results. If the partition cannot be read, yield the fault last.
-
-    Raises:
-        Transient: the database does not answer.
+    payloads and results. If the partition cannot be read, yield the fault last. Raises `Transient` if the database does
+    not answer.
     """
     with connect(settings) as session, asyncio.Runner() as runner:
         tables = QueueTables(session, settings)
@@ -95,16 +117,9 @@ def read_place(
         except Exception as e:
             reason = reason_of(e)
             log.error("%s: not read: %s", place, reason, exc_info=None if isinstance(e, WritetimeError) else e)
-            runner.run(_report(tables, place, reason))
+            at = f"shard {place.shard}, bucket {place.bucket}"
+            runner.run(report_fault(tables, place.queue, "lake", at, times=1, reason=reason))
             yield pa.RecordBatch.from_pylist([{**place._asdict(), "fault": reason}], _READ)
-
-
-async def _report(tables: QueueTables, place: ItemPartition, reason: str) -> None:
-    try:
-        await tables.report_fault(place.queue, "lake", f"shard {place.shard}, bucket {place.bucket}", 1, reason)
-    except Exception as e:
-        # The fault is in the log and in the result.
-        log.warning("%s: the fault is not reported to the database: %s", place, reason_of(e))
 
 
 async def _next(batches: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:

@@ -8,52 +8,48 @@ state that is not visible yet counts the next time.
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from uuid import UUID
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.items import Entry, IdMaker, ItemPartition, Status, bucket_of, shard_of, time_of
-from writetime.workqueue.queue_tables import DeadItem, LetterRow, QueueTables
-from writetime.workqueue.retry import retry
+from writetime.workqueue.queue_tables import DeadItem, QueueTables
+from writetime.workqueue.statements import retry
 
 
 def dead_letters(settings: Settings, queue: str) -> list[DeadItem]:
-    """Return the dead letters of a queue, oldest first.
-
-    Raises:
-        WritetimeError: no queue of that name was ever used, or has settings.
+    """Return the dead letters of a queue, oldest first. Raises `WritetimeError` if no queue of that name was ever used,
+    or has settings.
     """
     with connect(settings) as session:
-        return asyncio.run(_read(QueueTables(session, settings), queue))
+        return asyncio.run(read_letters(QueueTables(session, settings), queue))
 
 
 def redrive(settings: Settings, queue: str) -> int:
-    """Enqueue each dead letter that was not redriven yet as a new item, with its key, payload and time limit.
-    Return the number of letters.
+    """Enqueue each dead letter that was not redriven yet as a new item, with its key, payload and time limit. Return
+    the number of letters.
 
     A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
     interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
-    letter names a new one.
-
-    Raises:
-        WritetimeError: the database does not acknowledge an item, and the next call continues; or no queue of that
-            name was ever used, or has settings.
+    letter names a new one. Raises `WritetimeError` if the database does not acknowledge an item, and the next call
+    continues; or no queue of that name was ever used, or has settings.
     """
     with connect(settings) as session:
         return asyncio.run(_redrive(QueueTables(session, settings), settings, queue))
 
 
-async def read_letters(tables: QueueTables, queue: str, shards: int, bucket_seconds: int) -> list[DeadItem]:
+async def read_letters(tables: QueueTables, queue: str) -> list[DeadItem]:
     """Return the dead letters of a queue, oldest first."""
+    shards, bucket_seconds = await tables.known_queue(queue)
     found: list[DeadItem] = []
     for shard in range(shards):
-        letters = await tables.dead_letters(queue, shard)
-        rows = [LetterRow(shard, letter.item_id, letter.redriven_as) for letter in letters]
-        counting = await _counting(tables, queue, bucket_seconds, rows)
-        found += [letter for letter in letters if letter.item_id in counting]
+        letters = {letter.item_id: letter for letter in await tables.dead_letters(queue, shard)}
+        redriven = {item_id: letter.redriven_as for item_id, letter in letters.items()}
+        found += [letters[item_id] for item_id in await _counting(tables, queue, shard, bucket_seconds, redriven)]
     return sorted(found, key=lambda letter: letter.item_id.int)
 
 
@@ -61,19 +57,20 @@ async def count_letters(tables: QueueTables, queue: str, shards: int, bucket_sec
     """Return the number of dead letters of a queue, and how many of them were redriven."""
     dead = redriven = 0
     for shard in range(shards):
-        rows = await tables.letters(queue, shard)
-        dead += len(await _counting(tables, queue, bucket_seconds, rows))
-        redriven += sum(row.redriven_as is not None for row in rows)
+        letters = await tables.letters(queue, shard)
+        dead += len(await _counting(tables, queue, shard, bucket_seconds, letters))
+        redriven += sum(named is not None for named in letters.values())
     return dead, redriven
 
 
-async def _counting(tables: QueueTables, queue: str, bucket_seconds: int, rows: list[LetterRow]) -> set[UUID]:
-    """Return the items of the letters that count, of one shard."""
-    found = {row.item_id for row in rows if row.redriven_as is not None}
+async def _counting(
+    tables: QueueTables, queue: str, shard: int, bucket_seconds: int, letters: Mapping[UUID, UUID | None]
+) -> set[UUID]:
+    """Return the items of the letters that count, of one shard. `letters` has the items that replaced them."""
+    found = {item_id for item_id, named in letters.items() if named is not None}
     unsure: dict[ItemPartition, list[UUID]] = defaultdict(list)
-    for row in rows:
-        if row.redriven_as is None:
-            unsure[ItemPartition(queue, row.shard, bucket_of(row.item_id, bucket_seconds))].append(row.item_id)
+    for item_id in letters.keys() - found:
+        unsure[ItemPartition(queue, shard, bucket_of(item_id, bucket_seconds))].append(item_id)
     for place, ids in unsure.items():
         statuses = await tables.statuses(place, ids)
         found |= {item_id for item_id, status in statuses.items() if status is Status.DEAD}
@@ -83,32 +80,28 @@ async def _counting(tables: QueueTables, queue: str, bucket_seconds: int, rows: 
     return found
 
 
-async def _read(tables: QueueTables, queue: str) -> list[DeadItem]:
-    return await read_letters(tables, queue, *await tables.known_queue(queue))
-
-
 async def _redrive(tables: QueueTables, settings: Settings, queue: str) -> int:
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
     shards, bucket_seconds = await tables.known_queue(queue)
     count = 0
-    for letter in await retry(lambda: read_letters(tables, queue, shards, bucket_seconds)):
+    for letter in await retry(partial(read_letters, tables, queue)):
         named, made = letter.redriven_as, None
         while True:
             await retry(clock.look)
             if named is not None:
                 place = ItemPartition(queue, shard_of(letter.key, named, shards), bucket_of(named, bucket_seconds))
-                dropped = (
-                    place.bucket + (bucket_seconds + own.close_after_seconds + own.keep_closed_hours * 3600) * 1000
-                )
+                kept_seconds = bucket_seconds + own.close_after_seconds + own.keep_closed_hours * 3600
                 # Its bucket was dropped, perhaps with the item, or the item is there.
-                if clock.now() >= dropped or await retry(partial(tables.existing, place, [named])):
+                if clock.now() >= place.bucket + kept_seconds * 1000 or await retry(
+                    partial(tables.existing, place, [named])
+                ):
                     break
                 # Later, its bucket may be closed, where no worker looks.
                 if clock.now() - time_of(named) <= own.close_after_seconds * 500:
                     limit = letter.time_limit_seconds
                     item = Entry(place, named, letter.key, letter.payload, time_limit_seconds=limit)
-                    await _insert(tables, settings, item)
+                    await _insert(tables, item, own.enqueue_timeout_seconds)
                     break
             made = ids.make(clock.micros())
             await retry(partial(tables.mark_redriven, letter, made, before=named))
@@ -118,15 +111,14 @@ async def _redrive(tables: QueueTables, settings: Settings, queue: str) -> int:
     return count
 
 
-async def _insert(tables: QueueTables, settings: Settings, entry: Entry) -> None:
+async def _insert(tables: QueueTables, entry: Entry, seconds: float) -> None:
     """Insert an item; give up before its bucket may be closed."""
-    seconds = settings.workqueue.enqueue_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
             await retry(partial(tables.insert_bucket, entry.place))
             await retry(partial(tables.insert_items, [entry]))
     except TimeoutError:
-        queue = entry.place.queue
         raise WritetimeError(
-            f"queue {queue}: the database has not acknowledged a redriven item in {seconds:g} s; run the redrive again"
+            f"queue {entry.place.queue}: the database has not acknowledged a redriven item in {seconds:g} s; run the "
+            "redrive again"
         ) from None

@@ -5,13 +5,12 @@ whose id the caller gives is inserted with a condition, because another item may
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import UUID
 
 from writetime.clients.database import connect
@@ -20,7 +19,7 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import same_json, to_json
 from writetime.core.setting_types import YEAR_SECONDS
-from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.items import (
     Entry,
     IdMaker,
@@ -32,9 +31,7 @@ from writetime.workqueue.items import (
     time_of,
 )
 from writetime.workqueue.queue_tables import QueueTables
-from writetime.workqueue.retry import retry
-
-_T = TypeVar("_T")
+from writetime.workqueue.statements import retry
 
 MAX_KEY_BYTES = 1024
 MAX_QUEUE_CHARACTERS = 200
@@ -115,13 +112,10 @@ class AsyncEnqueuer:
         self._slow: dict[str, deque[tuple[int, UUID]]] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
-        """Enqueue items, and return their ids once the database has them all.
-
-        Raises:
-            InvalidItem: an item breaks a rule.
-            ItemConflict: an item has the id of another one.
-            EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
-            WritetimeError: the database refuses a statement, before any item was sent.
+        """Enqueue items, and return their ids once the database has them all. Raises `InvalidItem` if an item breaks a
+        rule. Raises `ItemConflict` if an item has the id of another one. Raises `EnqueueUnknown` if the database has
+        not acknowledged all; some may be enqueued. Raises `WritetimeError` if the database refuses a statement, before
+        any item was sent.
         """
         # Names appear in logs and on terminals.
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
@@ -129,28 +123,26 @@ class AsyncEnqueuer:
         payloads = [self._payload(item) for item in items]
         given = _given(queue, items, payloads)
         entries: list[Entry] = []
-        deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
+        seconds = self._settings.enqueue_timeout_seconds
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(seconds):
                 known = await retry(lambda: self._know(queue))
                 after = self._first_slow(queue)
-                entries = [
-                    self._entry(queue, item, payload, known, after)
-                    for item, payload in zip(items, payloads, strict=True)
-                ]
+                both = zip(items, payloads, strict=True)
+                entries = [self._entry(queue, item, payload, known, after) for item, payload in both]
                 began = self._clock.micros()
                 conflicts = await self._insert(entries, given)
                 self._note_slow(queue, entries, began)
         except TimeoutError:
             if not entries:
                 raise EnqueueUnknown(
-                    f"queue {queue}: nothing was enqueued, because the database has not answered in "
-                    f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call later",
+                    f"queue {queue}: nothing was enqueued, because the database has not answered in {seconds:g} s; "
+                    "repeat the call later",
                     [],
                 ) from None
             raise EnqueueUnknown(
-                f"queue {queue}: the database has not acknowledged {pluralize(len(items), 'item')} in "
-                f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
+                f"queue {queue}: the database has not acknowledged {pluralize(len(items), 'item')} in {seconds:g} s; "
+                "repeat the call with the same item ids",
                 [e.item_id for e in entries],
             ) from None
         if conflicts:
@@ -253,17 +245,14 @@ class AsyncEnqueuer:
         free = asyncio.Semaphore(_IN_FLIGHT)
         conflicts: list[UUID] = []
 
-        async def insert(batch: list[Entry]) -> None:
-            async with free:
-                if any(entry.item_id in given for entry in batch):
-                    conflicts.extend(await self._insert_new(batch))
-                else:
-                    await retry(partial(self._tables.insert_items, batch))
-
         # Batches of one partition follow each other, so that no item is visible before an earlier one of its key.
         async def insert_all(batches: list[list[Entry]]) -> None:
             for batch in batches:
-                await insert(batch)
+                async with free:
+                    if any(entry.item_id in given for entry in batch):
+                        conflicts.extend(await self._insert_new(batch))
+                    else:
+                        await retry(partial(self._tables.insert_items, batch))
 
         rows = self._settings.batch_rows
         try:
@@ -297,10 +286,8 @@ class AsyncEnqueuer:
 
 
 class Enqueuer:
-    """Enqueues from synchronous code; a context manager. Threads may share one.
-
-    Raises:
-        DatabaseUnreachable: on entry, if no contact point answers.
+    """Enqueues from synchronous code; a context manager. Threads may share one. Entering it raises
+    `DatabaseUnreachable` if no contact point answers.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -318,9 +305,7 @@ class Enqueuer:
         self._resources.callback(lambda: self._loop.call_soon_threadsafe(self._loop.stop))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def enqueue(
@@ -333,22 +318,16 @@ class Enqueuer:
         item_id: UUID | None = None,
         time_limit_seconds: float | None = None,
     ) -> UUID:
-        """Enqueue one item and return its id, once the database has it.
-
-        Raises:
-            InvalidItem: it breaks a rule.
-            ItemConflict: `item_id` is the id of an item with another payload, key or time limit.
-            EnqueueUnknown: the database did not acknowledge the item, which may be enqueued. Repeat with the
-                exception's id.
+        """Enqueue one item and return its id, once the database has it. Raises `InvalidItem` if it breaks a rule.
+        Raises `ItemConflict` if `item_id` is the id of an item with another payload, key or time limit. Raises
+        `EnqueueUnknown` if the database did not acknowledge the item, which may be enqueued. Repeat with the
+        exception's id.
         """
         return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id, time_limit_seconds)])[0]
 
     def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
         """Enqueue items and return their ids, once the database has all. The errors are those of `enqueue`."""
-        return self._wait(self._async.enqueue(queue, items))
-
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._async.enqueue(queue, items), self._loop)
         try:
             return future.result()
         except (KeyboardInterrupt, FutureTimeout):
@@ -357,7 +336,6 @@ class Enqueuer:
 
 
 def _is_deeper(value: Any) -> bool:
-    """Return whether a payload has more levels than allowed."""
     level = [value]
     for _ in range(MAX_PAYLOAD_LEVELS + 1):
         inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list | tuple))
@@ -368,11 +346,7 @@ def _is_deeper(value: Any) -> bool:
 
 
 def _given(queue: str, items: Sequence[NewItem], payloads: Sequence[str]) -> set[UUID]:
-    """Return the ids that the caller gives.
-
-    Raises:
-        ItemConflict: two items of the call have one id.
-    """
+    """Return the ids that the caller gives. Raises `ItemConflict` if two items of the call have one id."""
     found: dict[UUID, tuple[str | None, float | None, str]] = {}
     for item, payload in zip(items, payloads, strict=True):
         if item.item_id is None:

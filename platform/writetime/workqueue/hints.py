@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
@@ -18,20 +17,11 @@ log = logging.getLogger(__name__)
 _TOPIC_SECONDS = 2.0
 
 
-class Hint(Protocol):
-    """Reports that a queue may have new items. A missing hint costs time, an unnecessary one a poll."""
-
-    def start(self, notify: Callable[[str], object]) -> None:
-        """Start to call `notify` with names of queues, from any thread."""
-        ...
-
-    def stop(self) -> None:
-        """Stop."""
-        ...
-
-
 class KafkaHint:
-    """Reads the topic of changes of `queue_items`, as `writetime agent` publishes it; the table needs `cdc = true`."""
+    """Reads the topic of changes of `queue_items`, as `writetime agent` publishes it; the table needs `cdc = true`.
+
+    A missing hint costs time, an unnecessary one a poll.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +30,7 @@ class KafkaHint:
         self._thread = threading.Thread(target=self._read, daemon=True, name="hint")
 
     def start(self, notify: Callable[[str], object]) -> None:
-        """Read messages that are published from now on."""
+        """Start to call `notify` with the queues of items that are inserted from now on, from another thread."""
         self._notify = notify
         self._thread.start()
 

@@ -1,22 +1,28 @@
-"""The state of a queue: its waiting, running and dead items, their ages, and its workers."""
+"""The state of a queue: its waiting, running and dead items, their ages, and its workers; and the account of all its
+items, each of which is open, completed or a dead letter.
+"""
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+from uuid import UUID
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
-from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.dead_items import count_letters
-from writetime.workqueue.items import ItemPartition, Status, time_of
-from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.queue_tables import BucketRow, QueueTables
+from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, time_of
+from writetime.workqueue.queue_tables import END_OF_TIME, QueueTables
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # Buckets that are read at once. The ids of their items are in memory together.
 _BUCKETS_AT_ONCE = 8
@@ -58,42 +64,110 @@ class QueueState(Unfinished):
     workers: list[str]
 
 
+@dataclass(frozen=True)
+class Account:
+    """The items in the buckets that are not dropped yet. No worker would ever find the `lost` items."""
+
+    items: int
+    completed: int
+    dead: int
+    open: int
+    lost: int
+    dead_without_letter: int
+
+
+class InLake(NamedTuple):
+    """The lake's items of one bucket: their number, and the time at which they were read (milliseconds)."""
+
+    items: int
+    read_at: int
+
+
+@dataclass(frozen=True)
+class Brought:
+    """The completed items of a queue in the lake, for the buckets that are not dropped yet.
+
+    `waiting` is the number of items that are not in the lake yet. `differing` are the buckets of which the lake has too
+    many items, or too few although it has read them after they were closed.
+    """
+
+    completed: int
+    in_lake: int
+    waiting: int
+    differing: list[ItemPartition]
+
+
+def _blocking(work: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
+    """Convert a coroutine function to an ordinary function, for callers without an event loop."""
+
+    @functools.wraps(work)
+    def run(*args: _P.args, **named: _P.kwargs) -> _T:
+        return asyncio.run(work(*args, **named))
+
+    return run
+
+
 class QueueInspector:
-    """Reads the states of queues over one connection."""
+    """Reads the items and states of queues over one connection."""
 
     def __init__(self, tables: QueueTables, settings: Settings) -> None:
         self._tables = tables
         self._settings = settings
         self._clock = DatabaseClock(tables)
 
-    def queues(self) -> list[str]:
+    @_blocking
+    async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used."""
-        return asyncio.run(self._tables.queues())
+        return await self._tables.queues()
 
-    def state(self, queue: str) -> QueueState:
-        """Return the state of a queue. It reads only the ids of unfinished items and dead letters.
+    @_blocking
+    async def now(self) -> int:
+        """Return the database's time in milliseconds since 1970."""
+        return await self._tables.now()
 
-        Raises:
-            WritetimeError: no queue of that name was ever used, or has settings.
+    @_blocking
+    async def buckets(self, queue: str, until: int = END_OF_TIME) -> dict[ItemPartition, int | None]:
+        """Return the buckets of a queue that are not dropped, and begin up to a time (milliseconds since 1970), and
+        when each was closed.
         """
-        return asyncio.run(self._state(queue))
+        return await self._tables.buckets(queue, until=until)
 
-    def unfinished(self, queue: str) -> Unfinished:
+    @_blocking
+    async def state(self, queue: str) -> QueueState:
+        """Return the state of a queue. It reads only the ids of unfinished items and dead letters. Raises
+        `WritetimeError` if no queue of that name was ever used, or has settings.
+        """
+        tables = self._tables
+        shards, bucket_seconds = await tables.known_queue(queue)
+        begun = await self._begun()
+        buckets = await tables.buckets(queue)
+        unfinished = await self._count(queue, buckets, begun)
+        dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
+        owned = await tables.shards(queue)
+        still_open = sum(closed is None for closed in buckets.values())
+        return QueueState(
+            **vars(unfinished),
+            shards=shards,
+            dead_letters=dead,
+            redriven=redriven,
+            open_buckets=still_open,
+            closed_buckets=len(buckets) - still_open,
+            owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
+            workers=await tables.workers(queue),
+        )
+
+    @_blocking
+    async def unfinished(self, queue: str) -> Unfinished:
         """Return the unfinished items of a queue."""
-        return asyncio.run(self._unfinished(queue))
-
-    def oldest_seconds(self, queue: str) -> float:
-        """Return the age of the oldest unfinished item of a queue; 0 if none is due. In each bucket that has begun, it
-        reads the ids up to the first unfinished item. Items that are delayed for long are in other buckets.
-        """
-        return asyncio.run(self._oldest_seconds(queue))
-
-    async def _unfinished(self, queue: str) -> Unfinished:
         begun = await self._begun()
         return await self._count(queue, await self._tables.buckets(queue), begun)
 
-    async def _oldest_seconds(self, queue: str) -> float:
-        rows = await self._tables.buckets(queue, until=await self._begun())
+    @_blocking
+    async def oldest_seconds(self, queue: str) -> float:
+        """Return the age of the oldest unfinished item of a queue; 0 if none is due. In each bucket that has begun, it
+        reads the ids up to the first unfinished item. Items that are delayed for long are in other buckets.
+        """
+        buckets = await self._tables.buckets(queue, until=await self._begun())
         now = self._clock.now()
         turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
 
@@ -109,52 +183,78 @@ class QueueInspector:
                     after = ids[-1]
             return now
 
-        found = await asyncio.gather(
-            *(first(ItemPartition(queue, r.shard, r.bucket)) for r in rows if r.closed is None)
-        )
+        found = await asyncio.gather(*(first(place) for place, closed in buckets.items() if closed is None))
         return max(0, now - min(found, default=now)) / 1000
 
-    async def _state(self, queue: str) -> QueueState:
+    @_blocking
+    async def account(self, queue: str) -> Account:
+        """Compare all items of a queue with all states."""
         tables = self._tables
-        shards, bucket_seconds = await tables.known_queue(queue)
-        begun = await self._begun()
-        rows = await tables.buckets(queue)
-        unfinished = await self._count(queue, rows, begun)
-        dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
-        owned = await tables.shards(queue)
-        return QueueState(
-            **vars(unfinished),
-            shards=shards,
-            dead_letters=dead,
-            redriven=redriven,
-            open_buckets=sum(row.closed is None for row in rows),
-            closed_buckets=sum(row.closed is not None for row in rows),
-            owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
-            workers=await tables.workers(queue),
-        )
+        shards, _ = await tables.known_queue(queue)
+        items = done = dead = still_open = lost = 0
+        given_up: set[UUID] = set()
+        for place, closed in (await tables.buckets(queue)).items():
+            # The items are read first: items that finish meanwhile have a state by then.
+            ids = await tables.item_ids(place, NO_ID, LAST_ID)
+            states = {i: state.status for i, state in (await tables.states(place, NO_ID)).items()}
+            statuses = [states.get(item_id) for item_id in ids]
+            unfinished = [item_id for item_id in ids if item_id not in states or not states[item_id].final]
+            items += len(ids)
+            done += statuses.count(Status.COMPLETED)
+            dead += statuses.count(Status.DEAD)
+            if closed is None:
+                still_open += len(unfinished)
+            elif unfinished:
+                # A bucket that is dropped meanwhile loses its items before their states.
+                lost += len(await tables.existing(place, unfinished))
+            given_up |= {item_id for item_id, status in states.items() if status is Status.DEAD}
+        # Read last, because an item has its letter before it is dead.
+        letters = {item_id for shard in range(shards) for item_id in await tables.letters(queue, shard)}
+        return Account(items, done, dead, still_open, lost, len(given_up - letters))
+
+    @_blocking
+    async def compare(self, queue: str, in_lake: Mapping[ItemPartition, InLake]) -> Brought:
+        """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
+        completed = there = waiting = 0
+        differing = []
+        for place, closed in (await self._tables.buckets(queue)).items():
+            states = await self._tables.states(place, NO_ID)
+            done = sum(state.status is Status.COMPLETED for state in states.values())
+            have = in_lake.get(place, InLake(0, 0))
+            # The lake reads a bucket again until it has read it after it was closed.
+            settled = closed is not None and have.read_at > closed
+            differs = have.items > done or (settled and have.items < done)
+            if differs and not await self._tables.item_ids(place, NO_ID, LAST_ID):
+                # It is dropped meanwhile: its items go before their states.
+                continue
+            completed += done
+            there += have.items
+            if differs:
+                differing.append(place)
+            else:
+                waiting += done - have.items
+        return Brought(completed, there, waiting, differing)
 
     async def _begun(self) -> int:
         """Return a time (milliseconds). A worker may have opened the buckets that begin before it."""
         await self._clock.look()
         return self._clock.now() + round(self._settings.workqueue.clock_tolerance_seconds * 1000)
 
-    async def _count(self, queue: str, rows: Sequence[BucketRow], begun: int) -> Unfinished:
-        """Count the unfinished items in the open ones of these buckets."""
+    async def _count(self, queue: str, buckets: Mapping[ItemPartition, int | None], begun: int) -> Unfinished:
         now = self._clock.now()
         counts: Counter[str] = Counter()
         oldest, most_attempts = now, 0
         turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
 
-        async def read(row: BucketRow) -> None:
+        async def read(place: ItemPartition) -> None:
             nonlocal oldest, most_attempts
-            place = ItemPartition(queue, row.shard, row.bucket)
             floor, states = NO_ID, {}
             async with turn:
-                if opened := row.bucket <= begun:
+                if opened := place.bucket <= begun:
                     floor = (await self._tables.statics(place)).floor or NO_ID
                 ids = await self._tables.item_ids(place, floor, LAST_ID)
                 if opened:
-                    states = {s.item_id: s for s in await self._tables.states(place, floor)}
+                    states = await self._tables.states(place, floor)
             for item_id in ids:
                 state = states.get(item_id)
                 if state is not None and state.status.final:
@@ -166,7 +266,7 @@ class QueueInspector:
                     oldest = min(oldest, time_of(item_id))
                 most_attempts = max(most_attempts, 0 if state is None else state.attempts)
 
-        await asyncio.gather(*(read(row) for row in rows if row.closed is None))
+        await asyncio.gather(*(read(place) for place, closed in buckets.items() if closed is None))
         return Unfinished(
             queue=queue,
             received=counts["received"],
@@ -179,25 +279,16 @@ class QueueInspector:
 
 
 @contextmanager
-def looking(settings: Settings) -> Iterator[QueueInspector]:
-    """Connect, and inspect queues.
-
-    Raises:
-        DatabaseUnreachable: no contact point answers.
-    """
+def inspecting(settings: Settings) -> Iterator[QueueInspector]:
+    """Connect, and inspect queues. Raises `DatabaseUnreachable` if no contact point answers."""
     with connect(settings) as session:
         yield QueueInspector(QueueTables(session, settings), settings)
 
 
 def inspect(settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue, see `Look.state`.
-
-    Raises:
-        DatabaseUnreachable: no contact point answers.
-        WritetimeError: no queue of that name was ever used, or has settings.
-    """
-    with looking(settings) as look:
-        return look.state(queue)
+    """Return the state of a queue. Raises as `inspecting` and `QueueInspector.state`."""
+    with inspecting(settings) as inspector:
+        return inspector.state(queue)
 
 
 def worker_faults(settings: Settings) -> list[Any]:

@@ -5,7 +5,6 @@ The database orders such ids by time. The time is that of the enqueueing, or the
 item's bucket. So an id alone finds its row, and a repeated insert writes the same row.
 """
 
-import itertools
 import random
 import zlib
 from collections.abc import Callable
@@ -20,7 +19,9 @@ from writetime.core.setting_types import YEAR_SECONDS
 _RANDOM_BITS = 62
 # RFC 9562, method 1 and 3 of 6.2: the twelve bits after the version are a fraction of the millisecond.
 _FRACTIONS = 4096
-_EPOCH = datetime(1970, 1, 1)
+# An id before all items, and one after them.
+NO_ID = UUID(int=7 << 76 | 2 << 62)
+LAST_ID = UUID(int=2**128 - 1)
 
 
 class GiveUp(Exception):
@@ -134,12 +135,6 @@ def is_time_limit(seconds: float) -> bool:
     return 0 < seconds <= YEAR_SECONDS
 
 
-def millis(instant: datetime) -> int:
-    """Return a `timestamp` of the database, as the driver returns it, in milliseconds since 1970."""
-    since = instant.replace(tzinfo=None) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1000 + round(since.microseconds / 1000)
-
-
 def instant(at_millis: int) -> datetime:
     """Return milliseconds since 1970 as a time in UTC."""
     return datetime.fromtimestamp(at_millis / 1000, UTC)
@@ -147,7 +142,3 @@ def instant(at_millis: int) -> datetime:
 
 def _uuid(milliseconds: int, fraction: int, random_bits: int) -> UUID:
     return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random_bits)
-
-
-# For names of workers, which two threads of a process must not share.
-next_number = itertools.count(1).__next__

@@ -11,16 +11,16 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 from uuid import UUID
 
 from writetime.core.errors import WritetimeError
-from writetime.workqueue.items import ItemPartition, first_id, time_of
+from writetime.workqueue.items import NO_ID, ItemPartition, time_of
 from writetime.workqueue.queue_tables import ItemUpdate, QueueTables, Statics
-from writetime.workqueue.retry import retry
+from writetime.workqueue.statements import retry
 
-NO_ID = first_id(0)
-LAST_ID = UUID(int=2**128 - 1)
 # Bytes of results and errors in one batch.
 _BATCH_BYTES = 256 * 1024
 
@@ -60,11 +60,9 @@ class Partition:
 
     @classmethod
     async def open(cls, tables: QueueTables, place: ItemPartition, epoch: int, batch_rows: int) -> "Partition":
-        """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it.
-
-        Raises:
-            ShardFenced: a later owner has stamped it.
-            UnknownItemWrite: the database did not answer; it may be retried.
+        """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it. Raises
+        `ShardFenced` if a later owner has stamped it. Raises `UnknownWrite` if the database did not answer; it may
+        be retried.
         """
         while True:
             statics = await tables.statics(place)
@@ -100,17 +98,12 @@ class Partition:
 
     def settle(self, before: int) -> None:
         """Raise the floor over finished items from before a time (milliseconds), if no earlier item can still come."""
-        done = 0
-        for item_id in self._seen:
-            if item_id not in self._finished or time_of(item_id) >= before:
-                break
-            done += 1
+        done = list(takewhile(lambda i: i in self._finished and time_of(i) < before, self._seen))
         if done:
-            self.floor = max(self.floor, self._seen[done - 1])
-            for item_id in self._seen[:done]:
-                self._finished.discard(item_id)
-                self._known.discard(item_id)
-            del self._seen[:done]
+            self.floor = max(self.floor, done[-1])
+            self._finished.difference_update(done)
+            self._known.difference_update(done)
+            del self._seen[: len(done)]
 
     def write(self, changes: Sequence[ItemUpdate]) -> "asyncio.Future[None]":
         """Send changes together with the next batch. The future is done once they are applied, or raises `ShardFenced`.
@@ -127,15 +120,13 @@ class Partition:
         return future
 
     async def close(self, closed: int | None) -> None:
-        """Record in the database that the partition is closed since a time, or open again (None).
-
-        Raises:
-            ShardFenced: the shard has another owner.
+        """Record in the database that the partition is closed since a time, or open again (None). Raises `ShardFenced`
+        if the shard has another owner.
         """
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
         self._op += 1
-        await self._insist(lambda: self._tables.close(self.place, self._epoch, self._op, closed))
+        await self._insist(partial(self._tables.close, self.place, self._epoch, self._op, closed))
         self.closed = closed
 
     async def _flush(self) -> None:
@@ -146,12 +137,9 @@ class Partition:
             while self._waiting:
                 batch = self._next_batch()
                 self._op += 1
-                op, floor, changes = self._op, self.floor, [change for group in batch for change in group.changes]
-                await self._insist(
-                    lambda op=op, floor=floor, changes=changes: self._tables.write(
-                        self.place, self._epoch, op, floor, changes
-                    )
-                )
+                changes = [change for group in batch for change in group.changes]
+                write = partial(self._tables.write, self.place, self._epoch, self._op, self.floor, changes)
+                await self._insist(write)
                 self._finished.update(change.item_id for change in changes if change.status.final)
                 for _, future in batch:
                     if not future.done():
@@ -159,11 +147,7 @@ class Partition:
                 batch = []
         except (Exception, asyncio.CancelledError) as e:
             # The database may have applied the batch. Only a new owner may continue, because it reads the partition.
-            self._fault = e if isinstance(e, Exception) else ShardFenced(f"{self.place} was given up")
-            for _, future in [*batch, *self._waiting]:
-                if not future.done():
-                    future.set_exception(self._fault)
-            self._waiting.clear()
+            self._refuse(e if isinstance(e, Exception) else ShardFenced(f"{self.place} was given up"), batch)
         finally:
             self._flushing = None
 
@@ -180,10 +164,8 @@ class Partition:
         return batch
 
     async def _insist(self, send: Callable[[], Awaitable[bool]]) -> None:
-        """Send a conditional write until it is known to be applied.
-
-        Raises:
-            ShardFenced: the shard has another owner.
+        """Send a conditional write until it is known to be applied. Raises `ShardFenced` if the shard has another
+        owner.
         """
 
         async def apply() -> None:
@@ -195,15 +177,20 @@ class Partition:
 
         await retry(apply)
 
+    def _refuse(self, fault: Exception, batch: Sequence[_Group] = ()) -> None:
+        """Refuse the changes of a batch and the waiting ones, and all later ones."""
+        self._fault = fault
+        for _, future in [*batch, *self._waiting]:
+            if not future.done():
+                future.set_exception(fault)
+        self._waiting.clear()
+
     async def stop(self) -> None:
         """Stop the write in flight; further writes raise `ShardFenced`."""
-        self._fault = self._fault or ShardFenced(f"{self.place} was given up")
+        fault = self._fault = self._fault or ShardFenced(f"{self.place} was given up")
         if (task := self._flushing) is not None:
             task.cancel()
             await asyncio.wait([task])
         # A task that is cancelled before its first step runs none of its code.
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_exception(self._fault)
-        self._waiting.clear()
+        self._refuse(fault)
         self._flushing = None

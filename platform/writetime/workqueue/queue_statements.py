@@ -1,6 +1,6 @@
 """All CQL statements of the work queue.
 
-Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
+Times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
 of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
 times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
@@ -16,6 +16,10 @@ _ITEM = (
     "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, "
     "after, time_limit_seconds"
 )
+_INSERT_ITEM = (
+    "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, time_limit_seconds) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _OWNERS = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
 
 
@@ -27,15 +31,9 @@ class QueueStatements(Statements):
     queue = Statement("SELECT shards, bucket_seconds FROM {}.queues WHERE queue = ?", serial=True)
     make_queue = Statement("INSERT INTO {}.queues (queue, shards, bucket_seconds) VALUES (?, ?, ?) IF NOT EXISTS")
     all_queues = Statement("SELECT queue FROM {}.queues")
-    now = Statement("SELECT toTimestamp(now()) AS now FROM system.local")
-    insert_item = Statement(
-        "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
-        "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-    )
-    insert_new_item = Statement(
-        "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, "
-        "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
-    )
+    now = Statement("SELECT toUnixTimestamp(now()) AS now FROM system.local")
+    insert_item = Statement(_INSERT_ITEM)
+    insert_new_item = Statement(f"{_INSERT_ITEM} IF NOT EXISTS")
     items = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_ids = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id = ?")
@@ -101,8 +99,8 @@ class QueueStatements(Statements):
     )
     dead = Statement(
         "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
-        "textAsBlob(error) AS error, dead_at, redriven_as, time_limit_seconds FROM {}.queue_dead_letters "
-        "WHERE queue = ? AND shard = ?"
+        "textAsBlob(error) AS error, timestampAsBlob(dead_at) AS dead_at, redriven_as, time_limit_seconds "
+        "FROM {}.queue_dead_letters WHERE queue = ? AND shard = ?"
     )
     letters = Statement(
         "SELECT item_id, redriven_as, timestampAsBlob(dead_at) AS dead_at FROM {}.queue_dead_letters "

@@ -1,9 +1,9 @@
 """The queue's tables: what the work queue reads and writes, without any decisions.
 
 Buckets, dead letters, and items with new ids are inserted without conditions. Conditional writes decide ownership,
-states, and which item has an id that a caller gives. If the answer of a conditional write is lost, it raises `Unknown`.
-Each one may be repeated unchanged: its condition names the values that it replaces, and its values are this worker's
-alone, so a repeat shows whether it was applied.
+states, and which item has an id that a caller gives. If the answer of a conditional write is lost, it raises
+`UnknownWrite`. Each one may be repeated unchanged: its condition names the values that it replaces, and its values are
+this worker's alone, so a repeat shows whether it was applied.
 """
 
 import difflib
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from cassandra.cluster import Session
-from cassandra.query import UNSET_VALUE, BoundStatement, PreparedStatement
+from cassandra.query import BoundStatement, PreparedStatement
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
-from writetime.workqueue.items import Entry, ItemPartition, Status, millis
+from writetime.workqueue.items import Entry, ItemPartition, Status
 from writetime.workqueue.queue_statements import WHOLE_ROWS, QueueStatements
-from writetime.workqueue.statements import answer_of, bigint, bound, double, integer, text, text_of, timestamp, together
+from writetime.workqueue.statements import answer_of, bound, text_of, together
 
 log = logging.getLogger(__name__)
 
@@ -40,26 +40,18 @@ class ShardRow(NamedTuple):
     """The owner of a shard; all None if it never had one."""
 
     shard: int
-    owner: str | None
-    epoch: int | None
-    beat: int | None
-
-
-class BucketRow(NamedTuple):
-    """A bucket that has items; `closed` is when it was closed, in milliseconds."""
-
-    bucket: int
-    shard: int
-    closed: int | None
+    owner: str | None = None
+    epoch: int | None = None
+    beat: int | None = None
 
 
 class Statics(NamedTuple):
     """The fence of a partition, and its progress."""
 
-    epoch: int | None
-    op: int | None
-    floor: UUID | None
-    closed: int | None
+    epoch: int | None = None
+    op: int | None = None
+    floor: UUID | None = None
+    closed: int | None = None
 
 
 @dataclass(slots=True)
@@ -79,7 +71,6 @@ class ItemUpdate:
 class StateRow(NamedTuple):
     """The state of an item that was claimed."""
 
-    item_id: UUID
     status: Status
     attempts: int
     due: int | None
@@ -113,23 +104,11 @@ class DeadItem:
     time_limit_seconds: float | None = None
 
 
-class LetterRow(NamedTuple):
-    """The id of a dead letter, and of the item that replaced it."""
-
-    shard: int
-    item_id: UUID
-    redriven_as: UUID | None
-
-
 class QueueTables:
     """The statements, for one event loop."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
-        """Prepare the statements.
-
-        Raises:
-            WritetimeError: as `Statements` does.
-        """
+        """Prepare the statements. Raises as `Statements` does."""
         self._session = session
         self._own = settings.workqueue
         self._cql = QueueStatements(session, settings)
@@ -144,9 +123,7 @@ class QueueTables:
 
     async def known_queue(self, name: str) -> tuple[int, int]:
         """Return the number of shards and the seconds of a bucket of a queue that was used before or has settings.
-
-        Raises:
-            WritetimeError: it is neither, such as a misspelt one.
+        Raises `WritetimeError` if it is neither, such as a misspelt one.
         """
         if rows := await self._run(self._cql.queue, (name,)):
             return rows[0].shards, rows[0].bucket_seconds
@@ -162,7 +139,7 @@ class QueueTables:
 
     async def now(self) -> int:
         """Return the coordinator's clock in milliseconds since 1970."""
-        return millis((await self._run(self._cql.now, ()))[0].now)
+        return (await self._run(self._cql.now, ()))[0].now
 
     # -- items
 
@@ -175,7 +152,7 @@ class QueueTables:
         and time limit.
         """
         rows = await self._run(together([_item_row(self._cql.insert_new_item, entry) for entry in entries]))
-        if _applied(rows):
+        if rows[0].applied:
             return []
         place = entries[0].place
         return [
@@ -206,10 +183,12 @@ class QueueTables:
 
     # -- buckets
 
-    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> list[BucketRow]:
-        """Return the buckets of all shards that begin between two times (milliseconds), oldest first."""
+    async def buckets(self, queue: str, since: int = 0, until: int = END_OF_TIME) -> dict[ItemPartition, int | None]:
+        """Return the buckets with items of all shards that begin between two times (milliseconds), oldest first, and
+        when each was closed (milliseconds).
+        """
         rows = self._pages(self._cql.buckets, (queue, since, until))
-        return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
+        return {ItemPartition(queue, r.shard, _millis(r.bucket)): r.closed and _millis(r.closed) async for r in rows}
 
     async def mark_bucket(self, place: ItemPartition, closed: int | None, *, before: int | None) -> None:
         """Record that a bucket is closed, or open again. If its state is no longer `before`, this has no effect."""
@@ -230,50 +209,36 @@ class QueueTables:
 
     async def statics(self, place: ItemPartition) -> Statics:
         """Return the fence of a partition, by a serial read, which also completes unfinished writes."""
-        rows = await self._run(self._cql.statics, place)
-        if not rows:
-            return Statics(None, None, None, None)
+        if not (rows := await self._run(self._cql.statics, place)):
+            return Statics()
         return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and _millis(rows[0].closed))
 
     async def stamp(self, place: ItemPartition, epoch: int, *, before: int | None) -> bool:
         """Set a new epoch on a partition that has the epoch `before`."""
-        return _applied(await self._run(self._cql.stamp, (epoch, *place, before)))
+        return await self._applied(self._cql.stamp, (epoch, *place, before))
 
     async def write(
         self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
     ) -> bool:
         """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
-        partition = _serialised(place)
-        rows = [self._cql.guard.bind((op, floor, *place, epoch, op - 1))]
-        rows += [
-            bound(
-                self._cql.change,
-                text(c.status),
-                timestamp(c.at),
-                UNSET_VALUE if c.attempts is None else integer(c.attempts),
-                timestamp(c.due),
-                text(c.worker),
-                text(c.error),
-                text(c.result),
-                *partition,
-                c.item_id.bytes,
-            )
-            for c in changes
-        ]
-        return _applied(await self._run(together(rows)))
+        rows = [bound(self._cql.guard, op, floor, *place, epoch, op - 1)]
+        for c in changes:
+            values = c.status, c.at, c.attempts, c.due, c.worker, c.error, c.result
+            rows.append(bound(self._cql.change, *values, *place, c.item_id))
+        return await self._applied(together(rows))
 
     async def close(self, place: ItemPartition, epoch: int, op: int, closed: int | None) -> bool:
         """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
-        return _applied(await self._run(self._cql.close, (op, closed, *place, epoch, op - 1)))
+        return await self._applied(self._cql.close, (op, closed, *place, epoch, op - 1))
 
-    async def states(self, place: ItemPartition, after: UUID) -> list[StateRow]:
+    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
         """Return the states of all claimed items beyond an id."""
         rows = self._pages(self._cql.states, (*place, after))
-        return [
-            StateRow(r.item_id, _status(place, r.item_id, r.status), r.attempts or 0, r.due and _millis(r.due))
+        return {
+            r.item_id: StateRow(_status(place, r.item_id, r.status), r.attempts or 0, r.due and _millis(r.due))
             async for r in rows
             if r.status is not None
-        ]
+        }
 
     async def completed(self, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         """Yield the completed items of a partition."""
@@ -309,18 +274,17 @@ class QueueTables:
     async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
         """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
         rows = self._pages(self._cql.shards_serial if serial else self._cql.shards, (queue,))
-        return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) async for row in rows}
+        return {row.shard: ShardRow(*row) async for row in rows}
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         """Make `owner` the owner of a shard, with the next epoch, if it is unchanged since it was read."""
-        epoch = (old.epoch or 0) + 1
-        values = (owner, epoch, queue, old.shard, old.epoch, old.beat, old.owner)
-        return _applied(await self._run(self._cql.take, values))
+        values = (owner, (old.epoch or 0) + 1, queue, old.shard, old.epoch, old.beat, old.owner)
+        return await self._applied(self._cql.take, values)
 
     async def renew(self, queue: str, held: Sequence[ShardRow]) -> bool:
         """Renew the leases of shards, all or none; `held` has them as they were after the last renewal."""
         rows = [self._cql.renew.bind(((s.beat or 0) + 1, queue, s.shard, s.owner, s.epoch, s.beat)) for s in held]
-        return _applied(await self._run(together(rows)))
+        return await self._applied(together(rows))
 
     async def release(self, queue: str, held: ShardRow) -> None:
         """Release a shard."""
@@ -342,8 +306,8 @@ class QueueTables:
 
     async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
         """Keep a worker's fault for an hour; a later one at the same place replaces it."""
-        values = text(queue), text(worker), text(place), integer(times), reason.encode(errors="backslashreplace")
-        await self._run(bound(self._cql.report_fault, *values))
+        reason = reason.encode(errors="backslashreplace").decode()
+        await self._run(bound(self._cql.report_fault, queue, worker, place, times, reason))
 
     async def faults(self) -> list[Any]:
         """Return the faults of the last hour of all workers: queue, worker, place, at, times and reason."""
@@ -354,16 +318,8 @@ class QueueTables:
     async def insert_dead(self, letter: DeadItem) -> None:
         """Store an item that is given up."""
         d = letter
-        own = text(d.queue), integer(d.shard), d.item_id.bytes
-        rest = (
-            text(d.key),
-            text(d.payload),
-            integer(d.attempts),
-            text(d.error),
-            timestamp(d.dead_at),
-            double(d.time_limit_seconds),
-        )
-        await self._run(bound(self._cql.insert_dead, *own, *rest))
+        values = d.key, d.payload, d.attempts, d.error, d.dead_at, d.time_limit_seconds
+        await self._run(bound(self._cql.insert_dead, d.queue, d.shard, d.item_id, *values))
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadItem]:
         """Return the dead letters of a shard. A letter counts only once the item's state is DEAD."""
@@ -376,7 +332,7 @@ class QueueTables:
                 text_of(r.payload) or "",
                 r.attempts,
                 text_of(r.error) or "",
-                millis(r.dead_at),
+                _millis(r.dead_at),
                 r.redriven_as,
                 r.time_limit_seconds,
             )
@@ -384,15 +340,15 @@ class QueueTables:
             if r.dead_at is not None
         ]
 
-    async def letters(self, queue: str, shard: int) -> list[LetterRow]:
-        """Return the dead letters of a shard without their content."""
+    async def letters(self, queue: str, shard: int) -> dict[UUID, UUID | None]:
+        """Return the items that have a dead letter in a shard, and those that replaced them."""
         rows = self._pages(self._cql.letters, (queue, shard))
-        return [LetterRow(shard, r.item_id, r.redriven_as) async for r in rows if r.dead_at is not None]
+        return {r.item_id: r.redriven_as async for r in rows if r.dead_at is not None}
 
     async def mark_redriven(self, letter: DeadItem, as_id: UUID, *, before: UUID | None) -> bool:
         """Record the item that replaces a dead letter, unless it is no longer `before`."""
         values = (as_id, letter.queue, letter.shard, letter.item_id, before)
-        return _applied(await self._run(self._cql.mark_redriven, values))
+        return await self._applied(self._cql.mark_redriven, values)
 
     async def redriven_as(self, letter: DeadItem) -> UUID:
         """Return the item that replaces a redriven letter, by a serial read."""
@@ -406,6 +362,10 @@ class QueueTables:
             statement = statement.bind(values)
         return list(await answer_of(self._session.execute_async(statement)) or ())
 
+    async def _applied(self, statement: Any, values: Sequence[Any] | None = None) -> bool:
+        """Run a conditional statement; return whether its condition was true."""
+        return bool((await self._run(statement, values))[0].applied)
+
     async def _pages(self, statement: PreparedStatement, values: Sequence[Any]) -> AsyncIterator[Any]:
         """Run a statement and yield the rows of all pages. ScyllaDB ends a page after 1 MiB or 10,000 deleted rows."""
         future = self._session.execute_async(statement.bind(values))
@@ -418,31 +378,14 @@ class QueueTables:
     async def _of_items(
         self, statement: PreparedStatement, place: ItemPartition, item_ids: Sequence[UUID]
     ) -> AsyncIterator[Any]:
-        """Run a statement for items of a partition, and yield its rows."""
         for start in range(0, len(item_ids), _ITEMS_AT_ONCE):
             async for row in self._pages(statement, (*place, list(item_ids[start : start + _ITEMS_AT_ONCE]))):
                 yield row
 
 
-def _serialised(place: ItemPartition) -> tuple[bytes, bytes, bytes]:
-    return place.queue.encode(), integer(place.shard), bigint(place.bucket)
-
-
-def _item_row(statement: PreparedStatement, entry: Entry) -> BoundStatement:
-    return bound(
-        statement,
-        *_serialised(entry.place),
-        entry.item_id.bytes,
-        text(entry.key),
-        text(entry.payload),
-        timestamp(entry.due if entry.delayed else None),
-        UNSET_VALUE if entry.after is None else entry.after.bytes,
-        double(entry.time_limit_seconds),
-    )
-
-
-def _applied(rows: list[Any]) -> bool:
-    return bool(rows[0].applied)
+def _item_row(statement: PreparedStatement, e: Entry) -> BoundStatement:
+    not_before = e.due if e.delayed else None
+    return bound(statement, *e.place, e.item_id, e.key, e.payload, not_before, e.after, e.time_limit_seconds)
 
 
 def _millis(timestamp: bytes) -> int:

@@ -6,38 +6,30 @@ the bucket is closed, or at the latest before it is dropped (`bucket_life`).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.items import Entry, first_id, time_of
-from writetime.workqueue.partition import LAST_ID, NO_ID, Partition
+from writetime.workqueue.items import LAST_ID, NO_ID, Entry, first_id, time_of
+from writetime.workqueue.partition import Partition
 from writetime.workqueue.queue_tables import PAGE_ROWS, StateRow
 
 # After a look back, this many times its duration pass without another one.
 _LOOK_BACK_PAUSES = 9
 
 
-class _Pass(NamedTuple):
-    """One look back, page by page: the time at which it began (milliseconds), and the start of the next one."""
-
-    began: int
-    unsure: UUID
-
-
 class ItemReader:
     """Reads a partition for its owner."""
 
     def __init__(self, context: QueueContext, partition: Partition) -> None:
-        settings = context.settings
+        own = context.settings
         self.partition = partition
         self._tables = context.tables
         self._clock = context.clock
-        self._overlap = round(settings.overlap_seconds * 1000)
-        self._looks_back = round((settings.overlap_seconds + settings.clock_tolerance_seconds) * 1000)
-        self._tolerance = round(settings.clock_tolerance_seconds * 1000)
-        self._rescan = round(settings.rescan_seconds * 1000)
-        self._settle = round(settings.settle_seconds * 1000)
+        self._overlap = round(own.overlap_seconds * 1000)
+        self._tolerance = round(own.clock_tolerance_seconds * 1000)
+        self._looks_back = self._overlap + self._tolerance
+        self._rescan = round(own.rescan_seconds * 1000)
+        self._settle = round(own.settle_seconds * 1000)
         self._end = partition.place.bucket + context.bucket_seconds * 1000
         # Behind: where the next page begins.
         self._cursor = partition.floor
@@ -46,7 +38,9 @@ class ItemReader:
         self._unsure = partition.floor
         self._looks_back_at = 0
         now = context.clock.now()
-        self._pass: _Pass | None = _Pass(now, first_id(now - self._looks_back))
+        # The look back in progress, page by page: the time at which it began (milliseconds), and where the next one
+        # begins.
+        self._pass: tuple[int, UUID] | None = now, first_id(now - self._looks_back)
         self._claimed: dict[UUID, StateRow] = {}
         self._rescanned = now
         self._polled = 0
@@ -54,11 +48,11 @@ class ItemReader:
 
     async def load(self) -> None:
         """Read the states of earlier owners beyond the floor."""
-        for state in await self._tables.states(self.partition.place, self.partition.floor):
+        for item_id, state in (await self._tables.states(self.partition.place, self.partition.floor)).items():
             if state.status.final:
-                self.partition.see(state.item_id, finished=True)
+                self.partition.see(item_id, finished=True)
             else:
-                self._claimed[state.item_id] = state
+                self._claimed[item_id] = state
 
     async def poll(self) -> list[Entry]:
         """Return items that were not known before."""
@@ -85,13 +79,13 @@ class ItemReader:
         # From here on nothing can fail: items recorded as known are returned.
         if looks_back or in_order:
             recent = min(max(time_of(newest), now - self._tolerance) - self._overlap, now)
-            self._pass = _Pass(now, first_id(recent)) if looks_back else None
+            self._pass = (now, first_id(recent)) if looks_back else None
         self.behind, self._newest = behind, newest
         self._cursor = rows[-1].item_id if behind else newest
         if not behind and self._pass is not None:
-            took = self._clock.now() - self._pass.began
-            self._looks_back_at = now + min(self._rescan, _LOOK_BACK_PAUSES * took)
-            self._unsure, self._pass = max(self._unsure, self._pass.unsure), None
+            began, unsure = self._pass
+            self._looks_back_at = now + min(self._rescan, _LOOK_BACK_PAUSES * (self._clock.now() - began))
+            self._unsure, self._pass = max(self._unsure, unsure), None
         self._rescanned = now if rescan else self._rescanned
         found = self._note(new)
         self.partition.settle(now - self._settle)
@@ -135,7 +129,7 @@ class ItemReader:
         place = self.partition.place
         # The states are read last: an item that finishes meanwhile is not missed.
         ids = await self._tables.item_ids(place, NO_ID, LAST_ID)
-        states = {s.item_id: s for s in await self._tables.states(place, NO_ID)}
+        states = await self._tables.states(place, NO_ID)
         missed = [i for i in ids if not self.partition.knows(i) and not (i in states and states[i].status.final)]
         entries = [await self._tables.item(place, item_id) for item_id in missed]
         self._claimed.update({i: states[i] for i in missed if i in states})

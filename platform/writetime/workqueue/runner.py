@@ -4,22 +4,21 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
-from writetime.workqueue.backlog import Backlog
+from writetime.clients.prepared_statements import UnknownWrite
+from writetime.workqueue.backlog import Backlog, part
 from writetime.workqueue.bucket_life import Buckets
-from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import Faults
+from writetime.workqueue.context import QueueContext, wait_for_event
 from writetime.workqueue.items import Entry, Status
-from writetime.workqueue.limits import part
 from writetime.workqueue.partition import Partition
-from writetime.workqueue.queue_tables import BucketRow, DeadItem, ItemUpdate
+from writetime.workqueue.queue_tables import DeadItem, ItemUpdate
 from writetime.workqueue.reader import ItemReader
-from writetime.workqueue.retry import retry
 from writetime.workqueue.shard_leases import ShardLease
-from writetime.workqueue.statements import UnknownItemWrite
+from writetime.workqueue.statements import retry
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +31,11 @@ _LONGEST_SWEEP_SECONDS = 60.0
 
 
 class ShardRunner:
-    """Processes the items of one shard until it is lost. `wake` is called when items may be taken."""
+    """Processes the items of one shard until it is lost. `wake` is called when items may be taken. Its `task` finds
+    items.
+    """
 
-    def __init__(self, context: QueueContext, lease: ShardLease, wake: Callable[[], None], faults: Faults) -> None:
+    def __init__(self, context: QueueContext, lease: ShardLease, wake: Callable[[], None]) -> None:
         own, shard, shards = context.own, lease.row.shard, context.shards
         self.queue = context.queue
         self.own = own
@@ -45,12 +46,11 @@ class ShardRunner:
             key_concurrency=own.key_concurrency,
             key_rate=own.key_rate,
         )
-        self.buckets = Buckets(context, shard, lease.epoch, self._add, faults)
+        self.buckets = Buckets(context, shard, lease.epoch, self._add)
         self.idle = asyncio.Event()
-        self._tables = context.tables
+        self._context = context
         self._clock = context.clock
         self._settings = context.settings
-        self._worker = context.worker
         self._wake = wake
         self._news = asyncio.Event()
         self._sweep_seconds = min(_LONGEST_SWEEP_SECONDS, context.settings.close_after_seconds / _SWEEPS_A_GRACE)
@@ -60,10 +60,11 @@ class ShardRunner:
         self.offered = False
         # Whether a complete round has found nothing to do: the condition of `until idle`.
         self.quiet = False
+        self.task = asyncio.create_task(self._run())
 
-    def offer(self, rows: list[BucketRow]) -> None:
-        """Pass the shard's buckets; those of earlier calls may be left out."""
-        new = self.buckets.offer(rows)
+    def offer(self, buckets: Mapping[int, int | None]) -> None:
+        """Pass the shard's buckets, and when each was closed; those of earlier calls may be left out."""
+        new = self.buckets.offer(buckets)
         if new or not self.offered:
             self.offered, self.quiet = True, False
             self.poll_now()
@@ -72,26 +73,21 @@ class ShardRunner:
         """Look for items at once."""
         self._news.set()
 
-    async def run(self) -> None:
-        """Find items, until cancelled.
-
-        Raises:
-            ShardFenced: the shard has another owner.
-        """
+    async def _run(self) -> None:
+        """Find items, until cancelled. Raises `ShardFenced` if the shard has another owner."""
         while True:
             try:
                 found = await self._look()
                 # A bucket that was offered during the look was not read by it.
                 complete = self.offered and not self._news.is_set() and not self.buckets.behind
-            except UnknownItemWrite as e:
+            except UnknownWrite as e:
                 log.warning("queue %s, shard %d: %s", self.queue, self.lease.row.shard, e)
                 found = complete = False
             self.quiet = complete and not found and not self.backlog.waiting and not self.backlog.running
-            busy = found or not self._hungry()
-            self._pause = (
-                self._settings.poll_seconds if busy else min(self._settings.idle_poll_seconds, self._pause * 2)
-            )
-            await self._rest()
+            own, busy = self._settings, found or not self._hungry()
+            self._pause = own.poll_seconds if busy else min(own.idle_poll_seconds, self._pause * 2)
+            if not (self.buckets.behind and self._hungry()):
+                await wait_for_event(self._news, self._pause)
 
     def take(self, most: int) -> list[Entry]:
         """Return items that may be claimed now; settle each with one of the methods below, unless the shard is lost."""
@@ -114,14 +110,13 @@ class ShardRunner:
         changes: dict[Partition, list[ItemUpdate]] = defaultdict(list)
         for entry in entries:
             entry.attempts += 1
-            change = ItemUpdate(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._worker)
+            change = ItemUpdate(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._context.worker)
             changes[self.buckets.partition(entry)].append(change)
         await asyncio.gather(*(partition.write(together) for partition, together in changes.items()))
 
     def complete(self, entry: Entry, result: str | None) -> "asyncio.Future[None]":
         """Write that an item is done, with the handler's result, in one fenced write; then release it."""
-        change = ItemUpdate(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
-        return self.buckets.partition(entry).write([change])
+        return self._write(entry, Status.COMPLETED, result=result)
 
     def release(self, entry: Entry) -> None:
         """Record that an item is settled: the next one of its key may run."""
@@ -133,14 +128,14 @@ class ShardRunner:
         """Write that an attempt has failed: the item is due again later, or is dead."""
         # A handler's error may have invalid Unicode.
         error = error[:_MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
+        log.warning("%s %s: attempt %d: %s", self.queue, entry.item_id, entry.attempts, error)
         if give_up or entry.attempts >= self.own.max_attempts:
             await self._bury(entry, error)
             self.release(entry)
             return Status.DEAD
         ceiling = min(self.own.backoff_cap_seconds, self.own.backoff_base_seconds * 2 ** min(entry.attempts - 1, 32))
         entry.due = self._clock.now() + round(1000 * random.uniform(ceiling / 2, ceiling))
-        change = ItemUpdate(entry.item_id, Status.RETRY, self._clock.now(), due=entry.due, error=error)
-        await self.buckets.partition(entry).write([change])
+        await self._write(entry, Status.RETRY, due=entry.due, error=error)
         self.release(entry)
         self.backlog.add(entry, self._clock.now())
         self._wake()
@@ -149,9 +144,7 @@ class ShardRunner:
     async def give_back(self, entry: Entry) -> None:
         """Write that a claimed item was not started."""
         entry.attempts -= 1
-        now = self._clock.now()
-        change = ItemUpdate(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
-        await self.buckets.partition(entry).write([change])
+        await self._write(entry, Status.RETRY, attempts=entry.attempts, due=entry.due or self._clock.now())
         self.release(entry)
 
     async def drained(self) -> None:
@@ -165,14 +158,16 @@ class ShardRunner:
         self.idle.set()
         await self.buckets.stop()
 
+    def _write(self, entry: Entry, status: Status, **values: Any) -> "asyncio.Future[None]":
+        change = ItemUpdate(entry.item_id, status, self._clock.now(), **values)
+        return self.buckets.partition(entry).write([change])
+
     async def _bury(self, entry: Entry, error: str) -> None:
         """Store a dead letter, and then mark the item as dead, so that no dead item is without its letter."""
-        place, now = entry.place, self._clock.now()
-        own = entry.item_id, entry.key, entry.payload, entry.attempts
-        limit = entry.time_limit_seconds
-        letter = DeadItem(place.queue, place.shard, *own, error, now, time_limit_seconds=limit)
-        await retry(partial(self._tables.insert_dead, letter))
-        await self.buckets.partition(entry).write([ItemUpdate(entry.item_id, Status.DEAD, now, error=error)])
+        e, now = entry, self._clock.now()
+        letter = DeadItem(*e.place[:2], e.item_id, e.key, e.payload, e.attempts, error, now, None, e.time_limit_seconds)
+        await retry(partial(self._context.tables.insert_dead, letter))
+        await self._write(entry, Status.DEAD, error=error)
 
     async def _look(self) -> bool:
         """Open new buckets, read new items, and manage old buckets; return whether there were new items."""
@@ -216,12 +211,3 @@ class ShardRunner:
         if entries:
             self._wake()
         return bool(entries)
-
-    async def _rest(self) -> None:
-        if self.buckets.behind and self._hungry():
-            return
-        try:
-            async with asyncio.timeout(self._pause):
-                await self._news.wait()
-        except TimeoutError:
-            pass

@@ -15,12 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import Faults
 from writetime.workqueue.queue_tables import ShardRow
-from writetime.workqueue.retry import retry
-from writetime.workqueue.statements import UnknownItemWrite
+from writetime.workqueue.statements import retry
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +63,9 @@ class ShardLeases:
         on_gain: Callable[[ShardLease], None],
         on_loss: Callable[[ShardLease], None],
         on_surplus: Callable[[ShardLease], Awaitable[None]],
-        faults: Faults,
     ) -> None:
         """Take shards; `on_surplus` returns once no item of the shard runs."""
+        self.context = context
         self._tables = context.tables
         self._queue = context.queue
         self._shards = context.shards
@@ -75,7 +74,7 @@ class ShardLeases:
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._on_surplus = on_surplus
-        self._faults = faults
+        self._faults = context.faults
         # Shards with a fault, and the times until which they are not taken; those that wait after several attempts.
         self.aside: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
@@ -101,7 +100,7 @@ class ShardLeases:
                 # Even if the database does not answer, the worker must notice the end of its leases.
                 async with asyncio.timeout(self._lease_seconds * _ANSWER_SHARE):
                     await act()
-            except (UnknownItemWrite, TimeoutError) as e:
+            except (UnknownWrite, TimeoutError) as e:
                 log.warning("queue %s: leases cannot be renewed: %s", self._queue, e or "no answer in time")
             except Exception as e:
                 self._faults.note(self._queue, "leases", e)
@@ -119,11 +118,9 @@ class ShardLeases:
 
     def set_aside(self, lease: ShardLease, error: BaseException) -> None:
         """Release a shard with a fault: it is taken again after a pause, by this worker or another one."""
-        if not lease.lost:
-            self.lose(lease)
-            self._rest(lease, error)
-
-    def _rest(self, lease: ShardLease, error: BaseException) -> None:
+        if lease.lost:
+            return
+        self.lose(lease)
         shard = lease.row.shard
         pause = self._faults.note(self._queue, f"shard {shard}", error)
         self.aside[shard] = self._monotonic() + pause
@@ -182,16 +179,13 @@ class ShardLeases:
         )
         if self.stopping:
             return
-        share = self._share(workers)
+        base, rest = divmod(self._shards, len(workers))
+        share = base + (workers.index(self._worker) < rest)
         staying = [h for h in self.held.values() if not h.leaving]
         for lease in staying[share:]:
             self._background(self.release(lease))
         if len(self.held) < share:
             await self._take(rows, share)
-
-    def _share(self, workers: list[str]) -> int:
-        base, rest = divmod(self._shards, len(workers))
-        return base + (workers.index(self._worker) < rest)
 
     async def _renew(self) -> None:
         """Renew all leases in one write. If it is not applied, one of the shards has changed."""
@@ -217,7 +211,6 @@ class ShardLeases:
             lease.confirmed = sent
 
     def _notice(self, rows: dict[int, ShardRow]) -> None:
-        """Compare the shards with their earlier state."""
         now = self._monotonic()
         for shard, row in rows.items():
             lease = self.held.get(shard)
@@ -231,7 +224,7 @@ class ShardLeases:
         now = self._monotonic()
         free = []
         for shard in range(self._shards):
-            row = rows.get(shard, ShardRow(shard, None, None, None))
+            row = rows.get(shard, ShardRow(shard))
             # A shard with our name that we do not hold was taken by a write whose answer was lost.
             ownerless = row.owner is None or row.owner == self._worker
             silent = shard in self._watched and now - self._watched[shard][1] > self._lease_seconds
@@ -249,9 +242,7 @@ class ShardLeases:
                 try:
                     self._on_gain(lease)
                 except Exception as e:
-                    del self.held[row.shard]
-                    lease.lost = True
-                    self._rest(lease, e)
+                    self.set_aside(lease, e)
 
 
 async def _for_a_while(release: Callable[[], Awaitable[None]]) -> None:

@@ -1,31 +1,25 @@
-"""The driver's statements on an event loop: their answers, serialised values, and combined rows."""
+"""The driver's statements on an event loop: their answers, repeats, serialised values, and combined rows."""
 
 import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
 from cassandra.cluster import ResponseFuture
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
 
-from writetime.clients.database import DRIVER_FAULTS, is_without_answer
-from writetime.core.errors import Transient, WritetimeError
+from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
 
-integer = Struct(">i").pack
-bigint = Struct(">q").pack
-_double = Struct(">d").pack
+_T = TypeVar("_T")
 
-
-class UnknownItemWrite(Transient):
-    """The database did not answer in time, or not at all: a write may have been applied."""
+_PAUSE_SECONDS = 0.05
+_PAUSE_CAP_SECONDS = 2.0
 
 
 async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
-    """Wait for a statement's rows, those of one page.
-
-    Raises:
-        UnknownItemWrite: no answer, or one that leaves open whether it was applied.
-        WritetimeError: the database refuses the statement.
-    """
+    """Wait for a statement's rows, those of one page. Raises as `driver_faults_named`."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
@@ -42,13 +36,19 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
         future.clear_callbacks()
         future.start_fetching_next_page()
     future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
-    try:
+    with driver_faults_named("the work queue"):
         return await answer
-    except DRIVER_FAULTS as e:
-        if is_without_answer(e):
-            # Timeouts, unavailable replicas, overload, lost connections.
-            raise UnknownItemWrite(f"{type(e).__name__}: {e}") from None
-        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
+
+
+async def retry(act: Callable[[], Awaitable[_T]]) -> _T:
+    """Repeat a repeatable statement, with growing pauses, until the database answers; the caller may set a deadline."""
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            return await act()
+        except UnknownWrite:
+            await asyncio.sleep(random.uniform(0, pause))
+            pause = min(_PAUSE_CAP_SECONDS, pause * 2)
 
 
 def together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
@@ -60,20 +60,8 @@ def together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
     return batch
 
 
-def bound(statement: PreparedStatement, *values: Any) -> BoundStatement:
-    """Return a statement with serialised values: `bind` takes ten times as long."""
-    whole = BoundStatement(statement)
-    whole.values = list(values)
-    return whole
-
-
-def text(value: str | None) -> Any:
-    """Return a serialised `text`; None leaves the column unchanged, because a null would be a tombstone."""
-    return UNSET_VALUE if value is None else value.encode(errors="surrogateescape")
-
-
 def text_of(stored: bytes | None) -> str | None:
-    """Return a `text` that was read as bytes. Bytes that are not UTF-8 become surrogates, and `text` converts them
+    """Return a `text` that was read as bytes. Bytes that are not UTF-8 become surrogates, and `bound` converts them
     back.
 
     The driver decodes strictly, and fails for a whole page of rows.
@@ -81,11 +69,28 @@ def text_of(stored: bytes | None) -> str | None:
     return None if stored is None else stored.decode(errors="surrogateescape")
 
 
-def double(value: float | None) -> Any:
-    """Return a serialised `double`, likewise."""
-    return UNSET_VALUE if value is None else _double(value)
+def _text(value: str) -> bytes:
+    return value.encode(errors="surrogateescape")
 
 
-def timestamp(at_millis: int | None) -> Any:
-    """Return a serialised `timestamp`, likewise."""
-    return UNSET_VALUE if at_millis is None else bigint(at_millis)
+_SERIALISE: dict[str, Callable[[Any], bytes]] = {
+    "varchar": _text,
+    "uuid": attrgetter("bytes"),
+    "int": Struct(">i").pack,
+    "bigint": Struct(">q").pack,
+    # In milliseconds since 1970.
+    "timestamp": Struct(">q").pack,
+    "double": Struct(">d").pack,
+}
+
+
+def bound(statement: PreparedStatement, *values: Any) -> BoundStatement:
+    """Return a statement with serialised values: `bind` takes ten times as long. None leaves a column unchanged,
+    because a null would be a tombstone.
+    """
+    whole = BoundStatement(statement)
+    whole.values = [
+        UNSET_VALUE if value is None else _SERIALISE[column.type.typename](value)
+        for column, value in zip(statement.column_metadata or (), values, strict=True)
+    ]
+    return whole

@@ -18,8 +18,7 @@ from functools import partial
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.workqueue.faults import PAUSES, Pauses
-from writetime.workqueue.hints import Hint
+from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.worker_loop import Handler, WorkerLoop
@@ -32,31 +31,23 @@ class Worker:
         self,
         settings: Settings,
         handlers: Mapping[str, Handler],
-        hint: Hint | None = None,
+        hint: KafkaHint | None = None,
         metrics: WorkerMetrics | None = None,
-        pauses: Pauses = PAUSES,
     ) -> None:
-        """Set a worker up; `run` starts it. `hint` wakes it up before its next poll; `pauses` follow faults."""
+        """Set a worker up; `run` starts it. `hint` wakes it up before its next poll."""
         self.name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._settings = settings
-        self._own = settings.workqueue
         self._handlers = dict(handlers)
         self._hint = hint
         self._metrics = metrics
-        self._pauses = pauses
 
     def run(self, stop: threading.Event | None = None, *, until_idle: bool = False) -> Counter[str]:
-        """Process items until `stop` is set, or until there is nothing to do; then end gracefully.
+        """Process items until `stop` is set, or until there is nothing to do; then end gracefully. Return the numbers
+        of attempts that were completed, failed (`retry`), made an item `dead`, or were refused by the fence (`fenced`).
 
-        Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that.
-
-        Returns:
-            The numbers of attempts that were completed, failed (`retry`), made an item `dead`, or were refused by the
-            fence.
-
-        Raises:
-            DatabaseUnreachable: no contact point answers at the start.
-            WritetimeError: the database refuses a statement, or too many handlers have not ended within their limits.
+        Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that. Raises
+        `DatabaseUnreachable` if no contact point answers at the start, and `WritetimeError` if the database refuses a
+        statement, or too many handlers have not ended within their limits.
         """
         with connect(self._settings) as session:
             tables = QueueTables(session, self._settings)
@@ -64,7 +55,7 @@ class Worker:
 
     async def _run(self, tables: QueueTables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
         ended = asyncio.Event()
-        running = WorkerLoop(tables, self._own, self._handlers, self.name, metrics=self._metrics, pauses=self._pauses)
+        running = WorkerLoop(tables, self._settings.workqueue, self._handlers, self.name, metrics=self._metrics)
         watcher = asyncio.create_task(_watch(stop, ended))
         if self._hint is not None:
             loop = asyncio.get_running_loop()

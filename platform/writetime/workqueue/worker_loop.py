@@ -7,25 +7,23 @@ waits until completions are written: these form the next write while the previou
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import WorkQueue
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.workqueue.attempts import Attempts
-from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import PAUSES, TRIES, Faults, Pauses
-from writetime.workqueue.handling import Handler, Outcome
+from writetime.workqueue.attempts import Attempt, Attempts, Handler
+from writetime.workqueue.context import DatabaseClock, QueueContext, wait_for_event
+from writetime.workqueue.faults import TRIES, Faults
 from writetime.workqueue.items import Entry, Status, time_of
 from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import ShardFenced
 from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.shard_leases import ShardLease, ShardLeases
-from writetime.workqueue.statements import UnknownItemWrite
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +46,6 @@ class WorkerLoop:
         name: str,
         *,
         metrics: WorkerMetrics | None = None,
-        pauses: Pauses = PAUSES,
         coroutine_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Set up. `coroutine_loop` is as in `Attempts`."""
@@ -59,10 +56,9 @@ class WorkerLoop:
         self._metrics = {} if metrics is None else {queue: metrics.of(queue) for queue in handlers}
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
-        self._faults = Faults(tables, name, self._monotonic, self._metrics, pauses)
+        self._faults = Faults(tables, name, self._monotonic, self._metrics)
         self._leases: dict[str, ShardLeases] = {}
-        self._runners: dict[ShardLease, tuple[ShardRunner, asyncio.Task[None]]] = {}
-        self._contexts: dict[str, QueueContext] = {}
+        self._runners: dict[ShardLease, ShardRunner] = {}
         # Queues that cannot be opened, or whose buckets cannot be listed, with the database's reasons.
         self._unopened: dict[str, str] = {}
         self._unlisted: dict[str, str] = {}
@@ -70,7 +66,7 @@ class WorkerLoop:
         self._listed: set[str] = set()
         self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
         self._work = asyncio.Event()
-        self._attempts = Attempts(settings.threads, self._exhausted, coroutine_loop=coroutine_loop)
+        self._attempts = Attempts(settings.threads, self._exhausted, coroutine_loop)
         self._tasks: set[asyncio.Task[None]] = set()
         # Items that were taken and are not settled.
         self._claimed = 0
@@ -85,26 +81,24 @@ class WorkerLoop:
         """Process items until `ended` is set, or there is nothing to do."""
         self._ended = ended
         await self._begin()
-        tasks = [asyncio.create_task(self._dispatch())]
-        for queue in self._handlers:
-            tasks.append(asyncio.create_task(self._work_on(queue)))
+        own = [self._dispatch(), *(self._work_on(queue) for queue in self._handlers)]
         if self._metrics:
-            tasks.append(asyncio.create_task(self._observe()))
+            own.append(self._observe())
         if until_idle:
-            tasks.append(asyncio.create_task(self._end_when_idle()))
-        for task in tasks:
-            task.add_done_callback(self._note_fault)
+            own.append(self._end_when_idle())
+        for work in own:
+            self._start(work)
         try:
             await ended.wait()
             given_up = self._given_up()
             await self._leave()
         finally:
             self._over = True
-            started = list(self._tasks)
-            for task in [*tasks, *started, *(task for _, task in self._runners.values())]:
+            started, runners = list(self._tasks), list(self._runners.values())
+            for task in [*started, *(runner.task for runner in runners)]:
                 task.cancel()
-            await asyncio.gather(*tasks, *started, return_exceptions=True)
-            for runner, _ in list(self._runners.values()):
+            await asyncio.gather(*started, return_exceptions=True)
+            for runner in runners:
                 await runner.stop()
             await self._faults.end()
             await self._attempts.end()
@@ -118,15 +112,15 @@ class WorkerLoop:
         """Look for items of a queue at once."""
         if queue in self._news:
             self._news[queue].set()
-            for runner, _ in self._runners.values():
-                if runner.queue == queue:
-                    runner.poll_now()
+            for runner in self._runners_of(queue):
+                runner.poll_now()
+
+    def _runners_of(self, queue: str) -> list[ShardRunner]:
+        return [runner for runner in self._runners.values() if runner.queue == queue]
 
     async def _begin(self) -> None:
-        """Open the queues; `_work_on` retries those that cannot be opened.
-
-        Raises:
-            WritetimeError: the database refuses all of them.
+        """Open the queues; `_work_on` retries those that cannot be opened. Raises `WritetimeError` if the database
+        refuses all of them.
         """
         refused: list[Exception] = []
         for queue in self._handlers:
@@ -134,7 +128,7 @@ class WorkerLoop:
                 await self._open(queue)
             except Exception as e:
                 self._not_opened(queue, e)
-                if not isinstance(e, UnknownItemWrite):
+                if not isinstance(e, UnknownWrite):
                     refused.append(e)
         if len(refused) == len(self._handlers):
             await self._faults.end()
@@ -154,9 +148,12 @@ class WorkerLoop:
                 f"queue {queue}: concurrency {own.concurrency} is less than its {pluralize(shards, 'shard')}, each of "
                 "which runs at least one item"
             )
-        context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
-        self._contexts[queue] = context
-        self._leases[queue] = ShardLeases(context, partial(self._gain, context), self._lose, self._drain, self._faults)
+        context = QueueContext(
+            self._tables, self._clock, self._faults, self._settings, queue, shards, bucket_seconds, self._name
+        )
+        self._leases[queue] = ShardLeases(
+            context, partial(self._gain, context), self._lose, lambda lease: self._runners[lease].drained()
+        )
         self._unopened.pop(queue, None)
 
     async def _work_on(self, queue: str) -> None:
@@ -175,7 +172,7 @@ class WorkerLoop:
     def _not_opened(self, queue: str, error: Exception) -> None:
         self._faults.note(queue, "opening", error)
         # A database that does not answer may do so soon.
-        if not isinstance(error, UnknownItemWrite):
+        if not isinstance(error, UnknownWrite):
             self._unopened[queue] = reason_of(error)
 
     def _given_up(self) -> list[str]:
@@ -187,38 +184,32 @@ class WorkerLoop:
         return found
 
     def _gain(self, context: QueueContext, lease: ShardLease) -> None:
-        runner = ShardRunner(context, lease, self._work.set, self._faults)
-        task = asyncio.create_task(runner.run())
-        task.add_done_callback(lambda task: self._runner_ended(lease, task))
-        self._runners[lease] = runner, task
+        runner = ShardRunner(context, lease, self._work.set)
+        runner.task.add_done_callback(partial(self._runner_ended, runner))
+        self._runners[lease] = runner
         self._news[context.queue].set()
         log.info("queue %s, shard %d: taken with epoch %d", context.queue, lease.row.shard, lease.epoch)
 
-    def _runner_ended(self, lease: ShardLease, task: asyncio.Task[None]) -> None:
+    def _runner_ended(self, runner: ShardRunner, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ShardFenced):
-            self._fenced(lease)
+            self._fenced(runner)
         elif error is not None:
-            self._set_aside(lease, error)
+            self._set_aside(runner, error)
 
-    def _set_aside(self, lease: ShardLease, error: BaseException) -> None:
-        for leases in self._leases.values():
-            if leases.held.get(lease.row.shard) is lease:
-                leases.set_aside(lease, error)
+    def _set_aside(self, runner: ShardRunner, error: BaseException) -> None:
+        self._leases[runner.queue].set_aside(runner.lease, error)
 
-    def _fenced(self, lease: ShardLease) -> None:
-        for leases in self._leases.values():
-            if leases.held.get(lease.row.shard) is lease:
-                leases.lose(lease)
+    def _fenced(self, runner: ShardRunner) -> None:
+        self._leases[runner.queue].lose(runner.lease)
 
     def _lose(self, lease: ShardLease) -> None:
-        runner, task = self._runners.pop(lease)
-        task.cancel()
+        if (runner := self._runners.pop(lease, None)) is None:
+            # It could not be begun.
+            return
+        runner.task.cancel()
         self._start(runner.stop())
         log.info("queue %s, shard %d: given up, epoch %d", runner.queue, lease.row.shard, lease.epoch)
-
-    async def _drain(self, lease: ShardLease) -> None:
-        await self._runners[lease][0].drained()
 
     def _note_fault(self, task: "asyncio.Task[None]") -> None:
         """End the worker if one of its own tasks has ended by an error. Nothing but the end cancels these tasks."""
@@ -239,42 +230,39 @@ class WorkerLoop:
 
         Delayed items may have thousands of later ones. Leaving these out changes no order: passed buckets are earlier.
         """
-        around = _REGISTRY_BUCKETS * self._contexts[queue].bucket_seconds * 1000
+        around = _REGISTRY_BUCKETS * self._leases[queue].context.bucket_seconds * 1000
         ahead = around + round(self._settings.clock_tolerance_seconds * 1000)
-        told: set[ShardLease] = set()
+        told: set[ShardRunner] = set()
         complete = self._monotonic()
         while True:
             news = self._news[queue]
             news.clear()
             try:
                 await self._clock.look()
-                runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
+                runners = self._runners_of(queue)
                 # List all buckets for a new shard and at intervals, otherwise only the new ones.
                 began, now = self._monotonic(), self._clock.now()
-                whole = runners.keys() - told or began - complete > self._settings.rescan_seconds
+                whole = {*runners} - told or began - complete > self._settings.rescan_seconds
                 since = 0 if whole else now - around
-                rows = await self._tables.buckets(queue, since, now + ahead) if runners else []
+                found = await self._tables.buckets(queue, since, now + ahead) if runners else {}
                 complete = began if whole else complete
-                for lease, runner in runners.items():
+                for runner in runners:
+                    shard = runner.lease.row.shard
                     try:
-                        runner.offer([row for row in rows if row.shard == lease.row.shard])
+                        runner.offer({place.bucket: closed for place, closed in found.items() if place.shard == shard})
                     except Exception as e:
-                        self._set_aside(lease, e)
+                        self._set_aside(runner, e)
                 told = set(runners)
                 self._listed.add(queue)
                 self._unlisted.pop(queue, None)
-            except UnknownItemWrite as e:
+            except UnknownWrite as e:
                 self._listed.discard(queue)
                 log.warning("queue %s: buckets cannot be listed: %s", queue, e)
             except Exception as e:
                 self._listed.discard(queue)
                 if self._faults.note(queue, "buckets", e) >= self._faults.rest_seconds:
                     self._unlisted[queue] = reason_of(e)
-            try:
-                async with asyncio.timeout(self._settings.idle_poll_seconds):
-                    await news.wait()
-            except TimeoutError:
-                pass
+            await wait_for_event(news, self._settings.idle_poll_seconds)
 
     async def _dispatch(self) -> None:
         """Claim the items that may run, queues of higher priority first, as far ahead as the handlers' speed allows."""
@@ -283,7 +271,7 @@ class WorkerLoop:
             self._work.clear()
             ahead = self._settings.threads * _AHEAD_SECONDS / max(self._handler_seconds, 1e-5)
             room = self._settings.threads + min(_MOST_AHEAD, round(ahead)) - self._claimed
-            runners = [runner for runner, _ in self._runners.values()]
+            runners = list(self._runners.values())
             turn += 1
             if runners:
                 runners = runners[turn % len(runners) :] + runners[: turn % len(runners)]
@@ -299,26 +287,20 @@ class WorkerLoop:
                         self._start(self._claim(runner, entries))
                     due = runner.next_due()
                 except Exception as e:
-                    self._set_aside(runner.lease, e)
+                    self._set_aside(runner, e)
                     continue
                 wait = due if wait is None else wait if due is None else min(wait, due)
-            try:
-                if room <= 0 or self._stopping:
-                    wait = None
-                async with asyncio.timeout(None if wait is None else max(wait, 0.001)):
-                    await self._work.wait()
-            except TimeoutError:
-                pass
+            if room <= 0 or self._stopping:
+                wait = None
+            await wait_for_event(self._work, None if wait is None else max(wait, 0.001))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._note_fault)
-        return task
 
     async def _claim(self, runner: ShardRunner, entries: list[Entry]) -> None:
-        """Claim items together, and process them."""
         fresh = []
         for entry in entries:
             if entry.attempts < runner.own.max_attempts:
@@ -326,14 +308,14 @@ class WorkerLoop:
             else:
                 # Each attempt ended with the end of its worker.
                 error = f"no outcome of {pluralize(entry.attempts, 'attempt')}: their workers ended"
-                self._start(self._fail(runner, entry, error, give_up=True))
+                self._fail(runner, entry, error, give_up=True)
         try:
             await runner.claim(fresh)
         except Exception as e:
             self._refused(runner, len(fresh), e)
         else:
             if metrics := self._metrics.get(runner.queue):
-                metrics.claimed(len(fresh))
+                metrics.claimed.inc(len(fresh))
             for entry in fresh:
                 self._start(self._work_through(runner, entry))
 
@@ -344,21 +326,35 @@ class WorkerLoop:
             place = f"shard {entry.place.shard}, bucket {entry.place.bucket}, item {entry.item_id}"
             self._faults.note(runner.queue, place, e)
             entry.faults += 1
-            self._start(self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES))
+            self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES)
 
     async def _process(self, runner: ShardRunner, entry: Entry) -> None:
-        """Run the handler of an item, and write its outcome."""
-        outcome = await self._handle(runner, entry)
-        if outcome is None and runner.lease.valid and (self._stopping or runner.lease.leaving):
-            self._start(self._give_back(runner, entry))
-        elif outcome is None:
+        lease = runner.lease
+        attempt = Attempt(
+            self._handlers[runner.queue],
+            entry,
+            runner.own.time_limit_seconds,
+            lambda: lease.valid,
+            lambda: lease.valid and not (self._stopping or lease.leaving),
+        )
+        outcome = await self._attempts.run(attempt)
+        if outcome is None and lease.valid and (self._stopping or lease.leaving):
+            self._start(self._settle(runner, partial(runner.give_back, entry)))
+            return
+        if outcome is None:
             # A renewal in flight must not make it valid again, because this item would then be forgotten.
-            self._fenced(runner.lease)
+            self._fenced(runner)
             self._settled(1)
-        elif outcome.status is Status.COMPLETED:
+            return
+        if metrics := self._metrics.get(runner.queue):
+            due = entry.due or time_of(entry.item_id)
+            metrics.waited.observe(max(0.0, (self._clock.now() - due) / 1000 - outcome.seconds))
+            metrics.ran.observe(outcome.seconds)
+        self._handler_seconds += 0.05 * (outcome.seconds - self._handler_seconds)
+        if outcome.status is Status.COMPLETED:
             runner.complete(entry, outcome.text).add_done_callback(partial(self._completed, runner, entry))
         else:
-            self._start(self._fail(runner, entry, outcome.text or "", give_up=outcome.status is Status.DEAD))
+            self._fail(runner, entry, outcome.text or "", give_up=outcome.status is Status.DEAD)
 
     def _completed(self, runner: ShardRunner, entry: Entry, written: "asyncio.Future[None]") -> None:
         if error := written.exception():
@@ -369,26 +365,21 @@ class WorkerLoop:
             try:
                 runner.release(entry)
             except Exception as e:
-                self._set_aside(runner.lease, e)
+                self._set_aside(runner, e)
 
-    async def _fail(self, runner: ShardRunner, entry: Entry, error: str, *, give_up: bool) -> None:
-        attempt = entry.attempts
+    def _fail(self, runner: ShardRunner, entry: Entry, error: str, *, give_up: bool) -> None:
+        self._start(self._settle(runner, partial(runner.fail, entry, error, give_up=give_up)))
+
+    async def _settle(self, runner: ShardRunner, write: Callable[[], Awaitable[Status | None]]) -> None:
+        """Write the new state of an item that is not completed, and count it if this is the outcome of an attempt."""
         try:
-            status = await runner.fail(entry, error, give_up=give_up)
+            status = await write()
         except Exception as e:
             self._refused(runner, 1, e)
-        else:
-            self._settled(1)
+            return
+        self._settled(1)
+        if status is not None:
             self._count(runner, status.lower())
-            log.warning("%s %s: attempt %d: %s", entry.place.queue, entry.item_id, attempt, error)
-
-    async def _give_back(self, runner: ShardRunner, entry: Entry) -> None:
-        try:
-            await runner.give_back(entry)
-        except Exception as e:
-            self._refused(runner, 1, e)
-        else:
-            self._settled(1)
 
     def _refused(self, runner: ShardRunner, count: int, error: BaseException) -> None:
         """Record that the outcomes of items were not written."""
@@ -396,41 +387,22 @@ class WorkerLoop:
         if self._over:
             return
         if not isinstance(error, ShardFenced):
-            self._set_aside(runner.lease, error)
+            self._set_aside(runner, error)
             return
         self._count(runner, "fenced", count)
         log.warning("queue %s: %s: refused: %s", runner.queue, pluralize(count, "item"), error)
-        self._fenced(runner.lease)
+        self._fenced(runner)
 
     def _count(self, runner: ShardRunner, outcome: str, count: int = 1) -> None:
         self.outcomes[outcome] += count
         if metrics := self._metrics.get(runner.queue):
-            metrics.ended(outcome, count)
+            metrics.outcomes[outcome].inc(count)
 
     def _settled(self, count: int) -> None:
         self._claimed -= count
         self._work.set()
 
-    async def _handle(self, runner: ShardRunner, entry: Entry) -> Outcome | None:
-        """Run the handler; return the item's outcome, None if it may not begin any more."""
-        lease, limit = runner.lease, runner.own.time_limit_seconds
-        outcome = await self._attempts.run(
-            self._handlers[runner.queue],
-            entry,
-            limit,
-            lambda: lease.valid,
-            lambda: lease.valid and not (self._stopping or lease.leaving),
-        )
-        if outcome is not None:
-            if metrics := self._metrics.get(runner.queue):
-                due = entry.due or time_of(entry.item_id)
-                metrics.began(max(0.0, (self._clock.now() - due) / 1000 - outcome.seconds))
-                metrics.ran(outcome.seconds)
-            self._handler_seconds += 0.05 * (outcome.seconds - self._handler_seconds)
-        return outcome
-
     async def _observe(self) -> None:
-        """Keep the gauges up to date."""
         while True:
             for queue, metrics in self._metrics.items():
                 try:
@@ -441,15 +413,17 @@ class WorkerLoop:
 
     def _observe_queue(self, queue: str, metrics: QueueMetrics) -> None:
         now = self._clock.now()
-        runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
+        runners = self._runners_of(queue)
         oldest = [time_of(i) for runner in runners if (i := runner.buckets.oldest) is not None]
-        metrics.observe(
-            shards=len(runners),
-            aside=len(self._leases[queue].aside) if queue in self._leases else 0,
-            waiting=sum(runner.backlog.waiting for runner in runners),
-            running=sum(runner.backlog.running for runner in runners),
-            oldest_seconds=max([0.0, *((now - at) / 1000 for at in oldest)]),
-        )
+        values = {
+            "shards": len(runners),
+            "shards_set_aside": len(self._leases[queue].aside) if queue in self._leases else 0,
+            "waiting_items": sum(runner.backlog.waiting for runner in runners),
+            "running_items": sum(runner.backlog.running for runner in runners),
+            "oldest_item_seconds": max([0.0, *((now - at) / 1000 for at in oldest)]),
+        }
+        for name, value in values.items():
+            metrics.gauges[name].set(value)
 
     async def _end_when_idle(self) -> None:
         """End once every shard has an owner, and ours have had nothing to do for a while."""
@@ -467,8 +441,7 @@ class WorkerLoop:
         unlisted = queue in self._unlisted
         if not (unlisted or queue in self._listed) or not self._leases[queue].complete:
             return False
-        runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
-        return all(runner.quiet or (unlisted and not runner.offered) for runner in runners)
+        return all(runner.quiet or (unlisted and not runner.offered) for runner in self._runners_of(queue))
 
     async def _leave(self) -> None:
         """Start nothing more, wait for running items, and release the shards."""
