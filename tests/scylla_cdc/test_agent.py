@@ -8,7 +8,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +213,7 @@ def test_an_agent_keeps_the_snapshot_that_closes_a_gap(
     settings = settings_for(cdc, tmp_path, late, window_seconds=10, batch_seconds=10, log_ttl_seconds=300)
     start = Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id))
     settings.capture.state_dir.mkdir()
-    write_json(settings.capture.state_dir / "logs.json", {name: start.json()})
+    write_json(settings.capture.state_dir / "logs.json", {name: asdict(start)})
     # It cannot read further, however fast it is.
     slow = settings.scylla_cdc.model_copy(update={"confidence_seconds": 600.0})
     with agent(settings.model_copy(update={"scylla_cdc": slow}), snapshot_at=now()):

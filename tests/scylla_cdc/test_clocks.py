@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_agent_reports_windows_that_were_read_too_early(cdc: CdcDatabase, la
     until = now() + 6 * SECOND
     settings.capture.state_dir.mkdir()
     early = Offset(until, late.sets[0].time // 1000 * 1000, late.sets[0].time, str(late.schema.id))
-    write_json(settings.capture.state_dir / "logs.json", {name: early.json()})
+    write_json(settings.capture.state_dir / "logs.json", {name: asdict(early)})
     with agent(settings):
         wait_for(lambda: "which is in the future" in fault(settings, name))
         assert reached(settings)[name] == until

@@ -1,7 +1,7 @@
 """Agents that find a table dropped and created again."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,7 +28,7 @@ def test_rows_of_a_new_table_that_its_log_has_lost_are_a_gap(cdc: CdcDatabase, l
     start = late.sets[0].time
     settings.capture.state_dir.mkdir()
     earlier = Offset(now(), start, start, str(uuid4()))
-    write_json(settings.capture.state_dir / "logs.json", {name: earlier.json()})
+    write_json(settings.capture.state_dir / "logs.json", {name: asdict(earlier)})
     insert(cdc, late, 1)
     time.sleep(3)
 

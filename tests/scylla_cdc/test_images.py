@@ -17,10 +17,9 @@ from tests.scylla_cdc.odd import STREAM, Odd
 from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.scylla_cdc import postimages
+from writetime.scylla_cdc import images
 from writetime.scylla_cdc.images import Disagreement, contradictions, disagreements
 from writetime.scylla_cdc.offsets import interval
-from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import open_source
 from writetime.servers.process import free_port
 
@@ -99,11 +98,11 @@ def test_images_that_cannot_be_compared(cdc: CdcDatabase) -> None:
 def checked(odd: Odd) -> tuple[int, list[str]]:
     """The disagreements while a log is read: their number, and the descriptions."""
     found: Counter[str] = Counter()
-    check = ImageCheck()
+    texts: list[str] = []
     with open_source(odd.cdc.settings, odd.name) as source:
-        list(source.read(interval(source, None, None, None), found=found, check=check))
+        list(source.read(interval(source, None, None, None), found=found, texts=texts))
     assert not found["image_not_compared"]
-    return found["image_disagrees"], check.texts
+    return found["image_disagrees"], texts
 
 
 def test_each_write_is_compared_with_its_own_image(cdc: CdcDatabase) -> None:
@@ -168,7 +167,7 @@ def test_the_agent_counts_disagreements_and_continues(
             raise ValueError("this cannot be compared")
         yield from contradictions(*values)
 
-    monkeypatch.setattr(postimages, "contradictions", compare)
+    monkeypatch.setattr(images, "contradictions", compare)
     with agent(settings):
         wait_until(settings, table, odd.start + 45 * SECOND)
         counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'

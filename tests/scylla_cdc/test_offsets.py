@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -107,11 +107,11 @@ def test_a_stream_in_spark_queries_another_node_if_one_is_behind(monkeypatch: py
     reader = scylla_cdc.ScyllaCdcStreamReader(asked, TABLE, cast(Any, None))
     start = Offset(now() - HOUR // 4, newest, created, str(other.schema.id), ttl=24 * HOUR)
     end = replace(start, until=start.until + 30 * SECOND)
-    assert [part.pieces for part in reader.partitions(start.json(), end.json())] == [[piece]]
+    assert [part.pieces for part in reader.partitions(asdict(start), asdict(end))] == [[piece]]
     nodes = [behind]
     monkeypatch.setattr("writetime.scylla_cdc.source.STALE_SECONDS", 0.5)
     with pytest.raises(StaleSets):
-        reader.partitions(start.json(), end.json())
+        reader.partitions(asdict(start), asdict(end))
 
 
 @pytest.mark.parametrize("earlier", [24, 0])

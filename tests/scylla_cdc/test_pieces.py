@@ -7,7 +7,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import pairwise
 from typing import Any, cast
 
@@ -24,11 +23,10 @@ from writetime.scylla_cdc import pieces
 from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES
-from writetime.scylla_cdc.images import Images
+from writetime.scylla_cdc.images import CheckedDeltas
 from writetime.scylla_cdc.log import first_uuid, log_table
 from writetime.scylla_cdc.pages import Pages, Reading
 from writetime.scylla_cdc.pieces import StreamPiece, read_pieces
-from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 
 pytestmark = pytest.mark.long
 
@@ -67,8 +65,7 @@ class Sizes:
     def __init__(self) -> None:
         self.found: list[tuple[int, bool]] = []
 
-    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
-        del captured_at
+    def convert(self, page: pa.RecordBatch) -> pa.RecordBatch:
         self.found.append((page.num_rows, page[L.SEQUENCE][0].as_py() == bytes(4)))
         return page
 
@@ -107,7 +104,7 @@ def test_a_preimage_and_its_insert_are_in_one_batch(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pieces, "BATCH_ROWS", 1)
     history = History(TABLE, log_table(TABLE))
     found: Counter[str] = Counter()
-    checked = CheckedDeltas(Deltas(TABLE, history, found=found), Images(TABLE, history), ImageCheck(), found, 0)
+    checked = CheckedDeltas(TABLE, history, found, [], 0)
     pages = paged(group(1, L.PREIMAGE, L.INSERT, L.POSTIMAGE), 1)
     changes = list(read_pieces(cast("Pages", Streams(pages)), checked, [piece()], 1))
     assert (sum(c.num_rows for c in changes), found[IMAGE_DISAGREES]) == (1, 0)

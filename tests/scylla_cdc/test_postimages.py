@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -22,11 +21,9 @@ from writetime.schema.cql import parse_table
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
 from writetime.scylla_cdc.column_history import History
-from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
-from writetime.scylla_cdc.images import Images
+from writetime.scylla_cdc.images import CheckedDeltas
 from writetime.scylla_cdc.log import first_uuid, log_table
-from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 
 pytestmark = pytest.mark.slow
 
@@ -191,13 +188,10 @@ def checked(groups: Sequence[tuple[UUID, list[LogRow]]], preimages_since: int | 
     """Return how many values disagree, and the columns of the first ones."""
     history = History(SCHEMA, LOG, empty_updates=True)
     found: Counter[str] = Counter()
-    check = ImageCheck()
-    converter = CheckedDeltas(
-        Deltas(SCHEMA, history, found=found), Images(SCHEMA, history), check, found, preimages_since
-    )
-    converter.convert(page_of(groups), datetime.now(UTC))
-    assert not found[IMAGE_NOT_COMPARED], check.texts
-    return found[IMAGE_DISAGREES], [text.partition(" column ")[2].split()[0] for text in check.texts]
+    texts: list[str] = []
+    CheckedDeltas(SCHEMA, history, found, texts, preimages_since).convert(page_of(groups))
+    assert not found[IMAGE_NOT_COMPARED], texts
+    return found[IMAGE_DISAGREES], [text.partition(" column ")[2].split()[0] for text in texts]
 
 
 def ordered(table: Table) -> list[tuple[UUID, list[LogRow]]]:

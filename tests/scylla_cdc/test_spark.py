@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_stream_keeps_the_snapshot_that_closes_a_gap(cdc: CdcDatabase, late: L
     options = {**cdc.options(), "table": late.schema.full_name, "log_ttl_seconds": "300", "window_seconds": "1"}
     options["batch_seconds"] = "1"
     began = now() - 900 * SECOND
-    place: Any = Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id)).json()
+    place: Any = asdict(Offset(began, late.sets[0].time // 1000 * 1000, began, str(late.schema.id)))
     for named in ({"snapshot_at": str(now())}, {}):
         source = ScyllaCdcSource({**options, **named})
         reader = source.streamReader(source.schema())

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from uuid import UUID
 
@@ -42,7 +42,7 @@ def after(table: Logged) -> int:
 
 def windows(source: CdcSource, offset: Offset, until: int) -> Iterator[tuple[Offset, Counter[str]]]:
     """Continue reading, batch by batch; offsets pass through the form in a checkpoint."""
-    while (end := Offset.parse(next_offset(source, offset, until, None).json())) != offset:
+    while (end := Offset(**asdict(next_offset(source, offset, until, None)))) != offset:
         yield end, read(source, offset, end)
         offset = end
 

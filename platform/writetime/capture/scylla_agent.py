@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -51,7 +51,6 @@ from writetime.scylla_cdc.offsets import (
 )
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.pieces import StreamPiece
-from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
@@ -117,12 +116,12 @@ class LogProgress:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock, stored = lock_and_read(folder, lambda of: read_json(of / _FILE) or {})
-        self.offsets = {name: Offset.parse(found) for name, found in stored.items()}
+        self.offsets = {name: Offset(**found) for name, found in stored.items()}
 
     def save(self, table: str, offset: Offset) -> None:
         """Save the offset of a table. The broker has all changes before it."""
         offsets = self.offsets | {table: offset}
-        write_json(self.folder / _FILE, {name: found.json() for name, found in sorted(offsets.items())})
+        write_json(self.folder / _FILE, {name: asdict(found) for name, found in sorted(offsets.items())})
         # An offset counts only once it is on the disk. Otherwise a gap after a first offset would be missed after a
         # crash.
         self.offsets = offsets
@@ -278,11 +277,11 @@ class LogAgent:
         found: Counter[str] = Counter()
         sent = 0
         snapshot_at = snapshot_of(end, self._snapshot_at)
-        check = ImageCheck()
+        texts: list[str] = []
         pieces = pieces_between(source, offset, end)
         window = round(source.settings.window_seconds * 1e6)
         windows, late = range(offset.until, end.until, window), LateStep(offset.until, window)
-        batches = source.read(pieces, snapshot_at=snapshot_at, found=found, check=check, late=late)
+        batches = source.read(pieces, snapshot_at=snapshot_at, found=found, texts=texts, late=late)
         if len(windows) > 1:
             few = _few(batches, stop)
             if few is None:
@@ -313,7 +312,7 @@ class LogAgent:
             first_read = windows if rescan_micros(source.settings) else range(0)
             found += table.late.finish(late, first_read, read_again(source.settings, offset, end))
             self.metrics.found(name, found)
-            self._warn_of_images(table, check.texts)
+            self._warn_of_images(table, texts)
             self._mark(table)
             self._publisher.flush(stop)
 

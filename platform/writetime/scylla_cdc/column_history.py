@@ -16,13 +16,13 @@ it, because they have no values then. Inserts only suggest it, because an insert
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.instants import uuid_micros
+from writetime.core.arrow import valid
+from writetime.core.instants import instant_text
 from writetime.schema.table import Column, TableSchema
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED
@@ -40,7 +40,11 @@ _OF_STATIC_ROWS = (L.UPDATE, *_IMAGES)
 
 
 class History:
-    """Decides which rows of one table's log can be read."""
+    """Decides which rows of one table's log can be read.
+
+    Since `options_since`, the last alteration of the table, `delta` has been `full`. `empty_updates`: the table has
+    updates without values. The snapshot with the unreadable rows began at `snapshot_at`. Times are in microseconds.
+    """
 
     def __init__(
         self,
@@ -51,20 +55,11 @@ class History:
         empty_updates: bool = False,
         snapshot_at: int | None = None,
     ) -> None:
-        """Take the alterations from the schemas.
-
-        Args:
-            table: the base table.
-            log: its log.
-            options_since: the time of the last alteration of the table, in microseconds. Since then `delta` has been
-                `full`.
-            empty_updates: whether the table has updates without values.
-            snapshot_at: the time at which the snapshot with the unreadable rows began, in microseconds.
-        """
         self._table = table
         self._options_since = options_since
         self._empty_updates = empty_updates
-        self._snapshot_at = snapshot_at
+        self._snapshot_at = _NEVER if snapshot_at is None else snapshot_at
+        self._values = table.static + table.regular
         dropped = {column.name: column.dropped_at for column in log.dropped}
         values = {name for name in dropped if L.DELETED + name in dropped}
         self.dropped_until = max((dropped[name] for name in values), default=_NEVER)
@@ -101,8 +96,12 @@ class History:
 
     def _judge(self, page: pa.RecordBatch, operations: np.ndarray) -> "_Judged":
         times = L.times(page)
-        without_key = _any_null(page, self._table.partition_key)
-        some, every = self._missing_clustering(page, operations)
+        without_key = np.any([~valid(page[c.name]) for c in self._table.partition_key], axis=0)
+        # Which rows lack a part of the clustering key, and all of it.
+        clustering = self._table.clustering
+        absent = np.array([~valid(page[c.name]) for c in clustering], bool).reshape(len(clustering), page.num_rows)
+        needed = ~np.isin(operations, _OF_PARTITIONS) & bool(clustering)
+        some, every = needed & absent.any(axis=0), needed & absent.all(axis=0)
         written = _any_value(page, self._table.static)
         static = every & np.isin(operations, _OF_STATIC_ROWS) & ~_any_value(page, self._table.regular)
         lost = np.zeros(page.num_rows, bool)
@@ -133,7 +132,7 @@ class History:
                 f"{where_in(page, late, self._table)} is an update without values, although the table's CDC option "
                 "delta is not keys: if clients send updates without values, set scylla_cdc.empty_updates to pass"
             )
-        times = judged.times[bare & (judged.times >= (self._snapshot_at or _NEVER))]
+        times = judged.times[bare & (judged.times >= self._snapshot_at)]
         if len(times):
             raise LogGap(
                 self._table.full_name,
@@ -147,24 +146,10 @@ class History:
     def _doubtful(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> int:
         """Count inserts without values from before the last alteration of the table that no snapshot has."""
         inserts = (operations == L.INSERT) & judged.readable & (judged.times < self._options_since)
-        inserts &= (judged.times > self.dropped_until) & (judged.times >= (self._snapshot_at or _NEVER))
+        inserts &= (judged.times > self.dropped_until) & (judged.times >= self._snapshot_at)
         if not self._values or not inserts.any() or not self._shows(page, self._values):
             return 0
         return int((inserts & ~_any_value(page, self._values)).sum())
-
-    @property
-    def _values(self) -> tuple[Column, ...]:
-        return self._table.static + self._table.regular
-
-    def _missing_clustering(self, page: pa.RecordBatch, operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows lack a part of the clustering key, and all of it."""
-        some = np.zeros(page.num_rows, bool)
-        every = ~np.isin(operations, _OF_PARTITIONS) & bool(self._table.clustering)
-        for column in self._table.clustering:
-            nulls = nulls_of(page[column.name])
-            some |= nulls
-            every &= nulls
-        return some & ~np.isin(operations, _OF_PARTITIONS), every
 
     @staticmethod
     def _shows(page: pa.RecordBatch, columns: Sequence[Column]) -> bool:
@@ -177,7 +162,7 @@ class History:
         first = int(times.min())
         renamed = {name: at for name, at in self._renamed.items() if at >= first}
         end = max(renamed.values())
-        if self._snapshot_at is None or self._snapshot_at < end:
+        if self._snapshot_at < end:
             reason = f"key column {', '.join(renamed)} was renamed, and rows from before do not have it"
             raise LogGap(self._table.full_name, first, end, reason)
 
@@ -202,26 +187,13 @@ class _Judged:
 def where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:
     """Name the first of some rows of a log."""
     row = int(np.flatnonzero(rows)[0])
-    stream, time = page[L.STREAM][row].as_py(), page[L.TIME][row].as_py()
-    sequence = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big")
-    when = datetime.fromtimestamp(int(uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
-    return (
-        f"the log of {table.full_name}: row {sequence} of {UUID(bytes=time)} ({when.isoformat()}) in stream "
-        f"0x{stream.hex()}"
-    )
-
-
-def nulls_of(array: pa.Array) -> np.ndarray:
-    """Return which entries of an array are null."""
-    return array.is_null().to_numpy(zero_copy_only=False)
-
-
-def _any_null(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
-    return np.any([nulls_of(page[c.name]) for c in columns], axis=0)
+    stream, time = page[L.STREAM][row].as_py(), UUID(bytes=page[L.TIME][row].as_py())
+    sequence, when = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big"), instant_text(L.uuid_time(time))
+    return f"the log of {table.full_name}: row {sequence} of {time} ({when}) in stream 0x{stream.hex()}"
 
 
 def _any_value(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
     """Return which rows write or delete a value of these columns, as far as the page has them."""
     names = [prefix + c.name for c in columns for prefix in ("", L.DELETED, L.DELETED_ELEMENTS)]
-    there = [~nulls_of(page[name]) for name in names if name in page.schema.names]
+    there = [valid(page[name]) for name in names if name in page.schema.names]
     return np.any(there, axis=0) if there else np.zeros(page.num_rows, bool)

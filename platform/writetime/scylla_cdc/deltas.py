@@ -10,13 +10,12 @@ Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc):
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from writetime.changes.model import (
     KINDS,
@@ -34,6 +33,7 @@ from writetime.changes.model import (
     udt_fields,
 )
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
+from writetime.core.arrow import pc, valid
 from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
 from writetime.schema.serialise import loses_parts, other_bytes
@@ -41,19 +41,16 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
 from writetime.scylla_cdc import log as L
-from writetime.scylla_cdc.column_history import History, nulls_of, where_in
+from writetime.scylla_cdc.column_history import History, where_in
 from writetime.scylla_cdc.log import LogError
 from writetime.storage.kernel.primitives import tokens
-
-# pyarrow creates the functions of this module when it is imported, where type checkers do not see them.
-pc: Any = pyarrow.compute
 
 _KIND = dict.fromkeys(L.OPERATIONS, ROW)
 _KIND |= {L.START_INCLUSIVE: RANGE_TOMBSTONE, L.START_EXCLUSIVE: RANGE_TOMBSTONE}
 _KIND |= {L.PARTITION_DELETE: PARTITION_TOMBSTONE, L.EXPIRED_PARTITION: PARTITION_TOMBSTONE}
 _ENDS = (L.END_INCLUSIVE, L.END_EXCLUSIVE)
 _SAY_NOTHING = (L.PREIMAGE, L.POSTIMAGE, *_ENDS)
-_EMPTY = pa.scalar(b"", pa.binary())
+_EMPTY, _END, _NULL = (pa.scalar(value, pa.binary()) for value in (b"", b"\0", None))
 
 Encode = Callable[[Sequence[bytes | None], bytes], bytes]
 
@@ -63,35 +60,30 @@ class Deltas:
 
     def __init__(
         self,
-        schema: TableSchema,
+        table: TableSchema,
         history: History,
         fields: Sequence[str] | None = None,
-        *,
         found: Counter[str] | None = None,
     ) -> None:
-        full = change_schema(schema)
+        full = change_schema(table)
         self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
-        self.table = schema
+        self.table = table
         self._history = history
         self._found = Counter() if found is None else found
-        self._keys = {field_name(c): c for c in schema.partition_key}
-        self._clustering = {field_name(c): c for c in schema.clustering}
-        written = {field_name(c): c for c in schema.static + schema.regular}
+        self._captured_at = datetime.now(UTC)
+        self._keys = {field_name(c): c for c in table.partition_key}
+        self._clustering = {field_name(c): c for c in table.clustering}
+        written = {field_name(c): c for c in table.static + table.regular}
         self._written = {name: c for name, c in written.items() if name in self.schema.names}
-        self._position = position_encoder(schema.clustering)
-
-    @property
-    def columns(self) -> list[str]:
+        self._encode = position_encoder(table.clustering)
+        self.columns = L.row_columns(table)
         """The log's columns that are needed."""
-        names = [L.STREAM, L.TIME, L.SEQUENCE, L.OPERATION, L.TTL, L.END_OF_BATCH]
-        names += [c.name for c in self.table.partition_key + self.table.clustering]
         for column in self._written.values():
-            names += [column.name, L.DELETED + column.name]
+            self.columns += [column.name, L.DELETED + column.name]
             if is_complex(column.type):
-                names.append(L.DELETED_ELEMENTS + column.name)
-        return names
+                self.columns.append(L.DELETED_ELEMENTS + column.name)
 
-    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+    def convert(self, page: pa.RecordBatch) -> pa.RecordBatch:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
@@ -109,113 +101,107 @@ class Deltas:
         readable = self._history.readable(page, operations, self._found)
         ends = readable & np.isin(operations, _ENDS)
         kept = readable & ~np.isin(operations, _SAY_NOTHING)
-        work = LogRows(
-            self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
-        )
-        arrays = [self._array(work, name, captured_at) for name in self.schema.names]
-        work.check_ranges(self._position)
+        rows = LogRows(self.table, self._encode, page.filter(pa.array(kept)), page.filter(pa.array(ends)))
+        arrays = [self._array(rows, name) for name in self.schema.names]
+        rows.check_ranges()
         if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
+            return pa.RecordBatch.from_struct_array(pa.nulls(rows.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _array(self, work: "LogRows", name: str, captured_at: datetime) -> pa.Array:
+    def _array(self, rows: "LogRows", name: str) -> pa.Array:
         if name in self._keys:
-            return decode(work.page[self._keys[name].name], self._keys[name].type)
+            return decode(rows.page[self._keys[name].name], self._keys[name].type)
         if name in self._clustering:
             column = self._clustering[name]
-            return decode(_where(work.kinds == ROW, work.page[column.name]), column.type)
+            values, are_rows = rows.page[column.name], rows.kinds == ROW
+            return decode(values if are_rows.all() else pc.if_else(pa.array(are_rows), values, _NULL), column.type)
         if name in self._written:
-            return work.column(self._written[name])
-        match name:
-            case "kind":
-                return pa.DictionaryArray.from_arrays(pa.array(work.kinds), list(KINDS)).dictionary_decode()
-            case "key":
-                return work.keys
-            case "token":
-                return tokens(work.keys)
-            case "position":
-                return work.positions(self._position)
-            case "end":
-                return work.ends(self._position)
-            case "marker":
-                return work.marker()
-            case "tombstone":
-                return work.tombstone()
-        return work.origin(captured_at)
+            return rows.column(self._written[name])
+        if name == "origin":
+            return rows.origin(self._captured_at)
+        # `LogRows` has the other fields by their names.
+        return getattr(rows, name)
 
 
 class LogRows:
-    """The rows of one page, each of which becomes a change."""
+    """The rows of one page, each of which becomes a change, and the rows with the ends of its ranges."""
 
-    def __init__(
-        self,
-        table: TableSchema,
-        page: pa.RecordBatch,
-        operations: np.ndarray,
-        ends: pa.RecordBatch,
-        end_operations: np.ndarray,
-    ) -> None:
+    def __init__(self, table: TableSchema, encode: Encode, page: pa.RecordBatch, ends: pa.RecordBatch) -> None:
         self._table = table
+        self._encode = encode
         self.page = page
         self.count = page.num_rows
-        self._operations = operations
+        self._operations = L.operations(page)
         self._ends = ends
-        self._end_operations = end_operations
         self.times = L.times(page)
         self._seconds = self.times // 1_000_000
         ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
-        self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
+        self.kinds = np.array([_KIND[i] for i in self._operations.tolist()], np.int8)
         if table.clustering:
             # A readable row without a clustering key is static.
-            without = np.all([nulls_of(page[c.name]) for c in table.clustering], axis=0)
+            without = ~np.any([valid(page[c.name]) for c in table.clustering], axis=0)
             self.kinds[without & (self.kinds == ROW)] = STATIC
 
+    @property
+    def kind(self) -> pa.Array:
+        """The kinds by their names."""
+        return pa.DictionaryArray.from_arrays(pa.array(self.kinds), list(KINDS)).dictionary_decode()
+
     @cached_property
-    def keys(self) -> pa.Array:
+    def key(self) -> pa.Array:
         """The serialised partition keys (`CompositeType` if they have several columns)."""
         parts = [self.page[c.name] for c in self._table.partition_key]
         if len(parts) == 1:
             return parts[0]
         pieces: list[pa.Array | pa.Scalar] = []
         for part in parts:
-            lengths = pc.binary_length(part).to_numpy().astype(">u2").view("S2")
-            pieces += [_two_bytes(lengths), part, pa.scalar(b"\0", pa.binary())]
+            lengths = pa.py_buffer(pc.binary_length(part).to_numpy().astype(">u2"))
+            pieces += [pa.Array.from_buffers(pa.binary(2), self.count, [None, lengths]).cast(pa.binary()), part, _END]
         return pc.binary_join_element_wise(*pieces, _EMPTY)
 
-    def positions(self, encode: Encode) -> pa.Array:
-        """Return the position of each change in its partition."""
+    @property
+    def token(self) -> pa.Array:
+        """The tokens of the partitions."""
+        return tokens(self.key)
+
+    @cached_property
+    def position(self) -> pa.Array:
+        """The position of each change in its partition."""
         fixed = {STATIC: STATIC_POSITION, PARTITION_TOMBSTONE: PARTITION_POSITION}
-        ends = {L.START_INCLUSIVE: BEFORE, L.START_EXCLUSIVE: AFTER}
-        rows = zip(self.kinds.tolist(), self._operations.tolist(), self._clusterings(self.page), strict=True)
-        made = [fixed[k] if k in fixed else encode(_prefix(values), ends.get(o, AT)) for k, o, values in rows]
+        starts = {L.START_INCLUSIVE: BEFORE, L.START_EXCLUSIVE: AFTER}
+        rows = zip(self.kinds.tolist(), self._operations.tolist(), self._prefixes(self.page), strict=True)
+        made = [fixed[k] if k in fixed else self._encode(prefix, starts.get(o, AT)) for k, o, prefix in rows]
         return pa.array(made, pa.binary())
 
-    def ends(self, encode: Encode) -> pa.Array:
-        """Return the end of each range."""
+    @cached_property
+    def end(self) -> pa.Array:
+        """The end of each range."""
         made: list[bytes | None] = [None] * self.count
         at = np.flatnonzero(self.kinds == RANGE_TOMBSTONE).tolist()
-        rows = zip(at, self._end_operations.tolist(), self._clusterings(self._ends), strict=True)
-        for i, operation, values in rows:
-            made[i] = encode(_prefix(values), AFTER if operation == L.END_INCLUSIVE else BEFORE)
+        rows = zip(at, L.operations(self._ends).tolist(), self._prefixes(self._ends), strict=True)
+        for i, operation, prefix in rows:
+            made[i] = self._encode(prefix, AFTER if operation == L.END_INCLUSIVE else BEFORE)
         return pa.array(made, pa.binary())
 
-    def check_ranges(self, encode: Encode) -> None:
+    def check_ranges(self) -> None:
         """Reject ranges whose bounds are not in the order of the clustering key."""
-        if not self._ends.num_rows:
-            return
-        starts, ends = self.positions(encode), self.ends(encode)
-        wrong = pc.greater(starts, ends).fill_null(False).to_numpy(zero_copy_only=False)
-        if wrong.any():
-            raise LogError(f"{where_in(self.page, wrong, self._table)} deletes a range that ends before it starts")
+        if self._ends.num_rows:
+            wrong = pc.greater(self.position, self.end).fill_null(False).to_numpy(zero_copy_only=False)
+            if wrong.any():
+                where = where_in(self.page, wrong, self._table)
+                raise LogError(f"{where} deletes a range that ends before it starts")
 
-    def _clusterings(self, page: pa.RecordBatch) -> list[tuple[bytes | None, ...]]:
+    def _prefixes(self, page: pa.RecordBatch) -> list[list[bytes | None]]:
+        """Return the clustering keys of rows and of bounds, which end at the first null."""
         if not self._table.clustering:
-            return [()] * page.num_rows
-        return list(zip(*(page[c.name].to_pylist() for c in self._table.clustering), strict=True))
+            return [[]] * page.num_rows
+        rows = zip(*(page[c.name].to_pylist() for c in self._table.clustering), strict=True)
+        return [list(takewhile(lambda part: part is not None, row)) for row in rows]
 
+    @property
     def marker(self) -> pa.Array:
-        """Return the liveness of the rows that were inserted."""
+        """The liveness of the rows that were inserted."""
         inserted = self._operations == L.INSERT
         expires = inserted & (self._ttl > 0)
         parts = [
@@ -225,10 +211,10 @@ class LogRows:
         ]
         return pa.StructArray.from_arrays(parts, fields=list(MARKER), mask=pa.array(~inserted))
 
+    @property
     def tombstone(self) -> pa.Array:
-        """Return the deletions of rows, ranges and partitions."""
-        deletes = ~np.isin(self._operations, (L.UPDATE, L.INSERT))
-        return self._tombstones(deletes, self.times)
+        """The deletions of rows, ranges and partitions."""
+        return self._tombstones(~np.isin(self._operations, (L.UPDATE, L.INSERT)), self.times)
 
     def _tombstones(self, there: np.ndarray, times: np.ndarray) -> pa.Array:
         parts = [pa.array(times, mask=~there), pa.array(self._seconds, mask=~there)]
@@ -247,15 +233,14 @@ class LogRows:
 
     def column(self, column: Column) -> pa.Array:
         """Return a static or regular column."""
-        deleted = _flags(self.page[L.DELETED + column.name])
+        deleted = L.flags(self.page[L.DELETED + column.name])
         raw = self.page[column.name]
         if not is_complex(column.type):
-            arrow = column_type(column.type)
-            if (deleted & ~nulls_of(raw)).any():
+            if (deleted & valid(raw)).any():
                 raise LogError(
                     f"the log of {self._table.full_name} both writes and deletes column {column.name} in one row"
                 )
-            return self._cells(raw, deleted, np.arange(self.count), column.type, arrow)
+            return self._cells(raw, deleted, column.type, column_type(column.type))
         dead = self.page[L.DELETED_ELEMENTS + column.name]
         # The tombstone of a whole column is older than the cells written with it.
         tombstone = self._tombstones(deleted, self.times - 1)
@@ -266,26 +251,22 @@ class LogRows:
         arrow = column_type(column.type)
         return pa.StructArray.from_arrays([tombstone, parts], fields=list(arrow), mask=pa.array(~(some | deleted)))
 
-    def _cells(
-        self, raw: pa.Array, dead: np.ndarray, rows: np.ndarray, cql_type: CqlType, arrow: pa.DataType
-    ) -> pa.StructArray:
-        """Return cells, each of the row in `rows`: with a value where `raw` has one, tombstones where `dead`."""
-        live = ~nulls_of(raw)
-        there = live | dead
-        times = self._cell_times(live, dead, rows)
+    def _cells(self, raw: pa.Array, dead: np.ndarray, cql_type: CqlType, arrow: pa.DataType) -> pa.StructArray:
+        """Return the cells of all rows: with a value where `raw` has one, tombstones where `dead`."""
+        live = valid(raw)
         values = decode(raw, cql_type)
-        parts = [values, *times, *_bytes(raw, values, cql_type)]
-        return pa.StructArray.from_arrays(parts, fields=list(arrow), mask=pa.array(~there))
+        parts = [values, *self._cell_times(live, dead, np.arange(self.count)), *_bytes(raw, values, cql_type)]
+        return pa.StructArray.from_arrays(parts, fields=list(arrow), mask=pa.array(~(live | dead)))
 
     def _cell_times(self, live: np.ndarray, dead: np.ndarray, rows: np.ndarray) -> list[pa.Array]:
+        """Return the fields of cells, each of the row in `rows`, that have their times."""
         there = live | dead
         ttl = self._ttl[rows]
         expires = live & (ttl > 0)
-        seconds = self._seconds[rows]
         return [
             pa.array(self.times[rows], mask=~there),
             pa.array(ttl, mask=~expires),
-            pa.array(seconds + np.where(expires, ttl, 0), mask=~(expires | dead)),
+            pa.array(self._seconds[rows] + np.where(expires, ttl, 0), mask=~(expires | dead)),
             pa.array(dead, mask=~there),
         ]
 
@@ -296,21 +277,15 @@ class LogRows:
         flags: list[bool] = []
         counts = np.zeros(self.count, np.int32)
         is_set = cql_type.kind == "set"
-        rows = np.flatnonzero(~(nulls_of(raw) & nulls_of(dead)))
         written_parts, dead_parts = raw.to_pylist(), dead.to_pylist()
-        for row in rows.tolist():
-            before = len(paths)
-            if (data := written_parts[row]) is not None:
-                parts = list(split_sequence(data, 4))
-                paths += parts if is_set else parts[::2]
-                values += [b""] * len(parts) if is_set else parts[1::2]
-            written = len(paths) - before
-            if (data := dead_parts[row]) is not None:
-                paths += split_sequence(data, 4)
-            counts[row] = len(paths) - before
-            gone = len(paths) - before - written
-            values += [None] * gone
-            flags += [False] * written + [True] * gone
+        for row in np.flatnonzero(valid(raw) | valid(dead)).tolist():
+            parts = list(split_sequence(written_parts[row], 4)) if written_parts[row] is not None else []
+            gone = list(split_sequence(dead_parts[row], 4)) if dead_parts[row] is not None else []
+            written = parts if is_set else parts[::2]
+            paths += [*written, *gone]
+            values += [*([b""] * len(parts) if is_set else parts[1::2]), *([None] * len(gone))]
+            flags += [False] * len(written) + [True] * len(gone)
+            counts[row] = len(written) + len(gone)
         of = np.repeat(np.arange(self.count), counts)
         gone_flags = np.array(flags, bool)
         arrow = column_type(cql_type).field("elements").type
@@ -328,22 +303,21 @@ class LogRows:
         fields = udt_fields(cql_type)
         values: list[list[bytes | None]] = [[None] * self.count for _ in fields]
         gone = np.zeros((len(fields), self.count), bool)
-        for row in np.flatnonzero(~nulls_of(raw)).tolist():
+        for row in np.flatnonzero(valid(raw)).tolist():
             for i, part in enumerate(split_fields(raw[row].as_py(), cql_type, len(fields))):
                 values[i][row] = part
-        for row in np.flatnonzero(~nulls_of(dead)).tolist():
+        for row in np.flatnonzero(valid(dead)).tolist():
             for part in split_sequence(dead[row].as_py(), 4):
                 index = int.from_bytes(part or b"", "big")
                 if index >= len(fields):
                     raise UnknownFields(f"field {index} of a {cql_type} was deleted, which has {len(fields)}")
                 gone[index, row] = True
         arrow = column_type(cql_type).field("fields").type
-        rows = np.arange(self.count)
         cells = [
-            self._cells(pa.array(values[i], pa.binary()), gone[i], rows, t, arrow.field(name).type)
+            self._cells(pa.array(values[i], pa.binary()), gone[i], t, arrow.field(name).type)
             for i, (name, t) in enumerate(fields)
         ]
-        some = np.any([cell.is_valid().to_numpy(zero_copy_only=False) for cell in cells], axis=0)
+        some = np.any([valid(cell) for cell in cells], axis=0)
         return pa.StructArray.from_arrays(cells, fields=list(arrow)), some
 
 
@@ -353,26 +327,3 @@ def _bytes(raw: pa.Array, values: pa.Array, cql_type: CqlType) -> list[pa.Array]
         return []
     found = map(other_bytes(cql_type), raw.to_pylist(), plain(values).to_pylist())
     return [pa.array(list(found), pa.binary())]
-
-
-def _flags(array: pa.Array) -> np.ndarray:
-    return decode(array, Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def _where(mask: np.ndarray, array: pa.Array) -> pa.Array:
-    return array if mask.all() else pc.if_else(pa.array(mask), array, pa.scalar(None, pa.binary()))
-
-
-def _prefix(values: tuple[bytes | None, ...]) -> list[bytes]:
-    """Return the values of a clustering key or of a bound, which ends at the first null."""
-    found = []
-    for value in values:
-        if value is None:
-            break
-        found.append(value)
-    return found
-
-
-def _two_bytes(lengths: np.ndarray) -> pa.Array:
-    offsets = pa.py_buffer(np.arange(0, 2 * len(lengths) + 1, 2, dtype=np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, offsets, pa.py_buffer(lengths.tobytes())])

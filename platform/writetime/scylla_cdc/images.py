@@ -8,7 +8,7 @@ CDC was off for a while. No log can show this fault.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import compress
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from writetime.changes.model import field_name
 from writetime.changes.position import PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.arrow import pc
-from writetime.core.instants import UUID_EPOCH
+from writetime.core.instants import instant_text
 from writetime.merge import merge
 from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
@@ -27,8 +27,11 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.column_history import History
-from writetime.scylla_cdc.deltas import LogRows
+from writetime.scylla_cdc.deltas import Deltas, LogRows
+from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
 
+# The most findings of one read that are described. All are counted.
+_DESCRIBED = 10
 _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
 
@@ -53,39 +56,78 @@ class Images:
         self.table = schema
         self._history = history
         self._simple = [c for c in schema.static + schema.regular if not is_complex(c.type)]
-        self._position = position_encoder(schema.clustering)
-        fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("stream", pa.binary())]
-        fields += [("write_time", pa.int64())]
-        fields += [("key", pa.binary()), ("position", pa.binary())]
-        fields += [(field_name(c), stored_type(c.type)) for c in self._simple]
-        self.schema = pa.schema(fields)
-
-    @property
-    def columns(self) -> list[str]:
+        self._encode = position_encoder(schema.clustering)
+        places = {"kind": pa.string(), "stream": pa.binary(), "write_time": pa.int64()}
+        places |= {"key": pa.binary(), "position": pa.binary()}
+        # A column may have the name of another field.
+        self.schema = pa.schema([*places.items(), *((field_name(c), stored_type(c.type)) for c in self._simple)])
+        self.columns = L.row_columns(schema) + [c.name for c in self._simple]
         """The log's columns that are needed."""
-        names = [L.STREAM, L.TIME, L.SEQUENCE, L.OPERATION, L.TTL, L.END_OF_BATCH]
-        names += [c.name for c in self.table.partition_key + self.table.clustering]
-        return names + [c.name for c in self._simple]
 
-    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+    def convert(self, page: pa.RecordBatch) -> pa.RecordBatch:
         """Return the images among some rows."""
-        del captured_at
         operations = L.operations(page)
         kept = self._history.readable_images(page, operations)
-        work = LogRows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
+        rows = LogRows(self.table, self._encode, page.filter(pa.array(kept)), page.slice(0, 0))
         kinds = pa.array([_KINDS[o] for o in operations[kept].tolist()], pa.string())
-        values = [decode(work.page[c.name], c.type) for c in self._simple]
-        arrays = [kinds, work.page[L.STREAM], pa.array(work.times), work.keys, work.positions(self._position), *values]
+        values = [decode(rows.page[c.name], c.type) for c in self._simple]
+        arrays = [kinds, rows.page[L.STREAM], pa.array(rows.times), rows.key, rows.position, *values]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
-    """Compare images with the merge of all known changes of the table.
+class CheckedDeltas(Deltas):
+    """Converts log rows to changes with all fields, and compares them with the postimages among the rows.
 
-    A cell is not compared if a newer write or deletion replaced it, or if it expires. For a preimage, only the cells
-    that it shows are compared, because it does not show each column.
+    The agent does not have all changes of a row, but only those of the windows that it reads. So it compares the cells
+    that each write set with the write's own postimage (`contradictions`). It reads images in any case, because they are
+    ordinary rows of the log. `found` counts the findings, and `texts` gets the descriptions of the first ones.
     """
-    return _disagreements(images, changes, schema)
+
+    def __init__(
+        self, table: TableSchema, history: History, found: Counter[str], texts: list[str], preimages_since: int | None
+    ) -> None:
+        super().__init__(table, history, found=found)
+        self._images = Images(table, history)
+        self._texts = texts
+        self._preimages_since = preimages_since
+
+    def convert(self, page: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the changes of complete groups of rows, as `Deltas` does. Comparing raises no error."""
+        changes = super().convert(page)
+        are_postimages = L.operations(page) == L.POSTIMAGE
+        if are_postimages.any():
+            try:
+                self._compare(self._images.convert(page), changes)
+            # A fault of the comparison must not prevent that changes are published.
+            except Exception as e:
+                count, first = int(are_postimages.sum()), page[L.STREAM][int(np.flatnonzero(are_postimages)[0])].as_py()
+                self._found[IMAGE_NOT_COMPARED] += count
+                self._describe(
+                    f"{count} postimages, the first in stream 0x{first.hex()}, of the log of {self.table.full_name} "
+                    f"could not be compared with its changes, which are published: {type(e).__name__}: {e}"
+                )
+        return changes
+
+    def _compare(self, images: pa.RecordBatch, changes: pa.RecordBatch) -> None:
+        same_rows = pa.Table.from_batches([changes.filter(pc.is_in(changes["key"], images["key"]))])
+        for found in contradictions(images, same_rows, self.table, self._preimages_since):
+            self._found[IMAGE_DISAGREES] += 1
+            # Without values and keys, because these may be confidential.
+            self._describe(
+                f"the {found.kind} of a write of {instant_text(found.write_time)} in stream 0x{found.stream.hex()} has "
+                f"another value of column {found.column} than the changes of the log of {self.table.full_name}: "
+                f"compare the table with writetime verify {self.table.full_name}"
+            )
+
+    def _describe(self, text: str) -> None:
+        if len(self._texts) < _DESCRIBED:
+            self._texts.append(text)
+
+
+# A row's key and position, and the write time of an image.
+_Place = tuple[bytes, bytes, int]
+# Takes the place of an image, the cell that the changes have of a column, and the value that the image shows.
+_IsCompared = Callable[[_Place, dict[str, Any] | None, Any], bool]
 
 
 def contradictions(
@@ -101,29 +143,31 @@ def contradictions(
     because another write with an earlier write time may have come later. A row that two writes set at the same time is
     not compared.
 
-    Args:
-        images: the images of some groups of the log.
-        changes: the changes of the same groups.
-        schema: the table.
-        preimages_since: the write time since which the table has had preimages, or None if it has none. Without them,
-            nothing shows whether a row was new. A preimage among `images` shows that there were some by then.
+    The images and changes are those of some groups of the log. `preimages_since` is the write time since which the
+    table has had preimages, or None if it has none. Without them, nothing shows whether a row was new. A preimage among
+    `images` shows that there were some by then.
     """
-    writes = _Writes(images, changes, schema, preimages_since)
+    writes, bare_inserts = _writes(images, changes, schema, preimages_since)
 
     def is_compared(image: _Place, cell: dict[str, Any] | None, shown: Any) -> bool:
-        if writes.count(image) != 1:
+        if writes[image] != 1:
             return False
         if cell is not None and cell["write_time"] == image[2]:
             return True
-        return shown is not None and image in writes.bare_inserts
+        return shown is not None and image in bare_inserts
 
     postimages = images.filter(pc.equal(images["kind"], "postimage"))
-    return _disagreements([postimages], changes, schema, is_compared)
+    return disagreements([postimages], changes, schema, is_compared)
 
 
-def _disagreements(
-    images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema, is_compared: "_IsCompared | None" = None
+def disagreements(
+    images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema, is_compared: _IsCompared | None = None
 ) -> Iterator[Disagreement]:
+    """Compare images with the merge of all known changes of the table, or only the cells that `is_compared` accepts.
+
+    A cell is not compared if a newer write or deletion replaced it, or if it expires. For a preimage, only the cells
+    that it shows are compared, because it does not show each column.
+    """
     state = _State(merge([changes], schema), schema)
     simple = {field_name(c): c in schema.static for c in schema.static + schema.regular if not is_complex(c.type)}
     for batch in images:
@@ -146,46 +190,28 @@ def _disagreements(
                     yield Disagreement(kind, stream, time, key, position, name, values[i], known)
 
 
-class _Writes:
-    """The writes that some changes belong to: a write is one group of the log, which `origin.file` names."""
-
-    def __init__(
-        self, images: pa.RecordBatch, changes: pa.Table, schema: TableSchema, preimages_since: int | None
-    ) -> None:
-        places = list(zip(*(changes[n].to_pylist() for n in ("key", "position")), strict=True))
-        files = changes["origin"].combine_chunks().field("file").to_pylist()
-        times = {file: _write_time(file) for file in set(files)}
-        self._files: dict[_Place, set[str]] = {}
-        for (key, position), file in zip(places, files, strict=True):
-            self._files.setdefault((key, position, times[file]), set()).add(file)
-        written = np.zeros(len(changes), bool)
-        for column in schema.static + schema.regular:
-            written |= changes[field_name(column)].is_valid().to_numpy()
-        inserted = changes["marker"].is_valid().to_numpy()
-        rows = zip(*(images[n].to_pylist() for n in ("key", "position", "write_time")), strict=True)
-        shown = list(zip(images["kind"].to_pylist(), rows, strict=True))
-        existed = {place for kind, place in shown if kind == "preimage"}
-        self._postimages = Counter(place for kind, place in shown if kind == "postimage")
-        values = {(*places[i], times[files[i]]) for i in np.flatnonzero(written).tolist()}
-        since = None if preimages_since is None else min([preimages_since, *(place[2] for place in existed)])
-        made = {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
-        self.bare_inserts = {place for place in made if since is not None and place[2] >= since}
-        """Rows made by an insert that sets no column and has no preimage, at a time when there were preimages."""
-
-    def count(self, place: "_Place") -> int:
-        """Return how many writes there were to a row at a time. A write that sets nothing has only its postimage."""
-        return max(len(self._files.get(place, ())), self._postimages[place])
-
-
-# A row's key and position, and the write time of an image.
-_Place = tuple[bytes, bytes, int]
-# Takes the place of an image, the cell that the changes have of a column, and the value that the image shows.
-_IsCompared = Callable[[_Place, dict[str, Any] | None, Any], bool]
-
-
-def _write_time(file: str) -> int:
-    """Return the write time of the group of the log that `origin.file` names."""
-    return (UUID(file.rpartition("/")[2]).time - UUID_EPOCH) // 10
+def _writes(
+    images: pa.RecordBatch, changes: pa.Table, schema: TableSchema, preimages_since: int | None
+) -> tuple[Counter[_Place], set[_Place]]:
+    """Return how many writes there were to a row at a time, and the rows made by an insert that sets no column and has
+    no preimage, at a time when there were preimages. A write is one group of the log, which `origin.file` names.
+    """
+    files = changes["origin"].combine_chunks().field("file").to_pylist()
+    times = {file: L.uuid_time(UUID(file.rpartition("/")[2])) for file in set(files)}
+    keys, positions = changes["key"].to_pylist(), changes["position"].to_pylist()
+    changed = [(key, position, times[file]) for key, position, file in zip(keys, positions, files, strict=True)]
+    groups = Counter(place for place, _ in set(zip(changed, files, strict=True)))
+    shown = list(zip(*(images[n].to_pylist() for n in ("key", "position", "write_time")), strict=True))
+    before = {place for kind, place in zip(images["kind"].to_pylist(), shown, strict=True) if kind == "preimage"}
+    after = Counter(place for kind, place in zip(images["kind"].to_pylist(), shown, strict=True) if kind == "postimage")
+    written = np.zeros(len(changes), bool)
+    for column in schema.static + schema.regular:
+        written |= changes[field_name(column)].is_valid().to_numpy()
+    inserted = changes["marker"].is_valid().to_numpy()
+    bare = set(compress(changed, inserted)) - set(compress(changed, written)) - before
+    since = None if preimages_since is None else min([preimages_since, *(place[2] for place in before)])
+    # A write that sets nothing has only its postimage.
+    return groups | after, {place for place in bare if since is not None and place[2] >= since}
 
 
 class _State:

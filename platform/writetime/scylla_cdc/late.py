@@ -11,23 +11,21 @@ import numpy as np
 from writetime.scylla_cdc.findings import CLOSED_SET, LATE
 from writetime.scylla_cdc.pieces import StreamPiece
 
-Counts = defaultdict[int, Counter[bytes]]
-"""Numbers of rows, by the start of the window and by stream."""
-
 
 class LateStep:
-    """The rows of one step. They count only once it is finished, because it may fail and be repeated."""
+    """The numbers of rows of one step, by the start of the window and by stream. They count only once it is finished,
+    because it may fail and be repeated.
+    """
 
     def __init__(self, start: int, window: int) -> None:
         """Store the start of some window and the length of a window, in microseconds."""
         self._start = start
         self._window = window
-        self.first: Counts = defaultdict(Counter)
-        """In windows that are read for the first time."""
-        self.again: Counts = defaultdict(Counter)
-        """In windows that are read again."""
+        # In windows that are read for the first time, and in those that are read again.
+        self.first: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+        self.again: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+        # The streams of sets that are closed.
         self.closed: set[bytes] = set()
-        """In streams of sets that are closed."""
 
     def see(self, piece: StreamPiece, times: np.ndarray) -> None:
         """Count rows with these write times."""
@@ -46,12 +44,8 @@ class LateRows:
         self._first: dict[int, Counter[bytes]] = {}
 
     def finish(self, step: LateStep, windows: range, again: tuple[int, int]) -> Counter[str]:
-        """Return the late rows of a step: rows of closed sets, and others.
-
-        Args:
-            step: all of its rows.
-            windows: the starts of the windows that it read for the first time; none if they are not read again.
-            again: the write times from which and up to which it read windows again.
+        """Return the late rows of a step: rows of closed sets, and others. It read the windows with the starts
+        `windows` for the first time (none if they are not read again), and those between two write times again.
         """
         self._first |= {begin: Counter() for begin in windows}
         for begin, counts in step.first.items():

@@ -62,8 +62,8 @@ class Altered(LogError, Transient):
 
 def log_table(schema: TableSchema) -> TableSchema:
     """Return the log that a base table should have."""
-    columns = [Column(OPERATION, Native("tinyint")), Column(TTL, Native("bigint"))]
-    columns.append(Column(END_OF_BATCH, Native("boolean")))
+    own = {OPERATION: "tinyint", TTL: "bigint", END_OF_BATCH: "boolean"}
+    columns = [Column(name, Native(kind)) for name, kind in own.items()]
     columns += [replace(c, type=freeze(c.type), reversed=False) for c in schema.partition_key + schema.clustering]
     for column in schema.static + schema.regular:
         columns.append(Column(column.name, logged_type(column.type)))
@@ -77,6 +77,12 @@ def log_table(schema: TableSchema) -> TableSchema:
         (Column(TIME, Native("timeuuid")), Column(SEQUENCE, Native("int"))),
         regular=tuple(columns),
     )
+
+
+def row_columns(schema: TableSchema) -> list[str]:
+    """Return the columns of the log of a table that name a row and its operation."""
+    keys = [c.name for c in schema.partition_key + schema.clustering]
+    return [STREAM, TIME, SEQUENCE, OPERATION, TTL, END_OF_BATCH, *keys]
 
 
 def logged_type(cql_type: CqlType) -> CqlType:
@@ -98,11 +104,8 @@ def deleted_elements_type(cql_type: CqlType) -> CqlType:
 
 
 def check_log(schema: TableSchema, log: TableSchema) -> None:
-    """Compare a log with the columns that its base table requires.
-
-    Raises:
-        LogError: the table is not a log.
-        Altered: a column is missing or of another type, as for a moment after ALTER TABLE.
+    """Compare a log with the columns that its base table requires. Raise a `LogError` if the table is not a log, and
+    `Altered` if a column is missing or of another type, as for a moment after ALTER TABLE.
     """
     wanted = log_table(schema)
     found = {c.name: str(c.type) for c in log.columns}
@@ -121,9 +124,19 @@ def operations(page: pa.RecordBatch) -> np.ndarray:
     return decode(page[OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
 
 
+def flags(values: pa.Array) -> np.ndarray:
+    """Return which values are true."""
+    return decode(values, Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
+
+
 def times(page: pa.RecordBatch) -> np.ndarray:
     """Return the write times of log rows, in microseconds."""
     return uuid_micros(fixed_width(page[TIME], 16, Native("timeuuid"))[0])
+
+
+def uuid_time(time: UUID) -> int:
+    """Return the time of a UUID in microseconds."""
+    return (time.time - UUID_EPOCH) // 10
 
 
 def first_uuid(micros: int) -> UUID:

@@ -5,8 +5,7 @@ All streams of the log are read up to the same time, so an offset is that time, 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
@@ -21,21 +20,19 @@ log = logging.getLogger(__name__)
 # Rows expire while they are read: a read of the whole log gets the rows that it keeps this much longer, in
 # microseconds.
 _MARGIN = 600_000_000
-
-
-_REASONS: dict[Lack, str] = {
-    "off": "the table's CDC is off; turn it on again first",
-    "keys": "the table's CDC option delta is keys, so the log does not have the written values; set it to full first",
-}
-_REASONS_BEFORE: dict[Lack, str] = {
-    "off": "the table's CDC was off",
-    "keys": "the table's CDC option delta was keys",
+# Why a log lacks writes, while it does and afterwards.
+_REASONS: dict[Lack, tuple[str, str]] = {
+    "off": ("the table's CDC is off; turn it on again first", "the table's CDC was off"),
+    "keys": (
+        "the table's CDC option delta is keys, so the log does not have the written values; set it to full first",
+        "the table's CDC option delta was keys",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Offset:
-    """Times are in microseconds."""
+    """Times are in microseconds. A checkpoint of Spark has the fields as JSON."""
 
     until: int
     """All write times before this have been read."""
@@ -62,15 +59,6 @@ class Offset:
     ttl_seen_at: int = 0
     """When the log was last seen to have this `ttl`; 0 if it has not been recorded."""
 
-    @classmethod
-    def parse(cls, found: dict[str, Any]) -> "Offset":
-        """Return the offset that Spark kept in a checkpoint."""
-        return cls(**found)
-
-    def json(self) -> dict[str, Any]:
-        """Return the offset as Spark keeps it."""
-        return asdict(self)
-
     @property
     def earlier_ttl(self) -> EarlierTtl:
         """How long the log keeps the next rows, unless they are from after an alteration of the table."""
@@ -83,10 +71,8 @@ class Offset:
 
 
 def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) -> Offset:
-    """Return the offset at which a stream begins: a time, or the start of the log.
-
-    Raises:
-        LogGap: the log does not have all writes since that time.
+    """Return the offset at which a stream begins: a time, or the start of the log. Raise a `LogGap` if the log does not
+    have all writes since that time.
     """
     if start is None:
         start = _first_kept(source)
@@ -98,11 +84,8 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
 
 def offset_of_new(source: CdcSource, before: Offset) -> Offset:
     """Return the first offset in the log of a table that was dropped and created again. It is not after the creation of
-    the log, so `next_offset` reports rows that the log no longer has as a gap.
-
-    Args:
-        source: the log of the new table.
-        before: the offset up to which the log of the earlier table was read. The new table was created later.
+    the log, so `next_offset` reports rows that the log no longer has as a gap. The log of the earlier table was read up
+    to `before`, and the new table was created later.
     """
     created = max(source.created or before.until, source.sets.times[0])
     return _offset_at(source, min(_first_kept(source), created))
@@ -116,10 +99,8 @@ def _first_kept(source: CdcSource) -> int:
 
 def _offset_at(source: CdcSource, start: int) -> Offset:
     newest = max((t for t in source.sets.times if t <= start), default=source.sets.times[0])
-    whole_since = _whole_since(source, start)
-    seen_at = source.asked_at
-    table_id = str(source.schema.id)
-    return Offset(start, newest, start, table_id, ttl=source.ttl, whole_since=whole_since, ttl_seen_at=seen_at)
+    table_id, whole_since = str(source.schema.id), _whole_since(source, start)
+    return Offset(start, newest, start, table_id, ttl=source.ttl, whole_since=whole_since, ttl_seen_at=source.asked_at)
 
 
 def _whole_since(source: CdcSource, start: int) -> int:
@@ -185,7 +166,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         if start.off_since is None or start.off_until is not None:
             since = start.until if start.off_since is None else start.off_since
             return replace(start, off_since=since, off_until=None, lack=source.lack)
-        raise LogGap(source.name, start.off_since, now(), _REASONS[source.lack])
+        raise LogGap(source.name, start.off_since, now(), _REASONS[source.lack][0])
     if start.off_since is not None:
         until = source.options_since if start.off_until is None else start.off_until
         if snapshot_at is None or snapshot_at < until:
@@ -219,7 +200,7 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> bool:
         )
     since, until = start.off_since, start.off_until
     if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
-        raise LogGap(source.name, since, until, _REASONS_BEFORE[start.lack])
+        raise LogGap(source.name, since, until, _REASONS[start.lack][1])
     return source.check_gap(start.until, snapshot_of(start, snapshot_at), start.earlier_ttl)
 
 
@@ -229,10 +210,8 @@ def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
 
 
 def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[StreamPiece]:
-    """Return the pieces between two offsets, and the older pieces to read again for late rows.
-
-    Raises:
-        StaleSets: the database's answer lacks a set of streams that was known, whose rows would be missed.
+    """Return the pieces between two offsets, and the older pieces to read again for late rows. Raise `StaleSets` if the
+    database's answer lacks a set of streams that was known, whose rows would be missed.
     """
     if start.until == end.until:
         return []

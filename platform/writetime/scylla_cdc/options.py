@@ -31,23 +31,14 @@ class CdcOptions:
     values: Mapping[str, str]
     since: int
 
-    @property
-    def is_on(self) -> bool:
-        """Whether writes are logged."""
-        return self.values.get("enabled") == "true"
 
-    @property
-    def keys_only(self) -> bool:
-        """Whether the log has no written values."""
-        return self.values.get("delta") == "keys"
+# Of a database without such options: all writes are logged, and there may be preimages.
+_UNKNOWN = CdcOptions({"enabled": "true", "preimage": "true"}, 0)
 
 
-def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> CdcOptions | None:
-    """Return a table's CDC options, empty if it has none; or None if the database has no place for them, because it is
-    not ScyllaDB.
-
-    Raises:
-        LogError: the options are not in the form that ScyllaDB writes.
+def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> CdcOptions:
+    """Return a table's CDC options, empty if it has none, and assumed ones if the database has no place for them,
+    because it is not ScyllaDB. Raise a `LogError` if they are not in the form that ScyllaDB writes.
     """
     query = pages.prepare(f"SELECT extensions, writetime(extensions) FROM system_schema.tables {_OF_TABLE}")
     data, since = _first(pages.rows(query, [keyspace, table]))
@@ -57,7 +48,7 @@ def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) ->
     try:
         query = pages.prepare(f"SELECT cdc, writetime(cdc) FROM {quote_table(settings.table_options)} {_OF_TABLE}")
     except InvalidRequest:
-        return None
+        return _UNKNOWN
     data, cdc_since = _first(pages.rows(query, [keyspace, table]))
     return CdcOptions(dict(_STRINGS(data)) if data else {}, max(since, cdc_since))
 

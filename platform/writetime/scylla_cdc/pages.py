@@ -91,52 +91,33 @@ class _PageProtocol(_ProtocolHandler):
 
 def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
     """Return the rows of a result as columns of serialised values, null where a value is null."""
-    offsets, valid, data = _columns(np.frombuffer(body, np.uint8), rows, len(names))
-    arrays = []
-    for i in range(len(names)):
-        present = None if valid[i].all() else pa.py_buffer(np.packbits(valid[i], bitorder="little"))
-        content = pa.py_buffer(data[offsets[i, 0] : offsets[i, rows]])
-        ends = pa.py_buffer((offsets[i] - offsets[i, 0]).astype(np.int32))
-        arrays.append(pa.Array.from_buffers(pa.binary(), rows, [present, ends, content]))
+    count, columns = rows * len(names), len(names)
+    bounds, present = _values(np.frombuffer(body, np.uint8), count)
+    buffers = [np.packbits(present, bitorder="little"), bounds, body]
+    values = pa.Array.from_buffers(pa.binary(), 2 * count, [pa.py_buffer(each) for each in buffers])
+    arrays = [values.take(pa.array(np.arange(2 * i + 1, 2 * count, 2 * columns))) for i in range(columns)]
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
 @njit
-def _columns(body: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the start of each value by column, whether the value exists, and all bytes by column."""
-    starts = np.empty((columns, rows), np.int64)
-    offsets = np.zeros((columns, rows + 1), np.int64)
-    valid = np.empty((columns, rows), np.bool_)
+def _values(body: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of lengths and values, which take turns, and which of them are not null."""
+    bounds = np.zeros(2 * count + 1, np.int32)
+    present = np.ones(2 * count, np.bool_)
     p = 0
-    for row in range(rows):
-        for column in range(columns):
-            if p + 4 > len(body):
-                raise ValueError("a page of rows is cut off")
-            length = 0
-            for i in range(4):
-                length = length << 8 | body[p + i]
-            if length >= 1 << 31:
-                length = -1
-            p += 4
-            valid[column, row] = length >= 0
-            length = max(length, 0)
-            if p + length > len(body):
-                raise ValueError("a page of rows is cut off")
-            starts[column, row] = p
-            offsets[column, row + 1] = length
-            p += length
-    data = np.empty(p, np.uint8)
-    end = 0
-    for column in range(columns):
-        offsets[column, 0] = end
-        for row in range(rows):
-            length = offsets[column, row + 1]
-            start = starts[column, row]
-            for i in range(length):
-                data[end + i] = body[start + i]
-            end += length
-            offsets[column, row + 1] = end
-    return offsets, valid, data[:end]
+    for i in range(1, 2 * count, 2):
+        if p + 4 > len(body):
+            raise ValueError("a page of rows is cut off")
+        length = 0
+        for k in range(p, p + 4):
+            length = length << 8 | body[k]
+        present[i] = length < 1 << 31
+        bounds[i] = p + 4
+        p += 4 + (length if present[i] else 0)
+        if p > len(body):
+            raise ValueError("a page of rows is cut off")
+        bounds[i + 1] = p
+    return bounds, present
 
 
 class Pages:

@@ -8,7 +8,6 @@ streams with few rows share a query. For each page of such a query, ScyllaDB rea
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Protocol
 
@@ -28,6 +27,7 @@ BATCH_ROWS = 10_000
 BATCH_BYTES = 32 << 20
 # ScyllaDB accepts at most 100 by default (`max_partition_key_restrictions_per_query`).
 STREAMS_PER_QUERY = 50
+_STARTS = (L.START_INCLUSIVE, L.START_EXCLUSIVE)
 _TIMES = f'"{L.TIME}" >= ? AND "{L.TIME}" < ?'
 
 
@@ -43,21 +43,19 @@ class StreamPiece:
     closed_at: int | None = None
     """When the last set of streams with this stream ended; None if that is the newest known set."""
 
+    @property
+    def times(self) -> tuple[int, int]:
+        """Start and end."""
+        return self.start, self.end
+
 
 class Converter(Protocol):
-    """Converts the log's rows."""
+    """Converts the rows of the log of a table, from the log's columns that it needs."""
 
-    @property
-    def table(self) -> TableSchema:
-        """The base table."""
-        ...
+    table: TableSchema
+    columns: list[str]
 
-    @property
-    def columns(self) -> list[str]:
-        """The log's columns that it needs."""
-        ...
-
-    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+    def convert(self, page: pa.RecordBatch) -> pa.RecordBatch:
         """Convert complete groups of rows."""
         ...
 
@@ -76,7 +74,6 @@ def read_pieces(
         WritetimeError: the database does not answer.
     """
     queries = _Queries(pages, converter, pieces)
-    captured_at = datetime.now(UTC)
     waiting: deque[tuple[Sequence[StreamPiece], Reading]] = deque()
     held: list[pa.RecordBatch] = []
     rows = size = 0
@@ -91,13 +88,14 @@ def read_pieces(
             rows += page.num_rows
             size += page.nbytes
             # An unfinished group is kept in memory. It is one write, whose size ScyllaDB limits.
-            if (rows >= BATCH_ROWS or size >= BATCH_BYTES) and (end := _end_of_groups(page)):
+            if (rows >= BATCH_ROWS or size >= BATCH_BYTES) and len(ends := np.flatnonzero(_ends(page))):
+                end = int(ends[-1]) + 1
                 held[-1] = page.slice(0, end)
-                yield converter.convert(pa.concat_batches(held), captured_at)
+                yield converter.convert(pa.concat_batches(held))
                 held[:] = [page.slice(end)]
                 rows, size = held[0].num_rows, held[0].nbytes
     if rows:
-        yield converter.convert(pa.concat_batches(held), captured_at)
+        yield converter.convert(pa.concat_batches(held))
 
 
 class _Queries:
@@ -129,12 +127,12 @@ class _Queries:
         elif self._pieces:
             group = [self._pieces.popleft()]
             most = self._streams_per_query()
-            while self._pieces and len(group) < most and _bounds(self._pieces[0]) == _bounds(group[0]):
+            while self._pieces and len(group) < most and self._pieces[0].times == group[0].times:
                 group.append(self._pieces.popleft())
         else:
             return None
         query, streams = (self._one, group[0].stream) if len(group) == 1 else (self._some, [p.stream for p in group])
-        return group, self._pages.start(query, [streams, *map(L.first_uuid, _bounds(group[0]))])
+        return group, self._pages.start(query, [streams, *map(L.first_uuid, group[0].times)])
 
     def _streams_per_query(self) -> int:
         """Return for how many streams half a page is enough, if they have as many rows as those that were read."""
@@ -155,10 +153,6 @@ class _Queries:
         for page in _whole(found, self._table):
             self._rows += page.num_rows
             yield page
-
-
-def _bounds(piece: StreamPiece) -> tuple[int, int]:
-    return piece.start, piece.end
 
 
 def _see_streams(see: See, of_stream: Mapping[bytes, StreamPiece], page: pa.RecordBatch) -> None:
@@ -182,12 +176,14 @@ def _whole(reading: Iterable[pa.RecordBatch], table: str) -> Iterator[pa.RecordB
             continue
         last = _check_groups(found, last, table)
         page = found if carried is None else pa.concat_batches([carried, found])
-        operation = int.from_bytes(page[L.OPERATION][page.num_rows - 1].as_py() or b"", "big")
         carried = None
-        if operation in (L.START_INCLUSIVE, L.START_EXCLUSIVE):
+        if L.operations(page)[-1] in _STARTS:
             carried = page.slice(page.num_rows - 1)
             page = page.slice(0, page.num_rows - 1)
-        _check_ranges(page, table)
+        operations = L.operations(page)
+        starts, ends = np.isin(operations, _STARTS), np.isin(operations, (L.END_INCLUSIVE, L.END_EXCLUSIVE))
+        if (ends[1:] != starts[:-1]).any() or ends[:1].any():
+            raise _incomplete(table)
         yield page
     if carried is not None or (last is not None and not last[2]):
         raise _incomplete(table)
@@ -209,21 +205,7 @@ def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, ta
 
 def _ends(page: pa.RecordBatch) -> np.ndarray:
     """Return which rows are the last of their groups."""
-    return decode(page[L.END_OF_BATCH], Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def _end_of_groups(page: pa.RecordBatch) -> int:
-    """Return the number of rows up to the end of the last group that ends in a page; 0 if none does."""
-    ends = np.flatnonzero(_ends(page))
-    return int(ends[-1]) + 1 if len(ends) else 0
-
-
-def _check_ranges(page: pa.RecordBatch, table: str) -> None:
-    operations = L.operations(page)
-    starts = np.isin(operations, (L.START_INCLUSIVE, L.START_EXCLUSIVE))
-    ends = np.isin(operations, (L.END_INCLUSIVE, L.END_EXCLUSIVE))
-    if (ends[1:] != starts[:-1]).any() or ends[:1].any():
-        raise _incomplete(table)
+    return L.flags(page[L.END_OF_BATCH])
 
 
 def _incomplete(table: str) -> LogError:

@@ -15,7 +15,6 @@ from cassandra.cluster import Session
 from writetime.clients.database import connect, find_replicas
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.instants import uuid_micros
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_table
@@ -23,21 +22,18 @@ from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.column_history import LEEWAY, History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
-from writetime.scylla_cdc.images import Images
+from writetime.scylla_cdc.images import CheckedDeltas, Images
 from writetime.scylla_cdc.late import LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, NoTable, StaleSets, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, NoTable, StaleSets, check_log, uuid_time
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.pieces import StreamPiece, read_pieces
-from writetime.scylla_cdc.postimages import CheckedDeltas, ImageCheck
 from writetime.scylla_cdc.streams import StreamSets
 
 log = logging.getLogger(__name__)
 
 # Why a log does not have new writes: CDC is off, or logs keys without values.
 Lack = Literal["off", "keys"]
-
-
 # The most difference between this machine's clock and the database's, in microseconds. `confidence_seconds` is longer.
 _CLOCK_DIFFERENCE = 5_000_000
 # A late answer hides a difference of as much. So after one that took longer (microseconds), the clocks are compared
@@ -85,39 +81,33 @@ class CdcSource:
 
     @property
     def lack(self) -> Lack | None:
-        """Why the log does not have new writes; None if it does, or if the database has no such options."""
-        if self._options is None:
-            return None
-        if not self._options.is_on:
+        """Why the log does not have new writes; None if it does."""
+        if self._options.values.get("enabled") != "true":
             return "off"
         has_values = bool(self.schema.static or self.schema.regular)
-        return "keys" if self._options.keys_only and has_values else None
+        return "keys" if self._options.values.get("delta") == "keys" and has_values else None
 
     @property
     def options_since(self) -> int:
         """The time since which the table's CDC options have been the same: its last alteration, in microseconds."""
-        return 0 if self._options is None else self._options.since
+        return self._options.since
 
     @property
     def preimages_since(self) -> int | None:
         """The write time since which the log is known to have preimages, in microseconds; None if it has none."""
-        if self._options is None:
-            return 0
-        return None if self._options.values.get("preimage", "false") == "false" else self._options.since + LEEWAY
+        if self._options.values.get("preimage", "false") == "false":
+            return None
+        return self.options_since + LEEWAY if self.options_since else 0
 
     @property
     def ttl(self) -> int:
         """How long the log keeps a row; 0 is forever."""
         if self.settings.log_ttl_seconds is not None:
             return self.settings.log_ttl_seconds * 1_000_000
-        return int(self._options.values.get("ttl", 86_400) if self._options else 86_400) * 1_000_000
+        return int(self._options.values.get("ttl", 86_400)) * 1_000_000
 
     def _current_schemas(self) -> tuple[TableSchema, TableSchema]:
-        """Return the present schemas of the table and its log.
-
-        Raises:
-            LogError: the table has no log, or one that does not match its schema.
-        """
+        """Return the present schemas of the table and its log. Raise a `LogError` if they do not match."""
         keyspace, _, name = self.name.partition(".")
         names = [name, name + SUFFIX]
         found = retried(
@@ -129,25 +119,20 @@ class CdcSource:
             raise LogError(
                 f"{self.name} has no CDC log: ALTER TABLE {quote_table(self.name)} WITH cdc = {{'enabled': true}}"
             )
-        schema, log_schema = (self._known(found[name], name) for name in (self.name, self.name + SUFFIX))
+        schema, log_schema = found[self.name], found[self.name + SUFFIX]
+        if isinstance(schema, WritetimeError):
+            raise LogError(f"{self.name} cannot be read: {schema}")
+        if isinstance(log_schema, WritetimeError):
+            raise LogError(f"{self.name + SUFFIX} cannot be read: {log_schema}")
         check_log(schema, log_schema)
         return schema, log_schema
-
-    @staticmethod
-    def _known(schema: TableSchema | WritetimeError, name: str) -> TableSchema:
-        if isinstance(schema, WritetimeError):
-            raise LogError(f"{name} cannot be read: {schema}")
-        return schema
 
     def settled(self) -> int:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
         return now() - round(self.settings.confidence_seconds * 1e6)
 
     def first(self, earlier: EarlierTtl = EarlierTtl()) -> int:
-        """Return the time from which the log has all rows that were written to it.
-
-        A row keeps the TTL with which it was written.
-        """
+        """Return the time from which the log has all rows. A row keeps the TTL with which it was written."""
         at, first = now(), self.sets.times[0]
         if earlier.ttl:
             first = max(first, min(at - earlier.ttl, self.options_since))
@@ -164,16 +149,11 @@ class CdcSource:
     def created(self) -> int:
         """The time at which the log was created, by the id of its table; 0 if the id has no time."""
         log_id = self._log.id
-        if log_id is None or log_id.version != 1:
-            return 0
-        return int(uuid_micros(np.frombuffer(log_id.bytes, np.uint8).reshape(1, 16))[0])
+        return 0 if log_id is None or log_id.version != 1 else uuid_time(log_id)
 
     def check_gap(self, start: int, snapshot_at: int | None, earlier: EarlierTtl = EarlierTtl()) -> bool:
-        """Check whether the log still has all writes since a time, or a snapshot has the missing ones. Return whether
-        the snapshot is needed.
-
-        Raises:
-            LogGap: neither the log nor a snapshot has them.
+        """Return whether a snapshot is needed for writes since a time that the log no longer has. Raise a `LogGap` if
+        the snapshot does not have them either.
         """
         if self.settings.log_ttl_seconds is not None:
             earlier = EarlierTtl()
@@ -196,18 +176,14 @@ class CdcSource:
         *,
         snapshot_at: int | None = None,
         found: Counter[str] | None = None,
-        check: ImageCheck | None = None,
+        texts: list[str] | None = None,
         late: LateStep | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Read pieces of streams as batches of changes.
+        """Read pieces of streams as batches of changes with `fields`, None for all.
 
-        Args:
-            pieces: the pieces to read.
-            fields: the fields of the changes; None for all.
-            snapshot_at: the time at which the snapshot that closes a gap began.
-            found: counts findings that are not changes.
-            check: compares the images in pieces that are read for the first time. It needs all fields.
-            late: receives the rows, to count the late ones.
+        The snapshot that closes a gap began at `snapshot_at`. `found` counts findings that are not changes. With
+        `texts`, the images in pieces that are read for the first time are compared: it gets descriptions of the first
+        differences, and all fields are needed. `late` counts the late rows.
 
         Raises:
             LogGap: rows lack their key because a key column was renamed, or their values because `delta` was `keys`.
@@ -221,7 +197,9 @@ class CdcSource:
             snapshot_at=snapshot_at,
         )
         counts = Counter() if found is None else found
-        deltas = Deltas(self.schema, history, fields, found=counts)
+        first = deltas = Deltas(self.schema, history, fields, counts)
+        if texts is not None:
+            first = CheckedDeltas(self.schema, history, counts, texts, self.preimages_since)
 
         def see(piece: StreamPiece, times: np.ndarray) -> None:
             if piece.closed_at is not None and not piece.again:
@@ -229,9 +207,6 @@ class CdcSource:
             if late is not None:
                 late.see(piece, times)
 
-        first = deltas
-        if check is not None:
-            first = CheckedDeltas(deltas, Images(self.schema, history), check, counts, self.preimages_since)
         try:
             for converter, again in ((first, False), (deltas, True)):
                 some = [piece for piece in pieces if piece.again == again]
@@ -243,16 +218,11 @@ class CdcSource:
 
     def images(self, pieces: Sequence[StreamPiece]) -> Iterator[pa.RecordBatch]:
         """Read the pre- and postimages among pieces of streams, see `images`."""
-        yield from read_pieces(
-            self._pages, Images(self.schema, History(self.schema, self._log)), pieces, self.settings.streams_at_once
-        )
+        images = Images(self.schema, History(self.schema, self._log))
+        yield from read_pieces(self._pages, images, pieces, self.settings.streams_at_once)
 
     def check_schema(self, expected: TableSchema) -> None:
-        """Check that the table has not been altered since its schema was read: later rows of the log may have more.
-
-        Raises:
-            Altered: the table was altered.
-        """
+        """Raise `Altered` if the table was altered since its schema was read: later rows of the log may have more."""
         found, _ = self._current_schemas()
         if found != expected:
             raise Altered(
@@ -274,11 +244,8 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
 
 
 def until_fresh(ask: Callable[[], _T]) -> _T:
-    """Query sets of streams for some seconds, until the node that answers is not behind. Each attempt may reach another
-    node.
-
-    Raises:
-        StaleSets: the last answer lacks known sets, too.
+    """Query sets of streams for some seconds, until the node that answers is not behind: each attempt may reach another
+    one. Raise the `StaleSets` of the last answer.
     """
     deadline = time.monotonic() + STALE_SECONDS
     while True:
@@ -294,9 +261,7 @@ def until_fresh(ask: Callable[[], _T]) -> _T:
 @contextmanager
 def connect_for_pages(settings: Settings, tables: Iterable[str]) -> Iterator[tuple[Session, Pages]]:
     """Connect to the database for rows and for pages. Each has its own session, because their results have different
-    forms.
-
-    Streams of the logs of `tables` are read from their replicas.
+    forms. Streams of the logs of `tables` are read from their replicas.
 
     Raises:
         WritetimeError: the database does not answer.
@@ -314,12 +279,8 @@ def now() -> int:
 
 
 def _check_clock(session: Session) -> None:
-    """Compare this machine's clock with the database's. It decides which windows have ended, and which rows expired.
-
-    The difference may be larger than the limit by the time of the last answer.
-
-    Raises:
-        LogError: the clocks differ.
+    """Raise a `LogError` if this machine's clock differs from the database's: it decides which windows have ended, and
+    which rows expired. The difference may be larger than the limit by the time of the last answer.
     """
     query = "SELECT toUnixTimestamp(now()) AS at FROM system.local"
     ahead = behind = 0
@@ -339,5 +300,4 @@ def _check_clock(session: Session) -> None:
 
 
 def _columns(schema: TableSchema) -> str:
-    columns = ", ".join(f"{c.name} {c.type}" for c in schema.columns)
-    return f"({columns})"
+    return f"({', '.join(f'{c.name} {c.type}' for c in schema.columns)})"

@@ -28,25 +28,22 @@ class StreamSets:
     """The sets of streams of one table that the database has now."""
 
     def __init__(self, pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> None:
-        """Read the starts of the sets.
-
-        Raises:
-            LogError: the database has no sets for the table.
-            StaleSets: the node that answered has none, in a keyspace with tablets.
+        """Read the starts of the sets. Raise a `LogError` if the database has none for the table, and `StaleSets` if
+        the node that answered has none in a keyspace with tablets.
         """
         self._pages = pages
         self._settings = settings
         self._table = [keyspace, table]
-        times, self._by_tablets = _tablet_times(pages, settings, keyspace, table), True
-        if not times and _has_tablets(pages, keyspace):
+        times = self._times("timestamp", settings.tablet_times, "keyspace_name = ? AND table_name = ?", self._table)
+        self._by_tablets = bool(times)
+        if not times and self._has_tablets():
             # The generations belong to other tables. With them, the log would be read from streams that it lacks.
             raise StaleSets(
                 f"the node that answered knows no CDC streams of {keyspace}.{table}, whose keyspace has tablets: it is "
                 f"behind, so ask again. If this lasts, find the node whose {settings.tablet_times} has no rows of the "
                 "table, and restart it; if no node has any, turn the table's CDC on"
             )
-        if not times:
-            times, self._by_tablets = _generation_times(pages, settings), False
+        times = times or self._times("time", settings.generation_times, "key = 'timestamps'", [])
         if not times:
             raise LogError(
                 f"the database has no CDC streams for {keyspace}.{table}, neither in {settings.tablet_times} nor "
@@ -57,13 +54,15 @@ class StreamSets:
         self._known: dict[int, tuple[bytes, ...]] = {}
 
     def streams(self, time: int) -> tuple[bytes, ...]:
-        """Return the streams of the set that begins at a time.
-
-        Raises:
-            LogError: there are none, because the set is not complete.
-        """
+        """Return the streams of the set that begins at a time. Raise a `LogError` if the set is not complete."""
         if time not in self._known:
-            self._known[time] = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
+            where = self._settings.tablet_streams if self._by_tablets else self._settings.generation_streams
+            found = self._tablet_streams(where, time) if self._by_tablets else self._generation_streams(where, time)
+            if not found:
+                raise LogError(
+                    f"{where} has no streams of the set that begins at {time // 1000} ms, which is announced"
+                )
+            self._known[time] = tuple(sorted(found))
         return self._known[time]
 
     def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[StreamPiece]:
@@ -89,64 +88,38 @@ class StreamSets:
         closed |= dict.fromkeys(current)
         return [StreamPiece(stream, first, end, closed_at=closed[stream]) for stream, first in sorted(starts.items())]
 
-    def _tablet_streams(self, time: int) -> tuple[bytes, ...]:
+    def _tablet_streams(self, where: str, time: int) -> set[bytes]:
         query = self._pages.prepare(
-            f"SELECT stream_id FROM {quote_table(self._settings.tablet_streams)} "
+            f"SELECT stream_id FROM {quote_table(where)} "
             "WHERE keyspace_name = ? AND table_name = ? AND timestamp = ? AND stream_state = ?",
             ConsistencyLevel.ONE,
         )
-        found = self._pages.rows(query, [*self._table, time // 1000, _CURRENT])["stream_id"].to_pylist()
-        return self._some(found, time, self._settings.tablet_streams)
+        return set(self._pages.rows(query, [*self._table, time // 1000, _CURRENT])["stream_id"].to_pylist())
 
-    def _generation_streams(self, time: int) -> tuple[bytes, ...]:
-        query = self._pages.prepare(
-            f"SELECT streams FROM {quote_table(self._settings.generation_streams)} WHERE time = ?",
-            ConsistencyLevel.QUORUM,
-        )
+    def _generation_streams(self, where: str, time: int) -> set[bytes]:
+        query = self._pages.prepare(f"SELECT streams FROM {quote_table(where)} WHERE time = ?", ConsistencyLevel.QUORUM)
         sets = self._pages.rows(query, [time // 1000])["streams"].to_pylist()
-        found = [stream for data in sets if data for stream in split_sequence(data, 4) if stream]
-        return self._some(found, time, self._settings.generation_streams)
+        return {stream for data in sets if data for stream in split_sequence(data, 4) if stream}
 
-    def _some(self, found: Sequence[bytes], time: int, where: str) -> tuple[bytes, ...]:
-        if not found:
-            raise LogError(f"{where} has no streams of the set that begins at {time // 1000} ms, which is announced")
-        return tuple(sorted(set(found)))
+    def _times(self, column: str, where: str, condition: str, values: Sequence[str]) -> list[int]:
+        """Return the starts of sets in a table; none if the database has no such table."""
+        consistency = ConsistencyLevel.ONE if values else ConsistencyLevel.QUORUM
+        try:
+            query = self._pages.prepare(f"SELECT {column} FROM {quote_table(where)} WHERE {condition}", consistency)
+        except InvalidRequest:
+            return []
+        found = self._pages.rows(query, values)[column].combine_chunks()
+        return [millis * 1000 for millis in decode(found, _TIMESTAMP).to_pylist()]
 
-
-def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> list[int]:
-    try:
-        query = pages.prepare(
-            f"SELECT timestamp FROM {quote_table(settings.tablet_times)} WHERE keyspace_name = ? AND table_name = ?",
-            ConsistencyLevel.ONE,
-        )
-    except InvalidRequest:
-        return []
-    return _micros(pages, query, [keyspace, table], "timestamp")
-
-
-def _has_tablets(pages: Pages, keyspace: str) -> bool:
-    """Return whether a keyspace has tablets. A keyspace with vnodes has no row or no number. Older versions, like
-    Cassandra, have no such table or column.
-    """
-    try:
-        query = pages.prepare("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?")
-    except InvalidRequest:
-        return False
-    found = pages.rows(query, [keyspace])["initial_tablets"]
-    return found.null_count < len(found)
-
-
-def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:
-    try:
-        query = pages.prepare(
-            f"SELECT time FROM {quote_table(settings.generation_times)} WHERE key = 'timestamps'",
-            ConsistencyLevel.QUORUM,
-        )
-    except InvalidRequest:
-        return []
-    return _micros(pages, query, [], "time")
-
-
-def _micros(pages: Pages, query: object, values: Sequence[str], column: str) -> list[int]:
-    found = pages.rows(query, values)[column].combine_chunks()  # type: ignore[arg-type]
-    return [millis * 1000 for millis in decode(found, _TIMESTAMP).to_pylist()]
+    def _has_tablets(self) -> bool:
+        """Return whether the keyspace has tablets. A keyspace with vnodes has no row or no number. Older versions, like
+        Cassandra, have no such table or column.
+        """
+        try:
+            query = self._pages.prepare(
+                "SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?"
+            )
+        except InvalidRequest:
+            return False
+        found = self._pages.rows(query, self._table[:1])["initial_tablets"]
+        return found.null_count < len(found)

@@ -16,7 +16,7 @@ A stream reads windows of write times. It reads a window once all of its rows sh
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import pyarrow as pa
@@ -186,7 +186,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> dict[str, Any]:
         """Start at the option `from`, or with the log's oldest rows."""
         with self._source() as source:
-            return first_offset(source, self._asked.start, self._asked.snapshot_at).json()
+            return asdict(first_offset(source, self._asked.start, self._asked.snapshot_at))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Read all settled windows, up to `batch_seconds`."""
@@ -206,7 +206,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         del limit
         with self._source() as source:
             settled = source.settled() if self._available is None else self._available
-            return next_offset(source, Offset.parse(start), settled, self._asked.snapshot_at).json()
+            return asdict(next_offset(source, Offset(**start), settled, self._asked.snapshot_at))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPart]:
         """Return the parts between two offsets.
@@ -215,7 +215,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             LogGap: they are no longer in the log.
             StaleSets: the nodes lack a set of streams that `latestOffset` knew.
         """
-        return until_fresh(lambda: self._parts(Offset.parse(start), Offset.parse(end)))
+        return until_fresh(lambda: self._parts(Offset(**start), Offset(**end)))
 
     def _parts(self, first: Offset, last: Offset) -> list[LogPart]:
         with self._source() as source:
