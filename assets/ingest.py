@@ -34,7 +34,7 @@ from writetime.core.config import Settings
 from writetime.core.counts import pluralize as counted
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
-from writetime.ingest.event_pipeline import WriteOutcome
+from writetime.ingest.writer import WriteOutcome
 from writetime_dagster.assets.automation import (
     asset_job,
     assets_that_failed_lately,

@@ -45,10 +45,10 @@ def produce(
     assert producer.flush(PATIENCE_SECONDS) == 0
 
 
-def run_once(settings: Settings, *, commit: bool = True, fetch_messages: int = 500) -> list[dict[str, Any]]:
+def run_once(settings: Settings, *, commit: bool = True) -> list[dict[str, Any]]:
     """Do the work of one bounded run; return the receipts in the order of their offsets."""
     ranges = drain.plan(settings)
-    batches = [batch for r in ranges for batch in drain.store_range(settings, r, fetch_messages)]
+    batches = [batch for r in ranges for batch in drain.store_range(settings, r)]
     receipts = [row for batch in batches for row in batch.to_pylist()]
     if commit:
         drain.commit(settings, ranges)

@@ -72,10 +72,13 @@ def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds
     assert sorted(letter.headers for letter in letters) == [[], [("redriven", b"1")], [("redriven", b"2")]]
 
 
-def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(settings: Settings) -> None:
+def test_letters_that_do_not_fit_into_the_clients_queue_together_are_redriven(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(dead_letter_topic.REDRIVE, "queue.buffering.max.kbytes", 50)
     produce(settings, [b"x" * 5_000] * 60)
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
-    assert dead_letter_topic.redrive(settings, queued_kib=50).count == 60
+    assert dead_letter_topic.redrive(settings).count == 60
     assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 60
 
 
@@ -141,13 +144,14 @@ def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: p
     assert len(committed) == 1
 
 
-def test_large_letters_become_rows_in_small_batches(settings: Settings) -> None:
+def test_large_letters_become_rows_in_small_batches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter_rows, "BATCH_BYTES", 12_000)
     produce(settings, [b"x" * 5_000] * 7)
     run_once(settings)
     topic = settings.ingest.dead_letter_topic
     ends = end_offsets(settings, topic)
     ranges = [OffsetRange(partition, 0, end) for partition, end in ends.items() if end]
-    batches = [batch for r in ranges for batch in dead_letter_rows.read_range(settings, r, 1, batch_bytes=12_000)]
+    batches = [batch for r in ranges for batch in dead_letter_rows.read_range(settings, 1, r)]
     assert sum(batch.num_rows for batch in batches) == 7
     assert max(batch.num_rows for batch in batches) <= 3
 

@@ -87,7 +87,7 @@ def test_a_row_that_the_database_refuses_is_a_dead_letter_and_its_neighbours_are
         for number in range(5):
             payload = f'"{"x" * 4_300_000}"' if number == 2 else "1"
             sink_writer.submit(an_event(number, payload), 0, number, f"origin@{number}")
-        done = _poll_until_idle(sink_writer)
+        done = _poll_until_done(sink_writer, 5)
     assert {number: outcome for number, (outcome, _) in done.items() if outcome != "stored"} == {2: "dead"}
     assert "the database refuses the row" in done[2][1]
     assert [event_id.int for event_id, _ in rows(settings)] == [0, 1, 3, 4]
@@ -99,12 +99,12 @@ def test_a_table_that_changes_under_the_sink_stops_it(settings: Settings, mode: 
     with connect(settings) as session:
         sink_writer = EventWriter(session, with_ingest(settings, mode=mode))
         sink_writer.submit(an_event(1), 0, 0, "origin@0")
-        assert _poll_until_idle(sink_writer)[0][0] == "stored"
+        assert _poll_until_done(sink_writer, 1)[0][0] == "stored"
         session.execute(change.format(f"{settings.cassandra.keyspace}.user_events"), timeout=60)
         for number in range(2, 5):
             sink_writer.submit(an_event(number), 0, number, f"origin@{number}")
         with pytest.raises(WritetimeError, match="refuses all writes"):
-            _poll_until_idle(sink_writer)
+            _poll_until_done(sink_writer, 3)
 
 
 def test_a_missing_topic_or_table_is_reported_at_once(settings: Settings) -> None:
@@ -151,6 +151,8 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
 ) -> None:
     values = [an_event(n, f'"{"x" * 1_000}"', user=f"u{n}").value() for n in range(100)]
     monkeypatch.setattr(event_pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
+    for module in (drain, sink):
+        monkeypatch.setattr(module, "FETCH_MESSAGES", 2)
     most: list[int] = []
     take = event_pipeline.EventPipeline.take
 
@@ -161,10 +163,10 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
     monkeypatch.setattr(event_pipeline.EventPipeline, "take", counting)
     produce(settings, values)
     if program == "drain":
-        assert [r["outcome"] for r in run_once(settings, fetch_messages=2)] == ["stored"] * 100
+        assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 100
     else:
         stop = threading.Event()
-        thread = threading.Thread(target=sink.run, args=(settings, stop, 2))
+        thread = threading.Thread(target=sink.run, args=(settings, stop))
         thread.start()
         try:
             wait_for(lambda: len(rows(settings)) == 100, 0.1)
@@ -213,13 +215,13 @@ def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decid
     assert [event_id.int for event_id, _ in rows(settings)] == [0, 1, 2, 3, 9]
 
 
-def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
+def _poll_until_done(sink_writer: EventWriter, count: int) -> dict[int, tuple[str, str]]:
     """Return outcome and reason of every write, by offset."""
     done: dict[int, tuple[str, str]] = {}
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while sink_writer.unfinished:
+    while len(done) < count:
         assert time.monotonic() < deadline, sink_writer.last_error
-        done.update({w.offset: (outcome, w.reason) for w, outcome in sink_writer.poll(0.05)})
+        done.update({r.offset: (r.outcome, r.reason) for r in sink_writer.poll(0.05)})
     return done
 
 

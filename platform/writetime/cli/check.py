@@ -26,7 +26,7 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.extras import is_installed
 from writetime.core.settings_sources import exposed
 from writetime.delta.storage import lake_storage
-from writetime.ingest.topics import kept_in, least_bytes
+from writetime.ingest.topics import kept_in
 from writetime.lake.followed_tables import cdc_statement, followed_tables, is_captured
 from writetime.runtime.java import java
 from writetime.servers.process import port_answers
@@ -161,7 +161,9 @@ def _kafka(settings: Settings) -> Iterator[str]:
         of_ingest = {topic: keeps for topic, keeps in kept_in(settings).items() if topic in there}
         others = {topic: keeps for topic in there if (keeps := _kept_in(topic)) is not None}
         found = faults_of(
-            settings, {topic: of_ingest[topic] for topic in there & of_ingest.keys()}, least_bytes(settings)
+            settings,
+            {topic: of_ingest[topic] for topic in there & of_ingest.keys()},
+            settings.ingest.max_event_bytes,
         )
         for faults in (found | faults_of(settings, others)).values():
             yield from map(CheckFault, [faults] if isinstance(faults, WritetimeError) else faults)

@@ -5,18 +5,18 @@ has each number of the table, which is the offset up to which it has a partition
 """
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import deltalake
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_topic
-from writetime.ingest.drain import OffsetRange
+from writetime.ingest.drain import OffsetRange, of_ranges
 
 SCHEMA = pa.schema(
     [
@@ -30,7 +30,9 @@ SCHEMA = pa.schema(
         pa.field("dead_at", pa.string()),
     ]
 )
+_OF_LETTER = [name for name in SCHEMA.names if name != "topic_id"]
 _ROWS_PER_BATCH = 1_000
+BATCH_BYTES = 16 * 1024 * 1024
 
 
 def topic_id(settings: Settings) -> int:
@@ -45,10 +47,8 @@ def app_id(topic_id: int, partition: int) -> str:
 
 
 def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None) -> list[OffsetRange]:
-    """Return the topic's messages that the table lacks, by the numbers of its applications.
-
-    Raises:
-        WritetimeError: the topic ends before one of these, or the table has a partition without its number.
+    """Return the topic's messages that the table lacks, by the numbers of its applications. Raise a `WritetimeError` if
+    the topic ends before one of these.
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
@@ -64,57 +64,25 @@ def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None
                 "move the lake table of dead letters aside to start again"
             )
         if start < end:
-            if table and number is None and _has(table, topic_id, partition):
-                raise WritetimeError(
-                    f"the lake table of dead letters has messages of {topic}/{partition}, but not the offset up to "
-                    "which it has them, as an earlier version wrote it; move it aside to start again"
-                )
             found.append(OffsetRange(partition, start, end))
     return found
 
 
-def _has(table: deltalake.DeltaTable, topic_id: int, partition: int) -> bool:
-    rows = table.to_pyarrow_dataset()
-    return rows.count_rows(filter=(pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)) > 0
-
-
 def read(spark: SparkSession, settings: Settings, topic_id: int, ranges: list[OffsetRange]) -> DataFrame:
     """Return the dead letters of these ranges of the dead-letter topic, one row each."""
-    tasks = spark.createDataFrame(
-        [(r.partition, r.start, r.end) for r in ranges], "partition int, start long, end long"
-    )
-
-    def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield from read_range(settings, OffsetRange(**row), topic_id)
-
-    return tasks.repartitionByRange(max(1, len(ranges)), "partition").mapInArrow(run_task, from_arrow_schema(SCHEMA))
+    return of_ranges(spark, ranges, SCHEMA, partial(read_range, settings, topic_id))
 
 
-def read_range(
-    settings: Settings, offsets: OffsetRange, topic_id: int, *, batch_bytes: int = 16 * 1024 * 1024
-) -> Iterator[pa.RecordBatch]:
+def read_range(settings: Settings, topic_id: int, offsets: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Yield the dead letters of one range in batches of rows, which end at a number of bytes of keys and values."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     for letter in dead_letter_topic.read(
         settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}
     ):
-        rows.append(
-            {
-                "topic_id": topic_id,
-                "partition": letter.partition,
-                "offset": letter.offset,
-                "origin": letter.origin,
-                "reason": letter.reason,
-                "key": letter.key,
-                "value": letter.value,
-                "dead_at": letter.dead_at,
-            }
-        )
+        rows.append({"topic_id": topic_id} | {name: getattr(letter, name) for name in _OF_LETTER})
         size += len(letter.key or b"") + len(letter.value or b"")
-        if len(rows) >= _ROWS_PER_BATCH or size >= batch_bytes:
+        if len(rows) >= _ROWS_PER_BATCH or size >= BATCH_BYTES:
             yield pa.RecordBatch.from_pylist(rows, SCHEMA)
             rows.clear()
             size = 0

@@ -54,8 +54,7 @@ _PRODUCER = {
     "batch.num.messages": 1,
 }
 # A redrive waits while this much is in the client's queue: no message may wait there for longer than its timeout.
-_REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500}
-_QUEUED_KIB = 128 * 1024
+REDRIVE = {**_PRODUCER, "queue.buffering.max.messages": 500, "queue.buffering.max.kbytes": 128 * 1024}
 
 
 class DeadLetters:
@@ -71,22 +70,18 @@ class DeadLetters:
         self._producer = Producer(client_config(settings, **_PRODUCER))
         self._has_failed = False
         self._acknowledged: list[tuple[int, int]] = []
-        self._delayed: list[tuple[float, int, Message, str]] = []
-        self._failures: dict[tuple[int, int], int] = {}
+        # When each is sent again, and how often that failed.
+        self._delayed: list[tuple[float, int, Message, str, int]] = []
         self._sequence = itertools.count()
         self.retries = 0
         self.last_error = ""
-
-    def send(self, message: Message, reason: str) -> None:
-        """Send one message to the dead letters; `poll` reports its acknowledgement."""
-        self._produce(message, reason)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Return partition and offset of the messages whose dead letters were acknowledged since the last call."""
         now = time.monotonic()
         while self._delayed and self._delayed[0][0] <= now:
-            _, _, message, reason = heapq.heappop(self._delayed)
-            self._produce(message, reason)
+            _, _, message, reason, failures = heapq.heappop(self._delayed)
+            self.send(message, reason, failures)
         self._producer.poll(timeout)
         if self._has_failed:
             # A producer that has failed for good refuses all messages from then on.
@@ -96,14 +91,15 @@ class DeadLetters:
         acknowledged, self._acknowledged = self._acknowledged, []
         return acknowledged
 
-    def _produce(self, message: Message, reason: str) -> None:
+    def send(self, message: Message, reason: str, failures: int = 0) -> None:
+        """Send one message to the dead letters; `poll` reports its acknowledgement."""
+
         def delivered(error: KafkaError | None) -> None:
             if error is None:
-                self._failures.pop(place_of(message), None)
                 self._acknowledged.append(place_of(message))
             else:
                 self._has_failed |= _is_fatal(error)
-                self._delay(message, reason, str(error))
+                self._delay(message, reason, failures + 1, str(error))
 
         try:
             added = _added(message, reason, self._origin_id)
@@ -112,18 +108,15 @@ class DeadLetters:
         except Exception as e:
             # After an error the message is not done, and the others continue.
             self._has_failed |= isinstance(e, KafkaException) and _is_fatal(e.args[0])
-            self._delay(message, reason, reason_of(e))
+            self._delay(message, reason, failures + 1, reason_of(e))
 
-    def _delay(self, message: Message, reason: str, error: str) -> None:
-        topic, offset = message.topic(), message.offset()
-        self.last_error = (
-            f"dead letter for {topic}/{message.partition()}@{offset} is not accepted by {self._topic}: {error}"
-        )
+    def _delay(self, message: Message, reason: str, failures: int, error: str) -> None:
+        place = f"{message.topic()}/{message.partition()}@{message.offset()}"
+        self.last_error = f"dead letter for {place} is not accepted by {self._topic}: {error}"
         self.retries += 1
-        failures = self._failures[place_of(message)] = self._failures.get(place_of(message), 0) + 1
         ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(failures, 16))
         due = time.monotonic() + random.uniform(0, ceiling)
-        heapq.heappush(self._delayed, (due, next(self._sequence), message, reason))
+        heapq.heappush(self._delayed, (due, next(self._sequence), message, reason, failures))
 
 
 @dataclass(frozen=True)
@@ -165,19 +158,22 @@ class DeadLetter:
 
 
 def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[DeadLetter]:
-    """Yield the dead letters between two offsets of each partition.
-
-    Raises:
-        WritetimeError: the topic cannot be read.
-    """
+    """Yield the dead letters between two offsets of each partition."""
     for message in messages_between(settings, settings.ingest.dead_letter_topic, starts, ends):
-        yield _dead_letter(message)
+        headers = _headers(message)
+        yield DeadLetter(
+            *place_of(message),
+            key=message.key(),
+            value=message.value(),
+            headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
+            added={n.removeprefix(HEADER_PREFIX): value for n, value in headers if n.startswith(HEADER_PREFIX)},
+        )
 
 
 @dataclass(frozen=True)
 class Redriven:
-    """The number of dead letters that were sent back; of those that the topic refuses as too large, which are dead
-    letters again; and of those of which only the beginning is left, which are dead letters again, too.
+    """The number of dead letters that were sent back, and of those that are dead letters again: because the topic
+    refuses them as too large, or because only their beginning is left (`lost`).
     """
 
     count: int
@@ -185,14 +181,13 @@ class Redriven:
     lost: int = 0
 
 
-def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
-    """Send every dead letter that was not redriven yet back to its source topic. At most `queued_kib` KiB wait in the
-    client's queue.
+def redrive(settings: Settings) -> Redriven:
+    """Send every dead letter that was not redriven yet back to its source topic.
 
     The original key, value and headers are sent, and the header `redriven` counts the rounds. Those of a shortened
-    letter are read at its origin. A message that fails
-    again becomes a dead letter again; so does one that is too large for the topic, once all others were accepted.
-    After a crash the round is repeated, and the sink discards the repeated messages as duplicates.
+    letter are read at its origin. A message that fails again becomes a dead letter again; so does one that is too large
+    for the topic, once all others were accepted. After a crash the round is repeated, and the sink discards the
+    repeated messages as duplicates.
 
     Raises:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
@@ -201,7 +196,7 @@ def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
     # Before the offsets: if the topic is another one meanwhile, these do not count in it.
     topic_id = topic_ids(settings, [topic]).get(topic, 0)
     starts, ends = _not_redriven(settings)
-    redriving = _Redriving(settings, queued_kib)
+    redriving = _Redriving(settings)
     for letter in read(settings, starts, ends):
         redriving.send(letter)
     redriving.finish()
@@ -216,21 +211,16 @@ def redrive(settings: Settings, queued_kib: int = _QUEUED_KIB) -> Redriven:
 
 
 class _Redriving:
-    """One round of a redrive.
+    """One round of a redrive."""
 
-    Attributes:
-        count: of the letters that were sent.
-        refused: why some are dead letters again, by partition and offset of the letter.
-        lost: of those whose whole message is no longer at its origin.
-    """
-
-    def __init__(self, settings: Settings, queued_kib: int) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._topic, self._dead_letter_topic = settings.ingest.topic, settings.ingest.dead_letter_topic
-        own = {**_REDRIVE, "queue.buffering.max.kbytes": queued_kib}
-        self._producer = Producer(client_config(settings, **own))
+        self._producer = Producer(client_config(settings, **REDRIVE))
         self._errors: list[str] = []
+        # The letters that were sent, and those of them whose whole message is no longer at its origin.
         self.count = self.lost = 0
+        # Why some are dead letters again, by partition and offset of the letter.
         self.refused: dict[tuple[int, int], str] = {}
 
     def send(self, letter: DeadLetter) -> None:
@@ -245,13 +235,9 @@ class _Redriving:
                 return
             letter = whole
         # The sender of the original may have set this header to any value.
-        rounds = next(
-            (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
-        )
-        headers = [
-            *((name, value) for name, value in letter.headers if name != REDRIVEN_HEADER),
-            (REDRIVEN_HEADER, str(rounds + 1).encode()),
-        ]
+        rounds = [int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()]
+        headers = [(name, value) for name, value in letter.headers if name != REDRIVEN_HEADER]
+        headers.append((REDRIVEN_HEADER, str(rounds[0] + 1 if rounds else 1).encode()))
 
         def delivered(error: KafkaError | None) -> None:
             if error is not None and error.code() in TOO_LARGE:
@@ -276,32 +262,21 @@ class _Redriving:
         self._produce(self._dead_letter_topic, forms_of(letter.key, letter.value, letter.headers, added), delivered)
 
     def finish(self) -> None:
-        """Wait for all acknowledgements.
-
-        Raises:
-            WritetimeError: some letters were not acknowledged.
-        """
+        """Wait for all acknowledgements. Raise a `WritetimeError` if some letters were not acknowledged."""
         self._producer.flush()
         if self._errors:
             failed = f"{len(self._errors)} of {pluralize(self.count, 'dead letter')} not redriven"
             raise WritetimeError(f"{failed}: {self._errors[0]}")
 
-    def _produce(
-        self,
-        topic: str,
-        forms: list[Form],
-        delivered: Callable[[KafkaError | None], None],
-    ) -> None:
+    def _produce(self, topic: str, forms: list[Form], delivered: Callable[[KafkaError | None], None]) -> None:
         while True:
             try:
-                produce_fitting(self._producer, topic, forms, delivered)
-                break
+                return produce_fitting(self._producer, topic, forms, delivered)
             except BufferError:
                 # The client's queue is full.
                 self._producer.poll(0.1)
             except KafkaException as e:
-                delivered(e.args[0])
-                break
+                return delivered(e.args[0])
 
 
 def status_lines(settings: Settings) -> Iterator[str]:
@@ -331,21 +306,12 @@ def _group(topic: str) -> str:
     return f"{topic}.redrive"
 
 
-def _dead_letter(message: Message) -> DeadLetter:
+def _headers(message: Message) -> list[tuple[str, bytes]]:
+    """Return the headers; none if they are unreadable: any client that may write to a topic may have sent them."""
     try:
-        headers = headers_of(message)
+        return headers_of(message)
     except UnreadableHeaders:
-        # A foreign message: any client that may write to the topic may have sent it.
-        headers = []
-    partition, offset = place_of(message)
-    return DeadLetter(
-        partition=partition,
-        offset=offset,
-        key=message.key(),
-        value=message.value(),
-        headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
-        added={n.removeprefix(HEADER_PREFIX): value for n, value in headers if n.startswith(HEADER_PREFIX)},
-    )
+        return []
 
 
 def _added(message: Message, reason: str, origin_id: int) -> list[tuple[str, bytes]]:
@@ -375,11 +341,7 @@ def _whole(settings: Settings, letter: DeadLetter) -> DeadLetter | None:
     if not firsts.get(partition, 0) <= offset < ends.get(partition, 0):
         return None
     for message in messages_between(settings, topic, {partition: offset}, {partition: offset + 1}):
-        try:
-            headers = headers_of(message)
-        except UnreadableHeaders:
-            headers = []
-        return replace(letter, key=message.key(), value=message.value(), headers=headers)
+        return replace(letter, key=message.key(), value=message.value(), headers=_headers(message))
     return None
 
 

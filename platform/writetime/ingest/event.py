@@ -83,11 +83,7 @@ def accept(body: Any, idempotency_key: str | None, now: datetime) -> Event:
 
 
 def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) -> Event:
-    """Read an event from a Kafka message.
-
-    Raises:
-        InvalidEvent: the message is not an event; it becomes a dead letter.
-    """
+    """Read an event from a Kafka message. One for which this raises an `InvalidEvent` becomes a dead letter."""
     if value is None:
         raise InvalidEvent("the message has no value")
     try:
@@ -96,10 +92,11 @@ def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) 
         raise InvalidEvent(f"the value is not JSON: {e}") from None
     if not isinstance(body, dict):
         raise InvalidEvent("the value is not a JSON object")
+    id_text = _text(body, "eventId")
     try:
-        event_id = uuid.UUID(_text(body, "eventId"))
-    except ValueError as e:
-        raise InvalidEvent(str(e) if isinstance(e, InvalidEvent) else "eventId is not a UUID") from None
+        event_id = uuid.UUID(id_text)
+    except ValueError:
+        raise InvalidEvent("eventId is not a UUID") from None
     if "timestamp" not in body:
         raise InvalidEvent("timestamp is missing")
     payload = _payload(body)

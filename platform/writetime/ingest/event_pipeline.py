@@ -6,9 +6,6 @@ partitions and in the commit.
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID
 
 from cassandra.cluster import Session
 from confluent_kafka import Message
@@ -19,26 +16,14 @@ from writetime.core.errors import reason_of
 from writetime.ingest.dead_letter_topic import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
 from writetime.ingest.partition_progress import PartitionProgress
-from writetime.ingest.writer import TRIES, EventWriter, Write, WriteOutcome
+from writetime.ingest.writer import TRIES, EventWriter, Receipt, WriteOutcome
 
 log = logging.getLogger(__name__)
 
 # Limits for unfinished messages. Each of them is in memory twice: as the message, and as an event.
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The outcome of one message. The event's fields are None if the message was not an event."""
-
-    partition: int
-    offset: int
-    outcome: WriteOutcome
-    reason: str
-    event_id: UUID | None = None
-    user_id: str | None = None
-    event_type: str | None = None
-    event_timestamp: datetime | None = None
+FETCH_MESSAGES = 500
+"""The most messages that are read at once."""
 
 
 class EventPipeline:
@@ -46,13 +31,14 @@ class EventPipeline:
 
     def __init__(self, settings: Settings, session: Session, on_receipt: Callable[[Receipt], None]) -> None:
         """Prepare the writer and the dead letters; `on_receipt` is called once for every message that is done."""
+        # Of the partitions that are read, from their committed offsets on.
         self.progress: dict[int, PartitionProgress] = {}
         self.writer = EventWriter(session, settings)
         self.dead_letters = DeadLetters(settings)
         self._on_receipt = on_receipt
+        self.faults = 0
         # Kept until done: a row that the database refuses becomes a dead letter with the complete message. Also
         # messages that the writer does not have yet.
-        self.faults = 0
         self._messages: dict[tuple[int, int], Message] = {}
         self._bytes = 0
         self._max_messages = settings.ingest.max_buffered_events
@@ -72,10 +58,6 @@ class EventPipeline:
         """Return the age of the oldest unfinished message (by its Kafka timestamp), 0 if there is none."""
         message = next(iter(self._messages.values()), None)
         return max(0.0, now - message.timestamp()[1] / 1000) if message else 0.0
-
-    def assign(self, partition: int, start: int, metadata: str, topic_id: int = 0) -> None:
-        """Start a partition at a committed offset, with the metadata of that commit and the id of its topic."""
-        self.progress[partition] = PartitionProgress(start, metadata, topic_id)
 
     def revoke(self, partitions: Iterable[int]) -> None:
         """Forget partitions and their unfinished messages."""
@@ -115,17 +97,14 @@ class EventPipeline:
         self._condemn(Receipt(partition, offset, WriteOutcome.DEAD, reason))
 
     def step(self, timeout: float) -> None:
-        """Make progress; wait up to `timeout` seconds for an event.
-
-        Raises:
-            WritetimeError: the database refuses every write.
+        """Make progress; wait up to `timeout` seconds for an event. Raise a `WritetimeError` if the database refuses
+        every write.
         """
         written = self.writer.poll(timeout if self.writer.in_flight else 0)
-        for write, outcome in written:
-            receipt = _receipt(write, outcome)
-            if (write.partition, write.offset) not in self._messages:
+        for receipt in written:
+            if (receipt.partition, receipt.offset) not in self._messages:
                 continue  # The partition was revoked meanwhile; its new owner reads the message again.
-            if outcome is WriteOutcome.DEAD:
+            if receipt.outcome is WriteOutcome.DEAD:
                 self._condemn(receipt)
             else:
                 self._finish(receipt)
@@ -145,17 +124,3 @@ class EventPipeline:
 
     def _forget(self, place: tuple[int, int]) -> None:
         self._bytes -= len(self._messages.pop(place))
-
-
-def _receipt(write: Write, outcome: WriteOutcome) -> Receipt:
-    event = write.event
-    return Receipt(
-        write.partition,
-        write.offset,
-        outcome,
-        write.reason,
-        event.event_id,
-        event.user_id,
-        event.event_type,
-        event.timestamp,
-    )

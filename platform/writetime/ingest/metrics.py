@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from writetime.clients.topic_retention import RETENTION_ALARM, UnknownRetention, topic_retention_seconds
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest.event_pipeline import EventPipeline, Receipt
+from writetime.ingest.event_pipeline import EventPipeline
+from writetime.ingest.writer import Receipt
 
 log = logging.getLogger(__name__)
 

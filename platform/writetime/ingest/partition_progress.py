@@ -9,6 +9,7 @@ later has other messages at these offsets.
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from writetime.clients.consumer_groups import note_of_topic, topic_of_note
 
@@ -37,10 +38,8 @@ class PartitionProgress:
         return self._open[0] if self._open else self.next_offset
 
     def deliver(self, offset: int) -> bool:
-        """Record that a message was delivered; return False if an earlier run has done it.
-
-        Raises:
-            ValueError: offsets must increase; a smaller one means that two readers share this tracker.
+        """Record that a message was delivered; return False if an earlier run has done it. Offsets must increase: a
+        smaller one is a ValueError, and means that two readers share this tracker.
         """
         if offset < self.next_offset:
             raise ValueError(f"offset {offset} was delivered after {self.next_offset - 1}")
@@ -80,19 +79,11 @@ class PartitionProgress:
         return f"{self._note} {encode_done(self.floor, self._runs())}".strip()
 
     def _runs(self) -> Iterator[range]:
-        start: int | None = None
-        end = 0
-        for offset in self._open:
-            if offset not in self._done:
-                continue
-            if start is not None and offset == end:
-                end += 1
-                continue
-            if start is not None:
-                yield range(start, end)
-            start, end = offset, offset + 1
-        if start is not None:
-            yield range(start, end)
+        done = (offset for offset in self._open if offset in self._done)
+        # Consecutive offsets have the same difference from their numbers.
+        for _, run in groupby(enumerate(done), lambda numbered: numbered[1] - numbered[0]):
+            offsets = [offset for _, offset in run]
+            yield range(offsets[0], offsets[-1] + 1)
         for run in self._done_before:
             if run.stop > self.next_offset:
                 yield range(max(run.start, self.next_offset), run.stop)

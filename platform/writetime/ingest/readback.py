@@ -28,6 +28,8 @@ ROW_SCHEMA = pa.schema(
 # ScyllaDB accepts no more in one statement (max_clustering_key_restrictions_per_query).
 ROWS_PER_STATEMENT = 100
 _STATEMENTS_AT_ONCE = 100
+# A partition key of the table, and clustering keys in the partition.
+_Wanted = tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]
 
 
 def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
@@ -46,14 +48,12 @@ def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with connect(settings) as session:
             wanted = rows_wanted((row for batch in batches for row in batch.to_pylist()), by_day=by_day)
-            yield from _read(session, settings, wanted, by_day=by_day)
+            yield from _read(session, settings, wanted)
 
     return stored.mapInArrow(read, from_arrow_schema(ROW_SCHEMA))
 
 
-def rows_wanted(
-    stored: Iterable[dict[str, Any]], *, by_day: bool
-) -> Iterator[tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]]:
+def rows_wanted(stored: Iterable[dict[str, Any]], *, by_day: bool) -> Iterator[_Wanted]:
     """Yield partition keys of the table, each with as many clustering keys as one statement may read.
 
     `stored` are events in the order of user, timestamp and id; an event that occurs twice is read once.
@@ -68,14 +68,8 @@ def rows_wanted(
             yield place, some
 
 
-def _read(
-    session: Session,
-    settings: Settings,
-    wanted: Iterator[tuple[tuple[Any, ...], list[tuple[datetime, UUID]]]],
-    *,
-    by_day: bool,
-) -> Iterator[pa.RecordBatch]:
-    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
+def _read(session: Session, settings: Settings, wanted: Iterator[_Wanted]) -> Iterator[pa.RecordBatch]:
+    table, by_day = f"{settings.cassandra.keyspace}.{settings.ingest.table}", settings.ingest.bucket == "day"
     select = session.prepare(
         f"SELECT user_id, event_timestamp, event_id, event_type, origin FROM {table} "
         f"WHERE user_id = ?{' AND day = ?' if by_day else ''} AND (event_timestamp, event_id) IN ?"

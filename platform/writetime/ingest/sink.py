@@ -20,9 +20,11 @@ from writetime.clients.topic_options import lossy_faults
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.ingest.event_pipeline import EventPipeline, Receipt
+from writetime.ingest.event_pipeline import FETCH_MESSAGES, EventPipeline
 from writetime.ingest.metrics import SinkMetrics
-from writetime.ingest.topics import kept_in, least_bytes
+from writetime.ingest.partition_progress import PartitionProgress
+from writetime.ingest.topics import kept_in
+from writetime.ingest.writer import Receipt
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +37,24 @@ _FAULT_LOG_SECONDS = 30.0
 _WAIT_SECONDS = 1.0
 
 
-def run(settings: Settings, stop: threading.Event, fetch_messages: int = 500) -> Counter[str]:
+def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     """Store events until `stop` is set, then drain, commit and leave the group; return the number of messages by
-    outcome. At most `fetch_messages` are taken from the client at once.
+    outcome.
 
     Raises:
         WritetimeError: no database, no such topic or table, the topic of dead letters would lose them, or messages were
             lost: to retention before they were read, by the broker, or with a topic that was created again.
     """
     with connect(settings) as session:
-        return _Service(settings, session, fetch_messages).run(stop)
+        return _Service(settings, session).run(stop)
 
 
 class _Service:
-    def __init__(self, settings: Settings, session: Session, fetch_messages: int) -> None:
+    def __init__(self, settings: Settings, session: Session) -> None:
         # A missing topic is an error now, not a silent wait.
         self._topic_id = require_same_topic(settings, settings.ingest.topic, settings.ingest.group, [])
         _check_topics(settings)
         self._settings = settings
-        self._fetch_messages = fetch_messages
         self._outcomes: Counter[str] = Counter()
         self._metrics = SinkMetrics(settings)
         self._pipeline = EventPipeline(settings, session, self._count)
@@ -128,7 +129,7 @@ class _Service:
         unfinished = self._pipeline.unfinished
         self._pause()
         # While paused, a call serves rebalances, so it must be made.
-        room = 1 if self._is_full else max(1, min(self._fetch_messages, limit - unfinished))
+        room = 1 if self._is_full else max(1, min(FETCH_MESSAGES, limit - unfinished))
         timeout = 0 if unfinished else _IDLE_SECONDS
         messages = self._consumer.consume(room, timeout)
         if self._failure is not None:
@@ -153,11 +154,7 @@ class _Service:
         self._consumer.resume([tp for tp in assignment if tp not in paused])
 
     def _is_same_topic(self) -> bool:
-        """Return whether the topic is there.
-
-        Raises:
-            OtherTopic: it was deleted and created again.
-        """
+        """Return whether the topic is there. Raise `OtherTopic` if it was deleted and created again."""
         self._next_topic_check = time.monotonic() + _TOPIC_SECONDS
         try:
             require_same_topic(self._settings, self._topic, self._settings.ingest.group, [self._topic_id])
@@ -193,7 +190,8 @@ class _Service:
             starts = []
             for tp in committed:
                 start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition], ends[tp.partition])
-                self._pipeline.assign(tp.partition, start, tp.metadata or "", self._topic_id)
+                progress = PartitionProgress(start, tp.metadata or "", self._topic_id)
+                self._pipeline.progress[tp.partition] = progress
                 self._committed[tp.partition] = (start, tp.metadata or "")
                 starts.append(TopicPartition(self._topic, tp.partition, start))
             consumer.incremental_assign(starts)
@@ -273,13 +271,10 @@ class _Service:
 
 def _check_topics(settings: Settings) -> None:
     """Check the options of the topics. Events are read nevertheless, before Kafka deletes more; but their offsets are
-    committed once their dead letters are acknowledged, so the topic of dead letters must keep these.
-
-    Raises:
-        WritetimeError: it does not.
+    committed once their dead letters are acknowledged, so it is an error if the topic of dead letters loses these.
     """
     ingest = settings.ingest
-    lossy = lossy_faults(settings, kept_in(settings), log, least_bytes(settings))
+    lossy = lossy_faults(settings, kept_in(settings), log, settings.ingest.max_event_bytes)
     for fault in lossy:
         if fault.topic == ingest.dead_letter_topic:
             raise WritetimeError(str(fault))
@@ -287,10 +282,8 @@ def _check_topics(settings: Settings) -> None:
 
 
 def start_offset(topic: str, partition: int, committed: int | None, first: int, end: int) -> int:
-    """Return where to begin: at the committed offset, or at the first message if nothing was committed.
-
-    Raises:
-        WritetimeError: retention has deleted messages that were never read, or the broker has lost some that were.
+    """Return where to begin: at the committed offset, or at the first message if nothing was committed. Raise a
+    `WritetimeError` if retention has deleted messages that were never read, or the broker has lost some that were.
     """
     if fault := offset_fault(topic, partition, committed, first, end):
         raise WritetimeError(fault)

@@ -23,8 +23,3 @@ def ensure_ingest_topics(settings: Settings) -> list[str]:
 def kept_in(settings: Settings) -> dict[str, Keeps]:
     """Return the topics of ingest, with the messages that Kafka must keep in them."""
     return {settings.ingest.topic: Keeps.UNREAD, settings.ingest.dead_letter_topic: Keeps.ALL}
-
-
-def least_bytes(settings: Settings) -> int:
-    """Return the size of the largest message that the topics of ingest must accept."""
-    return settings.ingest.max_event_bytes

@@ -19,7 +19,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from queue import Empty, SimpleQueue
@@ -48,8 +48,6 @@ MAX_BATCH_BYTES = 256 * 1024
 # detected before it is sent. The limit is half a commit log segment: 4 MiB embedded, 16 MiB by default elsewhere.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 - 64 * 1024
 _INITIAL_LIMIT = 16.0
-
-
 # For an unexpected fault.
 TRIES = 3
 
@@ -62,30 +60,36 @@ class WriteOutcome(StrEnum):
     DEAD = "dead"
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The outcome of one message. `event` is None if the message was not an event."""
+
+    partition: int
+    offset: int
+    outcome: WriteOutcome
+    reason: str
+    event: Event | None = None
+
+
 @dataclass(slots=True)
-class Write:
-    """One event on its way into the table; `origin` names the Kafka message that carries it."""
+class _Write:
+    """One event on its way into the table; `origin` names the Kafka message that carries it. As long as the event is
+    `first_seen`, the first timestamp of its id is not known.
+    """
 
     event: Event
     origin: str
     partition: int
     offset: int
-    timestamp_resolved: bool
     alone: bool = False
     faults: int = 0
-    reason: str = ""
-
-    @property
-    def row_key(self) -> tuple[datetime, UUID]:
-        """The clustering key of the row."""
-        return self.event.timestamp, self.event.event_id
 
 
 @dataclass(slots=True)
 class _Lane:
     key: tuple[Any, ...]
-    waiting: deque[Write] = field(default_factory=deque)
-    batch: list[Write] = field(default_factory=list)
+    waiting: deque[_Write] = field(default_factory=deque)
+    batch: list[_Write] = field(default_factory=list)
     failures: int = 0
 
 
@@ -93,11 +97,7 @@ class EventWriter:
     """Stores events. One thread calls `submit` and `poll`; the driver's threads only fill a queue."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
-        """Prepare the statements.
-
-        Raises:
-            WritetimeError: the table is missing.
-        """
+        """Prepare the statements. Raise a `WritetimeError` if the table is missing."""
         ingest = settings.ingest
         keyspace = settings.cassandra.keyspace
         self._session = session
@@ -123,45 +123,38 @@ class EventWriter:
         self._delayed: list[tuple[float, int, _Lane]] = []
         self._sequence = itertools.count()
         self._answers: SimpleQueue[tuple[_Lane, bool, Any]] = SimpleQueue()
-        self._decided: list[tuple[Write, WriteOutcome]] = []
+        self._decided: list[Receipt] = []
         self._max_in_flight = ingest.max_in_flight
         self.limit = min(_INITIAL_LIMIT, float(self._max_in_flight))
         self._last_cut: float | None = None
         self.in_flight = 0
-        self.unfinished = 0
         self.retries = 0
         self.last_error = ""
         self.faults = 0
 
     def submit(self, event: Event, partition: int, offset: int, origin: str) -> None:
         """Take an event; a later `poll` returns its outcome."""
-        self.unfinished += 1
-        write = Write(event, origin, partition, offset, timestamp_resolved=not event.first_seen)
+        write = _Write(event, origin, partition, offset)
         size = len(event.payload.encode())
         if size > MAX_PAYLOAD_BYTES:
-            write.reason = (
-                f"the payload has {pluralize(size, 'byte')}, more than the {MAX_PAYLOAD_BYTES} that a row may have"
-            )
-            self._decided.append((write, WriteOutcome.DEAD))
+            reason = f"the payload has {pluralize(size, 'byte')}, more than the {MAX_PAYLOAD_BYTES} that a row may have"
+            self._decide(write, WriteOutcome.DEAD, reason)
         else:
             self._enqueue(write)
 
-    def poll(self, timeout: float) -> list[tuple[Write, WriteOutcome]]:
-        """Send the next batches, wait up to `timeout` seconds for an answer, and return the outcomes.
-
-        Raises:
-            WritetimeError: the database refuses every write (table dropped, permission revoked).
+    def poll(self, timeout: float) -> list[Receipt]:
+        """Send the next batches, wait up to `timeout` seconds for an answer, and return the outcomes. Raise a
+        `WritetimeError` if the database refuses every write (table dropped, permission revoked).
         """
         self._dispatch()
-        outcomes, self._decided = self._decided, []
         try:
             answer = self._answers.get(timeout=timeout) if timeout else self._answers.get_nowait()
             while True:
-                self._handle(*answer, outcomes)
+                self._handle(*answer)
                 answer = self._answers.get_nowait()
         except Empty:
             pass
-        self.unfinished -= len(outcomes)
+        outcomes, self._decided = self._decided, []
         self._dispatch()
         return outcomes
 
@@ -169,14 +162,15 @@ class EventWriter:
         """Forget the unsent events of revoked Kafka partitions; the next owner reads them again."""
         revoked = frozenset(partitions)
         for lane in self._lanes.values():
-            kept = deque(w for w in lane.waiting if w.partition not in revoked)
-            self.unfinished -= len(lane.waiting) - len(kept)
-            lane.waiting = kept
+            lane.waiting = deque(w for w in lane.waiting if w.partition not in revoked)
 
-    def _enqueue(self, write: Write) -> None:
+    def _decide(self, write: _Write, outcome: WriteOutcome, reason: str = "") -> None:
+        self._decided.append(Receipt(write.partition, write.offset, outcome, reason, write.event))
+
+    def _enqueue(self, write: _Write) -> None:
         event = write.event
         key: tuple[Any, ...] = (event.user_id,)
-        if self._by_day and write.timestamp_resolved:
+        if self._by_day and not event.first_seen:
             # Until then the user's lane keeps the order in which the events of one id arrived.
             key = (event.user_id, event.timestamp.date())
         lane = self._lanes.get(key)
@@ -196,19 +190,16 @@ class EventWriter:
             if lane.batch:
                 try:
                     self._send(lane)
-                except DRIVER_FAULTS as e:
-                    self.last_error = f"{type(e).__name__}: {e}"
-                    self._delay(lane)
                 except Exception as e:
-                    self._handle_fault(lane, e, self._decided)
+                    self._handle_error(lane, e)
             else:
                 del self._lanes[lane.key]
 
-    def _next_batch(self, lane: _Lane) -> list[Write]:
+    def _next_batch(self, lane: _Lane) -> list[_Write]:
         """Take the next writes of a lane: distinct rows only, because one batch would write both of a pair of
         duplicates.
         """
-        batch: list[Write] = []
+        batch: list[_Write] = []
         seen: set[UUID] = set()
         size = 0
         while lane.waiting and len(batch) < self._batch_rows:
@@ -223,10 +214,9 @@ class EventWriter:
         return batch
 
     def _send(self, lane: _Lane) -> None:
-        unresolved = [w for w in lane.batch if not w.timestamp_resolved]
-        if unresolved:
-            rows = [self._first_seen.bind((w.event.user_id, w.event.event_id, w.event.timestamp)) for w in unresolved]
-        else:
+        unresolved = [w.event for w in lane.batch if w.event.first_seen]
+        rows = [self._first_seen.bind((e.user_id, e.event_id, e.timestamp)) for e in unresolved]
+        if not unresolved:
             rows = [self._bind(w) for w in lane.batch]
         statement: BatchStatement | BoundStatement = rows[0]
         if len(rows) > 1:
@@ -241,7 +231,7 @@ class EventWriter:
             lambda error, lane=lane: put((lane, False, error)),
         )
 
-    def _bind(self, write: Write) -> BoundStatement:
+    def _bind(self, write: _Write) -> BoundStatement:
         event = write.event
         day = (event.timestamp.date(),) if self._by_day else ()
         values = (event.user_id, *day, event.timestamp, event.event_id, event.event_type, event.payload, write.origin)
@@ -249,55 +239,52 @@ class EventWriter:
             return self._insert.bind(values)
         return self._insert.bind((*values, _microseconds(event.timestamp)))
 
-    def _handle(self, lane: _Lane, answered: bool, answer: Any, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle(self, lane: _Lane, answered: bool, answer: Any) -> None:
         self.in_flight -= 1
         try:
             if answered:
-                self._handle_answer(lane, answer, outcomes)
+                self._handle_answer(lane, answer)
             else:
-                self._handle_error(lane, answer, outcomes)
+                self._handle_error(lane, answer)
         except WritetimeError:
             raise
         except Exception as e:
-            self._handle_fault(lane, e, outcomes)
+            self._handle_fault(lane, e)
 
-    def _handle_answer(self, lane: _Lane, answer: Any, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle_answer(self, lane: _Lane, answer: Any) -> None:
         # The limit doubles with every round of answers until the database has shown its own limit, then grows by one.
         growth = 1.0 if self._last_cut is None else 1 / self.limit
         self.limit = min(float(self._max_in_flight), self.limit + growth)
         lane.failures = 0
-        if any(not w.timestamp_resolved for w in lane.batch):
+        if any(w.event.first_seen for w in lane.batch):
             self._handle_first_seen(lane, answer)
             if self._by_day:
                 self._move_to_days(lane)
         else:
-            self._handle_rows(lane, answer, outcomes)
+            self._handle_rows(lane, answer)
         self._ready.append(lane)
 
     def _handle_first_seen(self, lane: _Lane, answer: list[Any]) -> None:
         """Set events to the first timestamp of their id; the next step stores them or reads it again."""
-        unresolved = [w for w in lane.batch if not w.timestamp_resolved]
-        if answer[0].applied:
-            for write in unresolved:
-                write.timestamp_resolved = True
-            return
-        known = {row.event_id: timestamp_as_written(row.event_timestamp) for row in answer if row.event_id is not None}
-        for write in unresolved:
-            if first := known.get(write.event.event_id):
-                event = write.event
-                write.event = Event(event.event_id, event.user_id, event.event_type, first, event.payload)
-                write.timestamp_resolved = True
+        applied = answer[0].applied
+        known = {} if applied else {row.event_id: row.event_timestamp for row in answer if row.event_id is not None}
+        for write in lane.batch:
+            event = write.event
+            if event.first_seen and (applied or event.event_id in known):
+                first = event.timestamp if applied else timestamp_as_written(known[event.event_id])
+                write.event = replace(event, timestamp=first, first_seen=False)
 
     def _move_to_days(self, lane: _Lane) -> None:
         """Move the events with known timestamps to the lanes of their days."""
         for write in lane.batch:
-            if write.timestamp_resolved:
+            if not write.event.first_seen:
                 self._enqueue(write)
-        lane.batch = [w for w in lane.batch if not w.timestamp_resolved]
+        lane.batch = [w for w in lane.batch if w.event.first_seen]
 
-    def _handle_rows(self, lane: _Lane, answer: list[Any], outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle_rows(self, lane: _Lane, answer: list[Any]) -> None:
         if not self._conditional or answer[0].applied:
-            outcomes.extend((write, WriteOutcome.STORED) for write in lane.batch)
+            for write in lane.batch:
+                self._decide(write, WriteOutcome.STORED)
             lane.batch = []
             return
         existing = {
@@ -305,53 +292,53 @@ class EventWriter:
         }
         remaining = []
         for write in lane.batch:
-            row = existing.get(write.row_key)
+            row = existing.get((write.event.timestamp, write.event.event_id))
             if row is None:
                 remaining.append(write)
             elif row.origin == write.origin:
-                outcomes.append((write, WriteOutcome.STORED))
+                self._decide(write, WriteOutcome.STORED)
             elif row.event_type == write.event.event_type and same_json(row.payload or "", write.event.payload):
-                write.reason = f"stored by {row.origin}"
-                outcomes.append((write, WriteOutcome.DUPLICATE))
+                self._decide(write, WriteOutcome.DUPLICATE, f"stored by {row.origin}")
             else:
-                write.reason = f"{row.origin} has stored an event with this id, and another event type or payload"
-                outcomes.append((write, WriteOutcome.DEAD))
+                reason = f"{row.origin} has stored an event with this id, and another event type or payload"
+                self._decide(write, WriteOutcome.DEAD, reason)
         lane.batch = remaining
 
-    def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle_error(self, lane: _Lane, error: Exception) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
         if isinstance(error, Unauthorized) and not is_without_answer(error):
             raise WritetimeError(f"the database refuses all writes to {self._table}: {error}")
         if isinstance(error, InvalidRequest | SyntaxException):
-            self._handle_refusal(lane, error, outcomes)
+            self._handle_refusal(lane, error)
         elif isinstance(error, DRIVER_FAULTS):
             # Timeouts, unavailable replicas, overload, a node that stops with requests in flight: these pass.
             self._delay(lane)
         else:
-            self._handle_fault(lane, error, outcomes)
+            self._handle_fault(lane, error)
 
-    def _handle_fault(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle_fault(self, lane: _Lane, error: Exception) -> None:
         """Retry an unexpected fault three times, each event alone, then send the event to the dead letters."""
         self.faults += 1
         self.last_error = reason_of(error)
-        if len(lane.batch) > 1:
-            self._separate(lane)
-        elif lane.batch:
+        if len(lane.batch) == 1:
             write = lane.batch[0]
             write.faults += 1
             if write.faults < TRIES:
                 self._delay(lane)
                 return
             log.error("%s: failed %d times, goes to the dead letters", write.origin, TRIES, exc_info=error)
-            write.reason = f"the event cannot be stored: {self.last_error}"
-            outcomes.append((write, WriteOutcome.DEAD))
+        self._give_up(lane, f"the event cannot be stored: {self.last_error}")
+
+    def _give_up(self, lane: _Lane, reason: str) -> None:
+        """Send the event of a batch to the dead letters; try those of a batch with several again, each alone."""
+        if len(lane.batch) == 1:
+            self._decide(lane.batch[0], WriteOutcome.DEAD, reason)
+        else:
+            for write in lane.batch:
+                write.alone = True
+            lane.waiting.extendleft(reversed(lane.batch))
         lane.batch = []
         self._ready.append(lane)
-
-    def _separate(self, lane: _Lane) -> None:
-        for write in lane.batch:
-            write.alone = True
-        lane.waiting.extendleft(reversed(lane.batch))
 
     def _delay(self, lane: _Lane) -> None:
         """Repeat a lane's batch after a while, and reduce the load on the database."""
@@ -364,11 +351,9 @@ class EventWriter:
         ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(lane.failures, 16))
         heapq.heappush(self._delayed, (now + random.uniform(0, ceiling), next(self._sequence), lane))
 
-    def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, WriteOutcome]]) -> None:
+    def _handle_refusal(self, lane: _Lane, error: Exception) -> None:
         """Send the one row that the database refuses to the dead letters, if the tables are in order."""
-        if len(lane.batch) > 1:
-            self._separate(lane)
-        else:
+        if len(lane.batch) == 1:
             try:
                 for statement in (self._insert, self._first_seen):
                     self._session.prepare(statement.query_string)
@@ -381,11 +366,7 @@ class EventWriter:
                 # The node that refused the row may not know the table's columns yet.
                 self._delay(lane)
                 return
-            write = lane.batch[0]
-            write.reason = f"the database refuses the row: {error}"
-            outcomes.append((write, WriteOutcome.DEAD))
-        lane.batch = []
-        self._ready.append(lane)
+        self._give_up(lane, f"the database refuses the row: {error}")
 
 
 def _microseconds(instant: datetime) -> int:
