@@ -125,7 +125,7 @@ def test_faults_that_stop_landing(landed: Captured) -> None:
         future.result(15)
     with pytest.raises(WritetimeError, match=f"begins at offset {ends[partition] + 1}.*from 0 on were not landed"):
         Landing(landed.settings, name).drain()
-    assert Landing(landed.settings, name).drain(accept_gap=True) == sum(ends.values()) - ends[partition]
+    assert Landing(landed.settings, name, accept_gap=True).drain() == sum(ends.values()) - ends[partition]
     assert Landing(landed.settings, name).drain() == 0
 
 

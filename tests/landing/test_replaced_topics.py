@@ -140,11 +140,12 @@ def test_ids_are_requested_by_threads(settings: Settings, monkeypatch: pytest.Mo
     wanted = {name: number for number, name in enumerate(names, 1)}
     monkeypatch.setattr("writetime.landing.topics.topic_ids", lambda _, topics: {t: wanted[t] for t in topics})
     monkeypatch.setattr("writetime.landing.topics.captured_tables", lambda _: [])
+    monkeypatch.setattr("writetime.landing.topics.ID_SECONDS", 0.0)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(50):
-            topics = Topics(settings, id_seconds=0.0)
+            topics = Topics(settings)
             with ThreadPoolExecutor(8) as threads:
                 assert list(threads.map(topics.id_of, names)) == list(map(wanted.get, names))
     finally:

@@ -33,7 +33,7 @@ class Program:
             landed={},
             land=lambda *_, **__: 1,
         )
-        monkeypatch.setattr(following, "Landing", lambda *_: self.landing)
+        monkeypatch.setattr(following, "Landing", lambda *_, **__: self.landing)
         monkeypatch.setattr(following, "Reporter", lambda _: self)
         monkeypatch.setattr(following, "REPORT_SECONDS", 0.0)
 

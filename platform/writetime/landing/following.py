@@ -44,7 +44,7 @@ class TableLanding(StepCounts):
     def __init__(
         self, settings: Settings, table: str, topics: Topics, reporter: Reporter, *, accept_gap: bool = False
     ) -> None:
-        """Land a table; `accept_gap` is as in `Landing.drain`."""
+        """Land a table; `accept_gap` is as in `Landing`."""
         super().__init__()
         self.name = table
         self._accept_gap = accept_gap
@@ -86,20 +86,10 @@ class TableLanding(StepCounts):
         return sum(max(end - self._landed.get(p, end), 0) for p, end in self._ends.items())
 
     def land(
-        self,
-        ends: Mapping[int, int] | Exception,
-        sources: Sources,
-        run: Runner = map,
-        *,
-        one_batch: bool = False,
+        self, ends: Mapping[int, int] | Exception, sources: Sources, run: Runner = map, *, one_batch: bool = False
     ) -> int | Exception:
-        """Land the messages of the topic once; return the number of changes, or the error.
-
-        Args:
-            ends: the end offsets of the table's topic, or the error why they are not known.
-            sources: the topic of the watermarks, as read before the ends.
-            run: runs the tasks.
-            one_batch: as in `Landing.land`.
+        """Land the messages of the topic once, as `Landing.land` does; return the number of changes, or the error. The
+        ends may be the error why they are not known.
         """
         lacked, self._lacked_ends = self._lacked_ends, isinstance(ends, Exception)
         self.begin()
@@ -112,9 +102,11 @@ class TableLanding(StepCounts):
             if isinstance(ends, Exception):
                 raise ends
             if self._landing is None:
-                self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
+                self._landing = Landing(
+                    self._settings, self.name, self._topics, self.report.place, accept_gap=self._accept_gap
+                )
             with self.measured():
-                count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap, one_batch=one_batch)
+                count = self._landing.land(ends, sources, run, one_batch=one_batch)
         except Exception as e:
             self._failed(e)
             return e
@@ -146,18 +138,7 @@ class TableLanding(StepCounts):
             log.warning("the watermarks of %s do not advance: %s", self.name, held_by)
         is_due = was.place != self._landing.place and time.monotonic() >= self._next_report
         if was.at == 0.0 or was.fault != held_by or is_due:
-            since = 0.0 if held_by is None else was.since if held_by == was.fault else time.time()
-            self._send(
-                LandingReport(
-                    time.time(),
-                    changes=self.rows,
-                    fault=held_by,
-                    since=since,
-                    place=self._landing.place,
-                    steps=was.steps,
-                    steps_at=was.steps_at,
-                )
-            )
+            self._send(_success(was, self._landing, self.rows))
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
@@ -244,9 +225,6 @@ class LandedTables:
     def land_once(self) -> Iterator[tuple[str, int | Exception]]:
         """Land the messages of each table; yield each with the number of changes, or the error. An error that may pass,
         or is unknown, is retried three times.
-
-        Raises:
-            WritetimeError: Kafka does not answer.
         """
         sources, ends = self.ask()
         for table in self.wanted(ends):
@@ -276,17 +254,24 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
     # Another topic of the name would have other messages at the offsets of this place.
     place = None if isinstance(error, MissingTable) else was.place
     lasting = not is_outage(error) and (isinstance(error, WritetimeError) or attempts > ATTEMPTS)
-    return LandingReport(
-        time.time(),
-        "set aside" if lasting else "waiting",
-        changes,
-        reason_of(error)[:_SHOWN],
-        time.time() if was.fault is None else was.since,
-        attempts,
-        place,
-        was.steps,
-        was.steps_at,
+    return replace(
+        was,
+        at=time.time(),
+        status="set aside" if lasting else "waiting",
+        changes=changes,
+        fault=reason_of(error)[:_SHOWN],
+        since=time.time() if was.fault is None else was.since,
+        attempts=attempts,
+        place=place,
     )
+
+
+def _success(was: LandingReport, landing: Landing, changes: int) -> LandingReport:
+    """Return the report of a table that landed, after its earlier report."""
+    fault = landing.held_by
+    since = 0.0 if fault is None else was.since if fault == was.fault else time.time()
+    report = LandingReport(time.time(), changes=changes, fault=fault, since=since, place=landing.place)
+    return replace(report, steps=was.steps, steps_at=was.steps_at)
 
 
 @contextmanager
@@ -301,19 +286,7 @@ def reported(settings: Settings, landing: Landing) -> Iterator[None]:
         reporter.send(landing.name, failure(was, e, 0))
         raise
     else:
-        since = 0.0 if landing.held_by is None else was.since or time.time()
-        reporter.send(
-            landing.name,
-            LandingReport(
-                time.time(),
-                changes=landing.offsets_landed,
-                fault=landing.held_by,
-                since=since,
-                place=landing.place,
-                steps=was.steps,
-                steps_at=was.steps_at,
-            ),
-        )
+        reporter.send(landing.name, _success(was, landing, landing.offsets_landed))
     finally:
         reporter.flush()
 

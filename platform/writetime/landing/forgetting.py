@@ -54,9 +54,14 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
         traces.append(Trace(text, lambda: delete_topics(settings, topics)))
     if found:
         keys = [f"{schema.fingerprint:016x}".encode() for schema in found]
-        traces.append(
-            Trace(f"{pluralize(len(found), 'schema')} in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys))
-        )
+
+        def delete_schemas() -> None:
+            sender = Sender(settings, "schemas cannot be deleted")
+            for key in keys:
+                sender.produce(SCHEMAS_TOPIC, None, key, 0)
+            sender.flush()
+
+        traces.append(Trace(f"{pluralize(len(found), 'schema')} in {SCHEMAS_TOPIC}", delete_schemas))
     lake = lake_storage(settings).filesystem()
     if lake.get_file_info(table).type == FileType.Directory:
         traces.append(Trace(f"folder {storage.address} of the lake", lambda: lake.delete_dir(table)))
@@ -103,13 +108,6 @@ def _is_of(stored: Any, table: str) -> bool:
     except Exception:
         # Files of other tables do not matter here.
         return False
-
-
-def _delete_keys(settings: Settings, keys: list[bytes]) -> None:
-    sender = Sender(settings, "schemas cannot be deleted")
-    for key in keys:
-        sender.produce(SCHEMAS_TOPIC, None, key, 0)
-    sender.flush()
 
 
 def _delete_report(settings: Settings, table: str) -> None:

@@ -2,7 +2,7 @@
 watermarks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
@@ -30,12 +30,14 @@ def is_other_topic(now: TableVersion, topic: str, topic_id: int) -> bool:
     return bool(topic_id) and known is not None and known != topic_id
 
 
-def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
-    """Return the offset of each partition of a table's changes up to which the lake has the messages. Return nothing if
-    the topic is not the one that was landed before.
+def landed_by(now: TableVersion, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    """Return the offset up to which a version of the changes has each of these partitions."""
+    return {p: now.transaction(place_name(topic, p)) or 0 for p in partitions}
 
-    Raises:
-        WritetimeError: the topic is missing.
+
+def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
+    """Return the offset of each partition of a table's changes up to which the lake has the messages: the first ones if
+    the topic is not the one that was landed before. Raise a `NoTopic` if it is missing.
     """
     changes = LakeTable(table_storage(settings, table)).changes
     now = changes.load() if changes.exists() else None
@@ -43,15 +45,12 @@ def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
     firsts = beginning_offsets(settings, topic)
     if now is None or is_other_topic(now, topic, topic_ids(settings, [topic]).get(topic, 0)):
         return firsts
-    return {p: max(now.transaction(place_name(topic, p)) or 0, first) for p, first in firsts.items()}
+    landed = landed_by(now, topic, firsts)
+    return {p: max(landed[p], first) for p, first in firsts.items()}
 
 
 def not_landed(settings: Settings, table: str) -> int:
-    """Return the number of messages of a table's changes that are not in the lake yet.
-
-    Raises:
-        WritetimeError: the topic is missing.
-    """
+    """Return the number of messages of a table's changes that are not in the lake yet. The topic must exist."""
     landed = landed_offsets(settings, table)
     # Of these partitions only: the topic may have got another one meanwhile.
     ends = end_offsets(settings, changes_topic(table), list(landed))
@@ -71,20 +70,13 @@ def waiting(
     now: TableVersion | None, table: str, ends: Mapping[int, int], topic_id: int, sources: Sources
 ) -> WaitingMessages:
     """Return the offsets of a table that are not in the lake yet. Nothing is requested for this. The watermarks count
-    without messages too: a table without writes is always up to date.
-
-    Args:
-        now: the newest version of the table's changes, None if the lake does not have the table.
-        table: the table, as keyspace.table.
-        ends: the end offsets of the partitions of its topic.
-        topic_id: the id of the topic, 0 if it is not known.
-        sources: the topic of the watermarks, as read before the ends.
+    without messages too: a table without writes is always up to date. `now` is the newest version of its changes, None
+    if the lake does not have it, and `topic_id` 0 if it is not known. `sources` were read before the ends.
     """
     topic = changes_topic(table)
     if now is None:
         return WaitingMessages(sum(ends.values()), 0.0)
-    is_other = is_other_topic(now, topic, topic_id)
-    landed = {p: 0 if is_other else now.transaction(place_name(topic, p)) or 0 for p in ends}
+    landed = {} if is_other_topic(now, topic, topic_id) else landed_by(now, topic, ends)
     live = {name: m.tables[table].until for name, m in sources.of(table).items() if not m.retired}
     behind = max((until - watermark_of(now, name) for name, until in live.items()), default=0)
-    return WaitingMessages(sum(max(end - landed[p], 0) for p, end in ends.items()), behind / 1_000_000)
+    return WaitingMessages(sum(max(end - landed.get(p, 0), 0) for p, end in ends.items()), behind / 1_000_000)

@@ -54,7 +54,7 @@ from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, table_storage
 from writetime.lake.views import time_of_lake
-from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
+from writetime.landing.landed_offsets import id_name, is_other_topic, landed_by, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
 from writetime.landing.tasks import DECODED_TOGETHER, LandedFiles, MessageRange, gap_remedy, write_part
@@ -86,17 +86,7 @@ class Incomplete(WritetimeError):
 class _Batch:
     """The messages that the next commit lands, from offset `begins` to `reached` of each partition.
 
-    Attributes:
-        follows: the version of the changes that the commit follows.
-        topic_id: the id of the topic, 0 if it is unknown.
-        is_other: the topic is not the one that was landed before.
-        landed: the offsets up to which the lake has the topic.
-        begins: the offsets of the first messages: later than `landed` after an accepted gap.
-        reached: the offsets after the last messages.
-        ends: the ends of the partitions.
-        known: the watermarks of registered sources in the lake.
-        moved: the watermarks that the commit moves.
-        held: since when messages that were skipped hold the watermarks, 0 if there are none.
+    `landed` are the offsets up to which the lake has the topic, or another topic of the name (`is_other`).
     """
 
     follows: TableVersion
@@ -106,8 +96,10 @@ class _Batch:
     begins: Mapping[int, int]
     reached: Mapping[int, int]
     ends: Mapping[int, int]
+    # The watermarks of registered sources in the lake, and those that the commit moves.
     known: dict[str, int]
     moved: dict[str, int]
+    # Since when messages that were skipped hold the watermarks, 0 if there are none.
     held: int
 
 
@@ -115,18 +107,21 @@ class Landing:
     """Lands the changes of one table, on each call."""
 
     def __init__(
-        self, settings: Settings, table: str, topics: Topics | None = None, place: LandingPosition | None = None
+        self,
+        settings: Settings,
+        table: str,
+        topics: Topics | None = None,
+        place: LandingPosition | None = None,
+        *,
+        accept_gap: bool = False,
     ) -> None:
-        """Land a table's changes.
-
-        Args:
-            settings: the settings of Kafka and the lake.
-            table: the table, as keyspace.table.
-            topics: the topics that the landings of several tables share.
-            place: the progress of landing at its last report of the table.
+        """Land the changes of a table, `keyspace.table`. The landings of several tables share `topics`. `place` is the
+        progress at its last report of the table. With `accept_gap`, it continues at the beginning of the topic,
+        although earlier messages were lost before they landed, or the topic is not the one that was landed before.
         """
         self._settings = settings
         self.name = table
+        self._accept_gap = accept_gap
         self._topic = changes_topic(table)
         self.namespace = namespace_of(table)
         self.topics = topics or Topics(settings)
@@ -135,14 +130,15 @@ class Landing:
         self._lake = LakeTable(table_storage(settings, table))
         self._schemas = LakeSchemas(settings, self._lake)
         self._is_whole = False
-        # The schemas that the lake's table follows, as of that read of their topic.
+        # The schemas that the lake's table follows, as of that read of their topic, and the sources' reports of
+        # truncations and table ids.
         self._followed: tuple[RegisteredSchema, ...] | None = None
-        # With the sources' reports of truncations and table ids.
         self._marked: Mapping[str, TableMark] = {}
-        # The offsets up to which the lake has the topic, without reading the lake.
-        self._landed: Mapping[int, int] | None = None
+        # The offsets up to which the lake has the topic, if they are known without reading the lake.
+        self.landed: Mapping[int, int] | None = None
         # The generation of the lake's table, and the positions from which changes count in it.
-        self._generation: tuple[int, Mapping[str, Start]] | None = None
+        self._generation: int | None = None
+        self._starts: Mapping[str, Start] = {}
         self._snapshot_at = 0
         # For a backlog that lands in several calls: the ends and the watermarks as of one of them.
         self._backlog: tuple[Mapping[int, int], Sources] | None = None
@@ -154,18 +150,9 @@ class Landing:
         # The offsets of its commits, each of which has one change.
         self.offsets_landed = 0
 
-    @property
-    def landed(self) -> Mapping[int, int]:
-        """The offsets up to which the lake has the topic, if they are known without reading the lake."""
-        return self._landed or {}
-
-    def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
-        """Land the messages that the topic holds now; return the number of changes.
-
-        Args:
-            run: runs the tasks, one per partition, or one if there are few messages.
-            accept_gap: continue at the beginning of the topic, although earlier messages were lost before they landed,
-                or the topic is not the one that was landed before.
+    def drain(self, run: Runner = map) -> int:
+        """Land the messages that the topic holds now; return the number of changes. `run` runs the tasks, one per
+        partition, or one if there are few messages.
 
         Raises:
             Incomplete: the changes of a batch are not as many as its messages; then nothing of it lands.
@@ -179,44 +166,28 @@ class Landing:
             raise no_topic(self.name) from None
         # After the ends are read: all schemas of the messages below them are in their topic.
         self.topics.schemas.read_on()
-        return self.land(ends, sources, run, accept_gap=accept_gap)
+        return self.land(ends, sources, run)
 
-    def land(
-        self,
-        ends: Mapping[int, int],
-        sources: Sources,
-        run: Runner = map,
-        *,
-        accept_gap: bool = False,
-        one_batch: bool = False,
-    ) -> int:
+    def land(self, ends: Mapping[int, int], sources: Sources, run: Runner = map, *, one_batch: bool = False) -> int:
         """Land the messages below the ends of the partitions; return the number of changes. (1) Follow the table's
         schemas, sources and generation; then, batch by batch, (2) find its messages and watermarks, (3) write its
-        files, (4) commit, (5) pack earlier batches if it is their turn.
-
-        Args:
-            ends: the end offsets of the topic's partitions.
-            sources: the topic of the watermarks, as read before the ends.
-            run: as in `drain`.
-            accept_gap: as in `drain`.
-            one_batch: land at most one batch; the next call continues.
-
-        Raises:
-            WritetimeError: as in `drain`.
+        files, (4) commit, (5) pack earlier batches if it is their turn. `sources` is the topic of the watermarks, as
+        read before the ends. With `one_batch`, it lands at most one batch, and the next call continues. The errors are
+        those of `drain`.
         """
         if self.is_current(ends, sources) or (now := self._follow(ends, sources, run)) is None:
             return 0
-        landed = self._landed_by(now, ends)
+        landed = landed_by(now, self._topic, ends)
         firsts = landed if landed == ends else beginning_offsets(self._settings, self._topic, list(ends))
         topic_id = self.topics.id_of(self._topic)
         count = 0
         while True:
-            batch = self._next(now, topic_id, firsts, ends, sources, accept_gap=accept_gap)
+            batch = self._next(now, topic_id, firsts, ends, sources)
             ends = batch.ends
             if batch.reached == batch.landed and not batch.is_other and not self._is_far(batch.known, batch.moved):
                 self._keep_place(now, batch.reached, batch.known, batch.held)
                 return count
-            files, messages = self._write(batch, run, accept_gap=accept_gap)
+            files, messages = self._write(batch, run)
             number = self._commit(batch, files)
             now = self._lake.changes.load()
             if number is None:
@@ -225,7 +196,12 @@ class Landing:
             count += sum(file.rows for file in files)
             self.offsets_landed += messages
             if number % FAN == 0:
-                now = self._pack(now, number)
+                # A conflict is no fault: the next batches try again.
+                with suppress(Conflict):
+                    pack_batches(self._lake, now)
+                if number % _TRIM_BATCHES == 0:
+                    retention.trim_stream(self._lake, self._settings.lake.vacuum_hours)
+                now = self._lake.changes.load()
             if one_batch or batch.reached == ends:
                 self._keep_place(now, batch.reached, batch.known | batch.moved, batch.held)
                 return count
@@ -258,33 +234,21 @@ class Landing:
             self._marked = _marked(self.name, self.topics.watermarks.read())
         log_name = self.name + SUFFIX
         starts = {source: mark.start(table_id, of_log=source == log_name) for source, mark in self._marked.items()}
-        if self._generation != (generation_of(now), starts):
+        if (self._generation, self._starts) != (generation_of(now), starts):
             renew(table, starts, run)
             now = table.changes.load()
-            self._generation = (generation_of(now), starts)
+            self._generation, self._starts = generation_of(now), starts
         return now
 
-    def _landed_by(self, now: TableVersion, ends: Mapping[int, int]) -> dict[int, int]:
-        return {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
-
     def _next(
-        self,
-        now: TableVersion,
-        topic_id: int,
-        firsts: Mapping[int, int],
-        ends: Mapping[int, int],
-        sources: Sources,
-        *,
-        accept_gap: bool,
+        self, now: TableVersion, topic_id: int, firsts: Mapping[int, int], ends: Mapping[int, int], sources: Sources
     ) -> _Batch:
-        """Return the batch that follows a version of the changes, and the watermarks that it moves.
-
-        Raises:
-            WritetimeError: the topic is not the earlier one, or has lost messages that have not landed.
+        """Return the batch that follows a version of the changes, with the watermarks that it moves. Raise a
+        `WritetimeError` if the topic is not the earlier one, or has lost messages that have not landed.
         """
-        landed = self._landed_by(now, ends)
+        landed = landed_by(now, self._topic, ends)
         is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
-        if is_other and not accept_gap:
+        if is_other and not self._accept_gap:
             raise WritetimeError(
                 f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
                 f"was deleted. Its messages that had not landed are lost. {gap_remedy(self.name)}"
@@ -294,7 +258,13 @@ class Landing:
             self._backlog = None
         else:
             ends = {p: max(end, landed[p]) for p, end in ends.items()}
-            begins = {p: self._start(p, landed[p], firsts[p], accept_gap=accept_gap) for p in ends}
+            for p in ends:
+                if landed[p] < firsts[p] and not self._accept_gap:
+                    raise WritetimeError(
+                        f"topic {self._topic}, partition {p} begins at offset {firsts[p]}, and the messages from "
+                        f"{landed[p]} on were not landed: they are gone. {gap_remedy(self.name)}"
+                    )
+            begins = {p: max(landed[p], firsts[p]) for p in ends}
         if is_other or begins != landed:
             raise_history(self._lake, time_of_lake(self._lake))
         reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
@@ -308,19 +278,10 @@ class Landing:
         moved = {} if held or self.held_by else self._moved(known, complete)
         return _Batch(now, topic_id, is_other, landed, begins, reached, ends, known, moved, held)
 
-    @property
-    def _starts(self) -> Mapping[str, Start]:
-        return self._generation[1] if self._generation else {}
-
-    def _write(self, batch: _Batch, run: Runner, *, accept_gap: bool) -> tuple[list[WrittenFile], int]:
-        """Write the files of a batch. Return them, and the number of its messages that are changes.
-
-        Raises:
-            Incomplete: the changes are not as many as the messages.
-            WritetimeError: a message is not a change of this table.
-        """
-        self._note_snapshots(self._lake)
-        parts = self._parts(batch, accept_gap=accept_gap)
+    def _write(self, batch: _Batch, run: Runner) -> tuple[list[WrittenFile], int]:
+        """Write the files of a batch. Return them, and the number of its messages that are changes."""
+        self._note_snapshots()
+        parts = self._parts(batch)
         written = list(run(write_part, parts))
         if any(each.missing for each in written):
             raise_history(self._lake, time_of_lake(self._lake))
@@ -341,23 +302,14 @@ class Landing:
         given = {GENERATION: generation_of(batch.follows)}
         return number if self._lake.changes.append(files, self._topic, number, places, given) else None
 
-    def _pack(self, now: TableVersion, number: int) -> TableVersion:
-        """Pack earlier batches, and delete the files that this replaced if it is their turn."""
-        # A conflict is no fault: the next batches try again.
-        with suppress(Conflict):
-            pack_batches(self._lake, now)
-        if number % _TRIM_BATCHES == 0:
-            retention.trim_stream(self._lake, self._settings.lake.vacuum_hours)
-        return self._lake.changes.load()
-
-    def _parts(self, batch: _Batch, *, accept_gap: bool) -> list[MessageRange]:
+    def _parts(self, batch: _Batch) -> list[MessageRange]:
         """Share the partitions out: each separately, or few messages together, because each part costs a connection."""
         now, begins, ends = batch.follows, batch.begins, batch.reached
         new = [p for p, begin in begins.items() if begin < ends[p]]
         few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
         writer = ChangeWriter.of(self._lake, self._lake.schema(now))
-        skipped = frozenset((s.partition, s.offset) for s in skips_of(now) if s.topic_id == batch.topic_id)
+        skipped = frozenset((p, offset) for topic_id, p, offset in skips_of(now) if topic_id == batch.topic_id)
         return [
             MessageRange(
                 self._settings,
@@ -368,20 +320,17 @@ class Landing:
                 self._registry,
                 skipped,
                 {source: start for source, start in self._starts.items() if start.since or start.truncation},
-                accept_gap,
+                self._accept_gap,
             )
             for some in ([new] if few and new else [[p] for p in new])
         ]
 
     def _require_all(self, parts: Sequence[MessageRange], written: Sequence[LandedFiles]) -> int:
-        """Check that the files of a batch have one change for each offset; return the number of these offsets. Messages
-        that give no change do not count.
-
-        Raises:
-            Incomplete: they have not.
+        """Raise `Incomplete` if the files of a batch do not have one change for each offset; return the number of these
+        offsets. Messages that give no change do not count.
         """
         offsets = sum(part.ends[p] - start for part in parts for p, start in part.starts.items())
-        offsets -= sum(each.without_change for each in written)
+        offsets -= sum(each.left_out + each.missing for each in written)
         changes = sum(file.rows for each in written for file in each.files)
         if changes != offsets:
             places = (f"{p}@{start}-{part.ends[p] - 1}" for part in parts for p, start in part.starts.items())
@@ -400,46 +349,40 @@ class Landing:
         if self.place is None:
             return False
         schemas = self.topics.schemas.of_namespace(self.namespace)
-        if self._landed is None:
-            if self.place.schemas != _digest(schemas, _marked(self.name, sources)):
+        marked = _marked(self.name, sources)
+        if self.landed is None:
+            if self.place.schemas != _digest(schemas, marked):
                 return False
             numbers = self._lake.changes.transactions_of(self.place.version)
             if self.topics.id_of(self._topic) != numbers.get(id_name(self._topic), 0):
                 return False
-            self._landed = {p: numbers.get(place_name(self._topic, p), -1) for p in ends}
-            self._followed, self._marked = schemas, _marked(self.name, sources)
+            self.landed = {p: numbers.get(place_name(self._topic, p), -1) for p in ends}
+            self._followed, self._marked = schemas, marked
         known = self.place.until
-        return (
-            self._landed == ends
-            and self._followed is schemas
-            and self._marked == _marked(self.name, sources)
-            and not _other_sources(self.name, known.keys(), sources)
-            and (
-                # A backfill may release them; only the lake records that.
-                time.monotonic() < self._next_release
-                if self.place.held_since or self.held_by
-                else not self._is_far(known, self._moved(known, sources))
-            )
-        )
+        if self.landed != ends or self._followed is not schemas or self._marked != marked:
+            return False
+        if _other_sources(self.name, known.keys(), sources):
+            return False
+        if self.place.held_since or self.held_by:
+            # A backfill may release them; only the lake records that.
+            return time.monotonic() < self._next_release
+        return not self._is_far(known, self._moved(known, sources))
 
     def _keep_place(self, now: TableVersion, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
         """Remember the progress of the table, and the commit that proves it: the newest one, or one shortly before."""
-        self._landed = dict(landed)
+        self.landed = dict(landed)
         places = {place_name(self._topic, p): offset for p, offset in landed.items()}
-        if self.place is not None and self.place.version == now.version:
-            proof: int | None = now.version
-        else:
-            newest = range(now.version, max(now.version - _COMMITS_LOOKED_AT, -1), -1)
-            proof = next((v for v in newest if places.items() <= self._lake.changes.transactions_of(v).items()), None)
-        self.place = LandingPosition(
-            now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
-        )
+        proof = now.version
+        if self.place is None or self.place.version != proof:
+            newest = range(proof, max(proof - _COMMITS_LOOKED_AT, -1), -1)
+            transactions_of = self._lake.changes.transactions_of
+            proof = next((v for v in newest if places.items() <= transactions_of(v).items()), proof)
+        self.place = LandingPosition(proof, dict(known), held, _digest(self._followed or (), self._marked))
 
     def _complete(self, reached: Mapping[int, int], ends: Mapping[int, int], sources: Sources) -> Sources:
-        """Return the newest known watermarks of which all messages are below some offsets.
-
-        A backlog may stay for long, if as much is written as lands. So its ends, and the watermarks as read before
-        them, are kept until they are reached, and then the next ones.
+        """Return the newest known watermarks of which all messages are below some offsets. A backlog may stay for long,
+        if as much is written as lands. So its ends, and the watermarks as read before them, are kept until they are
+        reached, and then the next ones.
         """
         if reached == ends:
             self._backlog = None
@@ -468,16 +411,15 @@ class Landing:
         """Return whether watermarks have moved far enough for a commit of their own."""
         return any(until - known[source] >= self._watermark_micros for source, until in moved.items())
 
-    def _note_snapshots(self, table: LakeTable) -> None:
+    def _note_snapshots(self) -> None:
         """Record the snapshots that messages may belong to. An agent announces a snapshot before it publishes it, so
         all snapshots with messages below the ends are known.
         """
         sources = self.topics.watermarks.read().of(self.name).values()
-        marks = [marks.tables[self.name] for marks in sources]
-        snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
+        snapshot_at = max((marks.tables[self.name].snapshot_at for marks in sources), default=0)
         if snapshot_at > self._snapshot_at:
-            raise_history(table, snapshot_at)
-            raise_snapshot(table, snapshot_at)
+            raise_history(self._lake, snapshot_at)
+            raise_snapshot(self._lake, snapshot_at)
             self._snapshot_at = snapshot_at
 
     def _lost_messages(self, landed: Mapping[int, int], ends: Mapping[int, int]) -> bool:
@@ -487,14 +429,6 @@ class Landing:
         # Another process may have landed more since these ends were read.
         newest = end_offsets(self._settings, self._topic)
         return any(offset > newest.get(p, 0) for p, offset in landed.items())
-
-    def _start(self, partition: int, landed: int, first: int, *, accept_gap: bool) -> int:
-        if landed < first and not accept_gap:
-            raise WritetimeError(
-                f"topic {self._topic}, partition {partition} begins at offset {first}, and the messages from {landed} "
-                f"on were not landed: they are gone. {gap_remedy(self.name)}"
-            )
-        return max(landed, first)
 
 
 def _other_places(now: TableVersion, topic: str, partitions: int) -> Iterator[str]:

@@ -69,15 +69,8 @@ def stopped(
 ) -> list[str]:
     """Return why the changes of a captured table do not reach the lake within `capture.stale_seconds`: the fault in
     landing's report, messages that wait longer, and sources that have stopped. Return nothing if they reach it, or if
-    the table is not captured.
-
-    Args:
-        settings: the settings of Kafka.
-        table: the table.
-        opened: returns the topic of the watermarks, such as one that calls for several tables share.
-
-    Raises:
-        WritetimeError: the lake cannot be read.
+    the table is not captured. `opened` returns the topic of the watermarks, such as one that calls for several tables
+    share.
     """
     now = table.changes.find()
     try:
@@ -94,24 +87,13 @@ def stopped(
         return [f"the reports of the table's capture and landing cannot be read: {e}"]
 
 
-def held(
-    settings: Settings, table: LakeTable, opened: Callable[[Settings], WatermarkTopic] = WatermarkTopic
-) -> list[str]:
-    """Return why the agents of a captured table hold its watermark: writes may be missing in the lake.
-
-    Args:
-        settings: the settings of Kafka.
-        table: the table.
-        opened: returns the topic of the watermarks.
-
-    Raises:
-        WritetimeError: the lake cannot be read.
-    """
+def held(settings: Settings, table: LakeTable) -> list[str]:
+    """Return why the agents of a captured table hold its watermark: writes may be missing in the lake."""
     now = table.changes.find()
     if now is None or not registered_sources(now):
         return []
     try:
-        marks = opened(settings).read()
+        marks = WatermarkTopic(settings).read()
     except WritetimeError as e:
         return [f"the reports of its agents cannot be read: {e}"]
     return [
@@ -158,16 +140,13 @@ def _of_sources(
         silent = at < stale
         # A table whose snapshot is being published has no watermark: that alone is not a fault. A fault that holds the
         # table itself stays until an operator closes the gap.
-        if until is None or _is_held(found, table) or (until / 1e6 < stale if until else silent or fault):
+        is_held = bool(found.status.get("held", {}).get(table))
+        if until is None or is_held or (until / 1e6 < stale if until else silent or fault):
             where = f"up to {instant_text(until)}" if until else "no longer" if until is None else "not yet"
             why = fault or (
                 f"its agent has not reported since {instant_text(round(at * 1e6))}" if silent else "it is behind"
             )
             yield f"source {source} is published {where}: {why}"
-
-
-def _is_held(marks: SourceMarks, table: str) -> bool:
-    return bool(marks.status.get("held", {}).get(table))
 
 
 def _fault(marks: SourceMarks, table: str) -> str | None:

@@ -35,7 +35,9 @@ from writetime.landing.landed_offsets import landed_offsets
 from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import SourceMarks
 
-_PROPERTY = "writetime.skip."
+# The property of the lake's table that records a skipped message.
+_NAME = "writetime.skip.{}.{}@{}"
+_SKIPPED = re.compile(r"writetime\.skip\.(\d+)\.(\d+)@(\d+)")
 _PLACE = re.compile(r"changes\.(\w+\.\w+)/(\d+)@(\d+)", re.ASCII)
 
 
@@ -49,11 +51,7 @@ class MessagePlace:
 
     @classmethod
     def parse(cls, text: str) -> "MessagePlace":
-        """Read `changes.<keyspace>.<table>/<partition>@<offset>`.
-
-        Raises:
-            WritetimeError: the text has another form.
-        """
+        """Read `changes.<keyspace>.<table>/<partition>@<offset>`. Raise a `WritetimeError` for another form."""
         found = _PLACE.fullmatch(text)
         if found is None:
             raise WritetimeError(f"{text!r} is not a message: use changes.KEYSPACE.TABLE/PARTITION@OFFSET")
@@ -63,31 +61,13 @@ class MessagePlace:
         return f"{changes_topic(self.table)}/{self.partition}@{self.offset}"
 
 
-@dataclass(frozen=True)
-class Skip:
-    """A skipped message: the id of its topic (`topic_ids`), its partition and its offset."""
-
-    topic_id: int
-    partition: int
-    offset: int
-
-    @property
-    def name(self) -> str:
-        """The property of the lake's table that records it."""
-        return f"{_PROPERTY}{self.topic_id}.{self.partition}@{self.offset}"
-
-
-def skips_of(changes: TableVersion) -> dict[Skip, int]:
-    """Return the skipped messages of a table with the time of each skip (microseconds), or 0 if a later snapshot has
-    its changes. They may be of an earlier topic of the name.
+def skips_of(changes: TableVersion) -> dict[tuple[int, int, int], int]:
+    """Return the skipped messages of a table, each by the id of its topic (`topic_ids`), its partition and its offset,
+    with the time of the skip (microseconds), or 0 if a later snapshot has its changes. They may be of an earlier topic
+    of the name.
     """
-    found = {}
-    for name, value in changes.properties.items():
-        if name.startswith(_PROPERTY):
-            topic_id, _, place = name.removeprefix(_PROPERTY).partition(".")
-            partition, _, offset = place.partition("@")
-            found[Skip(int(topic_id), int(partition), int(offset))] = int(value)
-    return found
+    named = ((_SKIPPED.fullmatch(name), value) for name, value in changes.properties.items())
+    return {(int(found[1]), int(found[2]), int(found[3])): int(value) for found, value in named if found}
 
 
 def held_since(changes: TableVersion) -> int:
@@ -98,22 +78,16 @@ def held_since(changes: TableVersion) -> int:
 def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceMarks]) -> bool:
     """Release the watermarks that a skipped message holds, if there is a snapshot that began later: a complete one from
     a backfill, or one from each source that sends changes. Return whether the watermarks are free now.
-
-    Args:
-        table: the table.
-        changes: a version of its changes.
-        marks: the reports of the sources.
     """
     held = held_since(changes)
     sources = registered_sources(changes)
     published = {s: m.tables[table.name].snapshot_at for s, m in marks.items() if table.name in m.tables}
-    by_backfill = complete_snapshot(changes) > held
     by_sources = bool(sources) and all(published.get(source, 0) > held for source in sources)
-    if not by_backfill and not by_sources:
+    if complete_snapshot(changes) <= held and not by_sources:
         return False
     for skipped, since in skips_of(changes).items():
         if since:
-            table.changes.set_property(skipped.name, "0")
+            table.changes.set_property(_NAME.format(*skipped), "0")
     return True
 
 
@@ -128,7 +102,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
     now = changes.find()
     if now is None:
         raise WritetimeError(f"the lake has no table {place.table}: run `writetime land {place.table}` first")
-    skipped = Skip(topic_ids(settings, [topic]).get(topic, 0), place.partition, place.offset)
+    skipped = topic_ids(settings, [topic]).get(topic, 0), place.partition, place.offset
     if skipped in skips_of(now):
         raise WritetimeError(f"{place} was skipped before")
     firsts, ends = beginning_offsets(settings, topic), end_offsets(settings, topic)
@@ -139,7 +113,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
         raise WritetimeError(f"{place} has landed: partition {place.partition} is landed up to offset {landed}")
     message = _read(settings, topic, place)
     _copy(settings, message, dead_changes_topic(place.table), place)
-    changes.set_property(skipped.name, str(time_now()))
+    changes.set_property(_NAME.format(*skipped), str(time_now()))
     return len(message.value() or b"")
 
 
@@ -157,13 +131,8 @@ def _copy(settings: Settings, message: Message, topic: str, place: MessagePlace)
         headers: list[tuple[str, bytes]] = headers_of(message)
     except UnreadableHeaders:
         headers = []
-    origin = {
-        "topic": changes_topic(place.table),
-        "partition": place.partition,
-        "offset": place.offset,
-        "at": time.time(),
-    }
-    own = [(name, str(value).encode()) for name, value in origin.items()]
+    origin = {"topic": changes_topic(place.table), "partition": place.partition, "offset": place.offset}
+    own = [(name, str(value).encode()) for name, value in {**origin, "at": time.time()}.items()]
     faults: list[str] = []
     options = {"acks": "all", "message.max.bytes": MAX_MESSAGE_BYTES + 65_536, "batch.num.messages": 1}
     producer = Producer(client_config(settings, **options))

@@ -6,23 +6,18 @@ from contextlib import contextmanager
 
 
 class StepCounts:
-    """The counts and times of a step. It is behind from `begin` to `done`."""
+    """The counts and times of a step. It is behind from `begin` to `done`.
+
+    `rows` is the number of rows that all attempts have done, `batch` that of the last attempt that succeeded.
+    `failures` counts the attempts that failed. All of them took `seconds`, and `cpu` seconds of CPU in their thread.
+    `delay` is the time in seconds from `begin` to `done` for the last attempt that succeeded. It has been behind since
+    `behind_since` (seconds since 1970, 0 if it is not).
+    """
 
     def __init__(self) -> None:
-        self.rows = 0
-        """The rows that all attempts have done."""
-        self.batch = 0
-        """The rows of the last attempt that succeeded."""
-        self.seconds = 0.0
-        """The seconds that the attempts took."""
-        self.cpu = 0.0
-        """The CPU seconds of their thread."""
-        self.delay = 0.0
-        """The seconds from `begin` to `done`, for the last attempt that succeeded."""
-        self.failures = 0
-        """The attempts that failed."""
+        self.rows = self.batch = self.failures = 0
+        self.seconds = self.cpu = self.delay = 0.0
         self.behind_since = 0.0
-        """Since when it is behind (seconds since 1970, 0 if it is not)."""
 
     @property
     def is_behind(self) -> bool:

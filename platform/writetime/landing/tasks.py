@@ -47,27 +47,18 @@ class MessageRange:
 
 @dataclass
 class LandedFiles:
-    """The files of a part, and its messages that give no change: those that are skipped, those whose change does not
-    count because the table has been truncated or created again since, and those that Kafka no longer has.
+    """The files of a part, and the numbers of its messages that give no change: those that are `left_out`, because they
+    are skipped, or the table has been truncated or created again since; and those that Kafka no longer has.
     """
 
     files: list[WrittenFile] = field(default_factory=list)
-    skipped: int = 0
-    void: int = 0
+    left_out: int = 0
     missing: int = 0
-
-    @property
-    def without_change(self) -> int:
-        """The number of messages that give no change."""
-        return self.skipped + self.void + self.missing
 
 
 def write_part(part: MessageRange) -> LandedFiles:
     """Decode the messages of a part and write their changes as files. The files are not visible until they are
-    committed.
-
-    Raises:
-        WritetimeError: a message is not a change of the table, or is missing; the error names its place.
+    committed. A `WritetimeError` names the place of a message that is not a change of the table, or is missing.
     """
     written = LandedFiles()
     written.files = part.writer.write(_changes(part, written))
@@ -80,12 +71,12 @@ def _changes(part: MessageRange, written: LandedFiles) -> Iterator[pa.RecordBatc
     messages = _messages(part, topic, written)
     while some := list(islice(messages, DECODED_TOGETHER)):
         changes = _decoded(decoder, part.writer.schema, some)
-        written.void += decoder.left_out
+        written.left_out += decoder.left_out
         decoder.left_out = 0
         if part.counted_from:
             decoded = len(changes)
             changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
-            written.void += decoded - len(changes)
+            written.left_out += decoded - len(changes)
         yield from changes.to_batches()
 
 
@@ -100,7 +91,7 @@ def _messages(part: MessageRange, topic: str, written: LandedFiles) -> Iterator[
             _miss(part, written, partition, expected[partition], offset)
         expected[partition] = offset + 1
         if place in part.skipped:
-            written.skipped += 1
+            written.left_out += 1
         else:
             yield message
     for partition, end in part.ends.items():
@@ -145,11 +136,7 @@ def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message
 
 
 def decode(decoder: ChangeDecoder, schema: TableSchema, values: list[bytes | None]) -> pa.Table:
-    """Return the changes in the values of messages, checked so that they can be merged.
-
-    Raises:
-        WritetimeError: a value is not a change of the table.
-    """
+    """Return the changes in the values of messages, checked so that they can be merged."""
     changes = decoder.decode(values)
     check_texts(changes, schema)
     return changes

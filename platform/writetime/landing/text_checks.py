@@ -34,75 +34,53 @@ _SHOWN = 100
 
 
 def check_texts(changes: pa.Table, schema: TableSchema) -> None:
-    """Check the texts of changes.
-
-    Args:
-        changes: changes of a table.
-        schema: the table.
-
-    Raises:
-        WritetimeError: a text is invalid for its type. The error names the column.
+    """Check the texts and serialised values of changes of a table. If one is invalid for its type, a `WritetimeError`
+    names the column.
     """
     keys = schema.partition_key + schema.clustering
     for column in schema.columns:
-        if _has_texts(column.type):
-            values = one_chunk(changes[field_name(column)])
-            for name, texts in _leaves(values, column.type) if column in keys else _cells(values, column.type):
+        values = one_chunk(changes[field_name(column)])
+        for cql_type, parts, lost in [(column.type, values, None)] if column in keys else _parts(values, column.type):
+            for name, texts in _leaves(parts, cql_type):
                 if (wrong := _first_wrong(texts, name)) is not None:
                     raise WritetimeError(f"column {column.name}: {wrong[:_SHOWN]!r} is not a valid {name}")
-        if column not in keys:
-            for cell_type, cells in _values_of_cells(one_chunk(changes[field_name(column)]), column.type):
-                _check_bytes(cells, cell_type, column.name)
+            if lost is not None:
+                _check_bytes(lost, cql_type, column.name)
 
 
 def _has_texts(cql_type: CqlType) -> bool:
     match cql_type:
         case Native(name):
-            # A counter's shards name nodes.
-            return name in _USUAL or name == "counter"
-        case Collection(kind, arguments):
-            return (kind == "list" and not cql_type.frozen) or any(map(_has_texts, arguments))
+            return name in _USUAL
+        case Collection(_, types) | Tuple(types):
+            return any(map(_has_texts, types))
         case Vector(element, _):
             return _has_texts(element)
-        case Tuple(arguments):
-            return any(map(_has_texts, arguments))
         case Udt(_, _, fields):
             return any(_has_texts(t) for _, t in fields)
     raise AssertionError(cql_type)
 
 
-def _cells(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the texts of a static or regular column, with the names of their types."""
+def _parts(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[CqlType, pa.Array, pa.Array | None]]:
+    """Yield the parts of a static or regular column that are checked, such as its values or the paths of its elements,
+    each with its type, and with the bytes that decoding loses, if it loses some.
+    """
     if not is_complex(cql_type):
-        yield from _leaves(pc.struct_field(values, "value"), cql_type)
+        parts, cells = [("value", cql_type)], values
         if cql_type == Native("counter"):
-            yield "uuid", pc.struct_field(pc.struct_field(values, "shards").flatten(), "id")
-    elif isinstance(cql_type, Collection):
-        elements = pc.struct_field(values, "elements").flatten()
-        path = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
-        yield from _leaves(pc.struct_field(elements, "path"), path)
-        if cql_type.kind != "set":
-            yield from _leaves(pc.struct_field(elements, "value"), cql_type.arguments[-1])
-    else:
-        fields = pc.struct_field(values, "fields")
-        for name, field_type in udt_fields(cql_type):
-            yield from _leaves(pc.struct_field(fields, [name, "value"]), field_type)
-
-
-def _values_of_cells(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[CqlType, pa.Array]]:
-    """Yield the bytes that decoding loses of a static or regular column, with the types of the values."""
-    if not is_complex(cql_type):
-        parts = [("value", cql_type)]
-        cells = values
+            # Its shards name nodes.
+            yield Native("uuid"), pc.struct_field(pc.struct_field(values, "shards").flatten(), "id"), None
     elif isinstance(cql_type, Collection):
         parts, cells = element_types(cql_type), pc.struct_field(values, "elements").flatten()
     else:
         for name, field_type in udt_fields(cql_type):
-            yield from _values_of_cells(pc.struct_field(values, ["fields", name]), freeze(field_type))
+            yield from _parts(pc.struct_field(values, ["fields", name]), freeze(field_type))
         return
     for name, part_type in parts:
-        if loses_parts(part_type):
-            yield part_type, pc.struct_field(cells, f"{name}_bytes")
+        is_lossy = loses_parts(part_type)
+        if is_lossy or _has_texts(part_type):
+            lost = pc.struct_field(cells, f"{name}_bytes") if is_lossy else None
+            yield part_type, pc.struct_field(cells, name), lost
 
 
 def _check_bytes(values: pa.Array, cql_type: CqlType, column: str) -> None:

@@ -10,6 +10,8 @@ from writetime.wire.publishing import SchemaTopic
 from writetime.wire.topic_names import changes_topic, table_of_topic
 from writetime.wire.watermarks import WatermarkTopic
 
+# The id of a topic is requested again after a second: no topic is deleted, created and filled in less.
+ID_SECONDS = 1.0
 # The id of a topic is requested with the others if it was needed within this time.
 _USED_SECONDS = 10.0
 
@@ -36,14 +38,10 @@ def is_published(settings: Settings, table: str) -> bool:
 class Topics:
     """The topics of the schemas and the watermarks, read once for the landings of several tables."""
 
-    def __init__(self, settings: Settings, id_seconds: float = 1.0) -> None:
-        """Store the settings. The id of a topic is requested again after `id_seconds`, because no topic is deleted,
-        created and filled in less than a second.
-        """
+    def __init__(self, settings: Settings) -> None:
         self.schemas = SchemaTopic(settings)
         self.watermarks = WatermarkTopic(settings)
         self._settings = settings
-        self._id_seconds = id_seconds
         # The id of each topic, the time of its request, and the time at which it was last needed.
         self._ids: dict[str, int] = {}
         self._asked: dict[str, float] = {}
@@ -52,7 +50,7 @@ class Topics:
         self._lock = threading.Lock()
 
     def id_of(self, topic: str) -> int:
-        """Return the id of a topic of changes, at most `id_seconds` old, and 0 if there is none. One request covers all
+        """Return the id of a topic of changes, at most a second old, and 0 if there is none. One request covers all
         topics that may be needed next: a request per table would delay a round over many tables.
 
         Raises:
@@ -61,7 +59,7 @@ class Topics:
         with self._lock:
             now = time.monotonic()
             self._used[topic] = now
-            if now - self._asked.get(topic, -self._id_seconds) >= self._id_seconds:
+            if now - self._asked.get(topic, -ID_SECONDS) >= ID_SECONDS:
                 self._ask_with(topic, now)
             found = self._ids.get(topic)
         if found is None:
