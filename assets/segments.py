@@ -21,7 +21,7 @@ from pydantic import Field
 
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
 from writetime.core.errors import WritetimeError
-from writetime.lake.spark_tasks import in_spark
+from writetime.lake.spark_tasks import in_spark, tasks_at_once
 from writetime_dagster.assets.automation import asset_job, failed_lately, is_under_way, sensor_of
 from writetime_dagster.assets.builders import written_asset
 from writetime_dagster.assets.capture import COMMIT_LOGS
@@ -68,7 +68,7 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
     report = publish_segments(
         *(settings, paths, checkpoint),
         run=in_spark(session),
-        tasks=session.sparkContext.defaultParallelism,
+        tasks=tasks_at_once(session),
     )
     return MaterializeResult(
         metadata={

@@ -2,7 +2,8 @@
 
     python -m tests.cluster.lake_job KS.TABLE SNAPSHOT...
 
-It prints what was done, and on which executors.
+It lands the table's messages, too, if there are any. It prints what was done, on which executors, and how many tasks
+can run at once.
 """
 
 import json
@@ -15,14 +16,16 @@ from writetime.clients.spark import spark_session
 from writetime.core import config
 from writetime.lake import state
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.spark_tasks import in_spark
+from writetime.lake.spark_tasks import in_spark, tasks_at_once
 from writetime.lake.table import create_table
+from writetime.landing.landing import Landing
+from writetime.landing.topics import captured_tables
 from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 
 
 def main() -> None:
-    """Bring snapshots in, fold them, make the view and the row events."""
+    """Bring snapshots and messages in, fold them, make the view and the row events."""
     settings = config.load()
     executors: set[str] = set()
     with spark_session(settings) as session:
@@ -35,7 +38,10 @@ def main() -> None:
 
         found = find_snapshots(sys.argv[2:])
         table = create_table(settings, found.schema)
+        name = table.name
         done = {
+            "tasks_at_once": tasks_at_once(session),
+            "landed": Landing(settings, name).drain(run) if name in captured_tables(settings) else 0,
             "changes": sum(count for _, count in backfill(table, found, run=run)),
             "files_folded": state.fold(table, run),
             "rows": refresh(settings, table, run, whole=True).rows,

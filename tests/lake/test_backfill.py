@@ -209,11 +209,14 @@ def fail(fault: str) -> None:
 
 
 def test_errors_of_spark_tasks_come_back_unchanged(spark: SparkSession) -> None:
-    """So that it is their kind that decides, and their text that is shown."""
-    run = in_spark(spark)
+    """So that it is their kind that decides, and their text that is shown. In Spark, too, the tasks have failed."""
+    run, tracker = in_spark(spark), spark.sparkContext.statusTracker()
+    spark.sparkContext.setJobGroup("errors", "tasks that fail")
     with pytest.raises(Transient, match=r"^no broker answers$"):
         run(fail, ["no broker answers"])
     with pytest.raises(WritetimeError, match=r"^a file at 7$"):
         run(fail, ["odd"])
     with pytest.raises(FileNotFoundError):
         run(os.stat, ["/none"])
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup("errors")]
+    assert [job.status for job in jobs if job] == ["FAILED"] * 3

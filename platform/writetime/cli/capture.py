@@ -101,12 +101,12 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
     """
     # Only this command needs Spark.
     from writetime.clients.spark import spark_session
-    from writetime.lake.spark_tasks import in_spark
+    from writetime.lake.spark_tasks import in_spark, tasks_at_once
 
     settings, stop = config.load(), stopped_by_signal() if follow else None
     kept = checkpoint or archives.checkpoint_of(settings)
     with spark_session(settings) as spark:
-        run, tasks = in_spark(spark), spark.sparkContext.defaultParallelism
+        run, tasks = in_spark(spark), tasks_at_once(spark)
         if stop is None:
             report = archives.publish_segments(settings, paths, kept, run=run, tasks=tasks)
         else:

@@ -29,6 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.setting_types import (
     Addresses,
     Buckets,
+    ConnectAddress,
     Days,
     Hours,
     LakePath,
@@ -174,9 +175,12 @@ class ZooKeeper(_Login):
 
 
 class Spark(_Section):
-    """The Spark master, and additional configuration of the session."""
+    """The Spark master or the Spark Connect server, and additional configuration of the session."""
 
     master: Text = "local[*]"
+    remote: ConnectAddress | None = Field(
+        default=None, description="A Spark Connect server, as sc://host:port/;use_ssl=true;..., instead of `master`."
+    )
     conf: dict[str, SecretStr] = {}
 
 

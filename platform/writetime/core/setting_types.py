@@ -136,6 +136,16 @@ WebAddress = Annotated[SecretStr, AfterValidator(_web_address)]
 """A URL that may hold a token."""
 
 
+def _connect_address(address: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"sc://[^\s/?#]+\S*", address.get_secret_value()):
+        raise ValueError("it is not an sc:// address")
+    return address
+
+
+ConnectAddress = Annotated[SecretStr, AfterValidator(_connect_address)]
+"""The address of a Spark Connect server, which may hold a token."""
+
+
 def require_distinct(queues: Sequence[str]) -> None:
     """Reject queues that Dagster cannot distinguish.
 

@@ -35,7 +35,12 @@ T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Runs tasks and returns their results in any order: the built-in `map`, or `spark.in_spark(session)`."""
+    """Runs tasks and returns their results in any order: the built-in `map`, or `in_spark(session)`.
+
+    A task runs no later than its result is read, so callers read all results. The first error of a task is raised to
+    the reader, and it is unknown which of the others ran; those of a `CaughtTask` all run. A runner does not retry:
+    callers do, by running the step again, and Spark repeats failed tasks as its configuration says.
+    """
 
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
         """Apply the function to each task."""
