@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.core.config import Settings
-from writetime.http.ingress import Ingress, create_app, server_config
+from writetime.http.ingress import Ingress, server_config
 from writetime.ingest.event import Event, decode
 
 EVENT = {"userId": "ada", "eventType": "departed"}
@@ -68,7 +68,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Running]:
-    app = create_app(settings)
+    app = Ingress(settings)
     server = uvicorn.Server(server_config(app, settings))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

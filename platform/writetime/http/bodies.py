@@ -27,11 +27,8 @@ class Disconnected(Exception):
 
 
 async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], single: int, batch: int) -> bytearray:
-    """Return the body of an ASGI call; `single` and `batch` limit the bytes of one object and of an array.
-
-    Raises:
-        RefusedCall: it is larger.
-        Disconnected: its end did not arrive.
+    """Return the body of an ASGI call; `single` and `batch` limit the bytes of one object and of an array. Raises
+    RefusedCall: it is larger; Disconnected: its end did not arrive.
     """
     body = bytearray()
     more = True
@@ -51,10 +48,8 @@ async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], singl
 
 
 def parse(body: bytearray) -> Any:
-    """Return the JSON value of a body.
-
-    Raises:
-        RefusedCall: it is not JSON, or has more parts than may be parsed at once.
+    """Return the JSON value of a body. Raises RefusedCall: it is not JSON, or has more parts than may be parsed at
+    once.
     """
     if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
         raise RefusedCall(

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from writetime.clients.tls import require_readable
+from writetime.clients.tls import files_of, require_readable
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
@@ -109,11 +109,8 @@ class Ingress:
             key = _idempotency_key(scope["headers"])
             body = await bodies.read(receive, self._limits.max_event_bytes, self._limits.max_batch_bytes)
             self._metrics.body_bytes.inc(len(body))
-            self.gate.admit(len(body))
-            try:
+            with self.gate.admitted(len(body)):
                 status, answer = 202, await self._queue(body, key)
-            finally:
-                self.gate.release(len(body))
         except RefusedCall as e:
             status, answer = e.status, e.body
             if status in (429, 503):
@@ -208,28 +205,20 @@ class Ingress:
         return _json(openapi.document(self._settings, self._max_batch_events))
 
 
-def create_app(settings: Settings) -> Ingress:
-    """Return the ASGI application of the ingress."""
-    return Ingress(settings)
-
-
 def serve(settings: Settings) -> None:
     """Run the ingress until SIGTERM, SIGINT or SIGHUP, then finish the calls in flight and return.
 
-    An unreachable broker is not an error: `/ready` reports it, and events are answered 503 until it is back.
-
-    Raises:
-        WritetimeError: the address cannot be used, the topic is missing, a certificate or its key cannot be read, a
-            setting of `kafka.client` is wrong, or the Kafka producer has failed for good.
+    An unreachable broker is not an error: `/ready` reports it, and events are answered 503 until it is back. Raises
+    WritetimeError: the address cannot be used, the topic is missing, a certificate or its key cannot be read, a setting
+    of `kafka.client` is wrong, or the Kafka producer has failed for good.
     """
     try:
         check(settings)
     except BrokerUnreachableError as e:
         print(f"warning: {e}", file=sys.stderr, flush=True)
-    app = create_app(settings)
+    app = Ingress(settings)
     config = server_config(app, settings)
-    files = {name: getattr(settings.ingest, name) for name in ("tls_certificate_file", "tls_key_file")}
-    require_readable({f"ingest.{name}": file for name, file in files.items()})
+    require_readable(files_of("ingest", settings.ingest))
     try:
         config.load()
     except OSError as e:

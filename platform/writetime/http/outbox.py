@@ -63,10 +63,8 @@ class _Call:
 
 class Outbox:
     """The producer of the ingress. It belongs to the event loop that runs when it is created. `on_fatal` is called with
-    the reason when the producer has failed for good: from then on it refuses all events.
-
-    Raises:
-        WritetimeError: librdkafka refuses a setting of `kafka.client`.
+    the reason when the producer has failed for good: from then on it refuses all events. Raises WritetimeError:
+    librdkafka refuses a setting of `kafka.client`.
     """
 
     def __init__(self, settings: Settings, metrics: IngressMetrics, on_fatal: Callable[[str], None]) -> None:
@@ -215,11 +213,9 @@ class Outbox:
 
 
 def check(settings: Settings) -> None:
-    """Check that the brokers have the topic, and that its options lose no event.
-
-    Raises:
-        BrokerUnreachableError: no broker answers.
-        WritetimeError: the topic is missing or would lose events, or librdkafka refuses a setting of `kafka.client`.
+    """Check that the brokers have the topic, and that its options lose no event. Raises BrokerUnreachableError: no
+    broker answers; WritetimeError: the topic is missing or would lose events, or librdkafka refuses a setting of
+    `kafka.client`.
     """
     _probe(_producer(settings), settings)
     if (lossy := _lossy(settings, log)) is not None:

@@ -9,7 +9,8 @@ may ignore Upgrade), 15.5.6 (405 has Allow).
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httptools
@@ -46,19 +47,18 @@ class Gate:
         self.refused = metrics.refused
         metrics.unfinished_bytes.set_function(lambda: self.unfinished_bytes)
 
-    def admit(self, size: int) -> None:
-        """Count the bytes of a body that has arrived, until `release`.
-
-        Raises:
-            RefusedCall: too many bytes are not answered.
+    @contextmanager
+    def admitted(self, size: int) -> Iterator[None]:
+        """Count the bytes of a body that has arrived, until its call is answered. Raises RefusedCall: too many bytes
+        are not answered.
         """
         if self.unfinished_bytes + size > self.max_unfinished_bytes:
             raise RefusedCall(429, "too many bytes of calls are not answered yet; repeat the call later")
         self.unfinished_bytes += size
-
-    def release(self, size: int) -> None:
-        """Forget the bytes of a body whose call is answered."""
-        self.unfinished_bytes -= size
+        try:
+            yield
+        finally:
+            self.unfinished_bytes -= size
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection; uvicorn passes the options."""
@@ -202,11 +202,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _stop(self, status: int, reason: str) -> None:
-        """End the parser with a refusal of its present call.
-
-        Raises:
-            HttpParserError: always.
-        """
+        """End the parser with a refusal of its present call. Raises HttpParserError: always."""
         self._fault = status, reason
         raise httptools.HttpParserError(reason)
 

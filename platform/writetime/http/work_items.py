@@ -73,11 +73,8 @@ class ItemsEndpoint:
         headers: dict[str, str] = {}
         try:
             body = await bodies.read(request.receive, max_item_bytes(self._settings), self._limits.max_batch_bytes)
-            self._gate.admit(len(body))
-            try:
+            with self._gate.admitted(len(body)):
                 status, answer = 202, await self._enqueue(request.path_params["queue"], body)
-            finally:
-                self._gate.release(len(body))
         except RefusedCall as e:
             status, answer = e.status, e.body
             headers = _RETRY_AFTER if status in (429, 503) else {}
