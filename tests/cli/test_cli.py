@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from writetime.cli.main import COMMANDS, main
+from writetime.cli.main import COMMANDS, first_sentence, main
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -14,7 +14,7 @@ def test_the_list_has_the_first_sentence_of_each_help(name: str) -> None:
     command = main.get_command(None, name)  # type: ignore[arg-type]
     assert command is not None
     assert command.help is not None
-    assert " ".join(command.help.split()).startswith(COMMANDS[name].help.rstrip("."))
+    assert " ".join(command.help.split()).startswith(first_sentence(COMMANDS[name]).rstrip("."))
 
 
 @pytest.mark.parametrize(("arguments", "meant"), [(["verfy"], "verify"), (["queue", "inspct"], "inspect")])

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
-from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.merge.folding import merge
-from writetime.schema.cql import parse_schemas
+from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.infer import infer_schema
@@ -33,13 +32,13 @@ def read_sstable(path: str, schema: str | None = None, fields: Sequence[str] | N
         WritetimeError: there is no SSTable, one is corrupt, or a field does not exist.
     """
     locations = list(find_sstables(path))
-    table = infer_schema(locations) if schema is None else _one_table(schema)
+    table = infer_schema(locations) if schema is None else parse_table(schema)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for location in locations:
             yield from SSTable(location, table).scan(fields)
 
-    return pa.RecordBatchReader.from_batches(_fields_of(table, fields), batches())
+    return pa.RecordBatchReader.from_batches(schema_of_fields(table, fields), batches())
 
 
 def read_commitlog(
@@ -59,10 +58,10 @@ def read_commitlog(
             writes to a table that the schema lacks before it writes to this table, so it cannot be read.
     """
     known = parse_schemas(schema)
-    chosen = next((s for s in known if s.full_name == table), None) if table else _one_table(schema)
+    chosen = next((s for s in known if s.full_name == table), None) if table else parse_table(schema)
     if chosen is None:
         raise WritetimeError(f"the schema has no table {table}; it has {', '.join(s.full_name for s in known)}")
-    result = _fields_of(chosen, fields)
+    result = schema_of_fields(chosen, fields)
     reader = CommitLogReader(
         known, [chosen.full_name], fields=result.names, on_unknown_table="count", torn_tail="stop", on_corrupt="fail"
     )
@@ -100,7 +99,7 @@ def write_sstable(
     Raises:
         WritetimeError: there are no changes, they are not merged, or this version cannot hold one of their times.
     """
-    table = _one_table(schema)
+    table = parse_table(schema)
     batches: Iterable[pa.RecordBatch] = changes
     if isinstance(changes, pa.Table):
         batches = merge([changes], table).to_batches(max_chunksize=_BATCH_ROWS)
@@ -110,14 +109,10 @@ def write_sstable(
     return writer.location.path("Data.db")
 
 
-def _one_table(cql: str) -> TableSchema:
-    found = parse_schemas(cql)
-    if len(found) != 1:
-        raise WritetimeError(f"the schema has {pluralize(len(found), 'table')}; one was expected")
-    return found[0]
-
-
-def _fields_of(table: TableSchema, fields: Sequence[str] | None) -> pa.Schema:
+def schema_of_fields(table: TableSchema, fields: Sequence[str] | None) -> pa.Schema:
+    """Return the Arrow schema of the changes of a table, or of these fields of them. Raises WritetimeError: changes of
+    the table do not have a field.
+    """
     full = change_schema(table)
     if fields is None:
         return full

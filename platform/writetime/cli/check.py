@@ -18,7 +18,7 @@ from writetime.capture.node_schemas import Node
 from writetime.capture.segments import backlog_of
 from writetime.clients import database, zookeeper
 from writetime.clients.kafka import answers, fault_of_connections, topic_names
-from writetime.clients.tls import require_readable
+from writetime.clients.tls import files_of, require_readable
 from writetime.clients.topic_options import Keeps, faults_of
 from writetime.core import config
 from writetime.core.config import InvalidSettings, Settings
@@ -84,9 +84,8 @@ def _secrets(settings: Settings) -> Iterator[str]:
     """Yield the files with secrets that all users can read, and those of TLS that this program cannot read."""
     for path in exposed(config.config_path(), os.environ.get(config.SECRETS_VARIABLE)):
         yield CheckFault(f"every user of this machine can read {path}, which has secrets: run `chmod o-r {path}`")
-    files = {"schema_registry.tls_ca_file": settings.schema_registry.tls_ca_file}
-    files |= {f"ingest.{name}": getattr(settings.ingest, name) for name in ("tls_certificate_file", "tls_key_file")}
-    for setting, file in files.items():
+    of_ingest = files_of("ingest", settings.ingest)
+    for setting, file in (files_of("schema_registry", settings.schema_registry) | of_ingest).items():
         try:
             require_readable({setting: file})
         except WritetimeError as e:

@@ -40,10 +40,7 @@ def follow(*, tables: tuple[str, ...], accept_gap: bool) -> None:
 
 def _check_names(settings: Settings, names: Sequence[str]) -> None:
     """Log the names that no table has, and the tables whose changes the database does not log. Both may change while
-    others are followed.
-
-    Raises:
-        WritetimeError: no table has any of the names.
+    others are followed. Raises WritetimeError: no table has any of the names.
     """
     absent = [name for name in names if not is_in_lake(settings, name)]
     if not absent:

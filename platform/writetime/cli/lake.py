@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from writetime.cli.options import schema_option
 from writetime.clients.node_snapshots import new_tag, take_snapshot
 from writetime.core import config
 from writetime.core.config import Settings
@@ -48,12 +49,7 @@ def snapshot(*, table: str, tag: str | None) -> None:
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.argument("places", metavar="PLACE...", nargs=-1, required=True)
-@click.option(
-    "--schema",
-    "schema_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with CREATE TABLE.",
-)
+@schema_option
 def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -> None:
     """Bring snapshots or backups of a table into the lake. They may come from one node or many.
 

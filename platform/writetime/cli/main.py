@@ -1,67 +1,51 @@
 """The shell command `writetime` and its subcommands. Each is imported when it is called."""
 
+import ast
 import errno
 import gc
 import importlib
 import logging
 import os
 import sys
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import click
 
 from writetime.core.logs import TextLines, silence_clients
 
-
-class Listed(NamedTuple):
-    """A command as `writetime --help` lists it.
-
-    Attributes:
-        place: its module below `writetime.cli`, and its function there.
-        help: the first sentence of its own help.
-    """
-
-    place: str
-    help: str
-
-
-# The help is listed here because importing all commands takes seconds.
+# By name: the module below `writetime.cli`, and the function there.
 COMMANDS = {
-    "agent": Listed("capture:agent", "Publish changes to Kafka until SIGTERM or Ctrl-C."),
-    "backfill": Listed("lake:backfill", "Bring snapshots or backups of a table into the lake."),
-    "check": Listed(
-        "check:check",
-        "Check settings, table entries, servers, Java, ports and disks: one line per fault, with the remedy.",
-    ),
-    "commitlog": Listed("storage:commitlog", "Print the changes in commit log segments, one JSON object per line."),
-    "cql": Listed("servers:cql", "Execute CQL statements, and print their rows as JSON lines."),
-    "dead-letters": Listed("ingest:dead_letters", "List the messages that could not be stored, or send them again."),
-    "down": Listed("servers:down", "Stop the embedded servers; their data stays."),
-    "follow": Listed("follow:follow", "Land changes, publish row events and refresh views until SIGTERM or Ctrl-C."),
-    "forget": Listed("capture:forget", "Delete all data that the platform has about a table."),
-    "init": Listed("servers:init", "Create the keyspace, tables and topics that do not exist; safe to repeat."),
-    "land": Listed("capture:land", "Bring captured changes from Kafka into the lake."),
-    "maintain": Listed("lake:maintain", "Fold, compact and clean up a table of the lake."),
-    "publish": Listed("row_events:publish", "Publish the row events of a table to Kafka."),
-    "publish-segments": Listed(
-        "capture:publish_segments", "Publish the changes in folders of commit log segments, in Spark tasks."
-    ),
-    "queue": Listed("workqueue:queue_group", "Inspect work queues, enqueue items, and redrive dead letters."),
-    "rebuild": Listed("lake:rebuild", "Rebuild state, compacted view or row events from stored data."),
-    "replay": Listed("replay:replay_group", "Publish batches, process them, and read them again."),
-    "restore": Listed("restore:restore", "Write a table of the lake as SSTables, which the database can import."),
-    "retire": Listed("capture:retire", "Record that a node or a CDC log is no longer a source."),
-    "row-events": Listed("row_events:row_events", "Print the row events of a table, or their Avro schema."),
-    "scylla-cdc": Listed("scylla_cdc:scylla_cdc", "Print the changes in a ScyllaDB CDC log, one JSON object per line."),
-    "serve": Listed("ingest:serve", "Accept events over HTTP until SIGTERM or Ctrl-C, then drain."),
-    "sink": Listed("ingest:run_sink", "Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."),
-    "snapshot": Listed("lake:snapshot", "Take a snapshot of a table on this machine's Cassandra node."),
-    "sstable": Listed("storage:sstable", "Print the changes in SSTables, one JSON object per line."),
-    "status": Listed("servers:status", "Show the status of servers, agent, landing, dead letters and workers."),
-    "up": Listed("servers:up", "Start the embedded servers that are not running, then do what `init` does."),
-    "verify": Listed("verify:verify", "Compare a table's view with the database."),
-    "view": Listed("view:view", "Print the rows of a table as the database would return them for SELECT *."),
-    "work": Listed("workqueue:work", "Run a handler for the items of a queue until SIGTERM or Ctrl-C."),
+    "agent": "capture:agent",
+    "backfill": "lake:backfill",
+    "check": "check:check",
+    "commitlog": "storage:commitlog",
+    "cql": "servers:cql",
+    "dead-letters": "ingest:dead_letters",
+    "down": "servers:down",
+    "follow": "follow:follow",
+    "forget": "capture:forget",
+    "init": "servers:init",
+    "land": "capture:land",
+    "maintain": "lake:maintain",
+    "publish": "row_events:publish",
+    "publish-segments": "capture:publish_segments",
+    "queue": "workqueue:queue_group",
+    "rebuild": "lake:rebuild",
+    "replay": "replay:replay_group",
+    "restore": "restore:restore",
+    "retire": "capture:retire",
+    "row-events": "row_events:row_events",
+    "scylla-cdc": "scylla_cdc:scylla_cdc",
+    "serve": "ingest:serve",
+    "sink": "ingest:run_sink",
+    "snapshot": "lake:snapshot",
+    "sstable": "storage:sstable",
+    "status": "servers:status",
+    "up": "servers:up",
+    "verify": "verify:verify",
+    "view": "view:view",
+    "work": "workqueue:work",
 }
 
 
@@ -85,7 +69,7 @@ class _Group(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].place.partition(":")
+        module, _, name = COMMANDS[cmd_name].partition(":")
         # Python's garbage collector would scan all imported objects again and again: a tenth of a look-up's time.
         gc.disable()
         try:
@@ -105,7 +89,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, listed.help) for name, listed in sorted(COMMANDS.items())])
+            formatter.write_dl([(name, first_sentence(place)) for name, place in sorted(COMMANDS.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -120,6 +104,17 @@ class _Group(click.Group):
 
             _leave_output()
             raise click.ClickException(without_passwords(line)) from None
+
+
+def first_sentence(place: str) -> str:
+    """Return the first sentence of a command's help, by its place. The command is not imported, as importing all takes
+    seconds.
+    """
+    module, _, name = place.partition(":")
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes())
+    [command] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    words = " ".join((ast.get_docstring(command) or "").split())
+    return words.partition(". ")[0].rstrip(".") + "."
 
 
 def _leave_output() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import BinaryIO
 
 import click
@@ -18,6 +18,7 @@ from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.core.instants import parse_time
 from writetime.core.logs import log_clients
 from writetime.core.signals import stopped_by_signal
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
@@ -175,13 +176,10 @@ def _settings(queue: str) -> Settings:
 
 
 def _place(text: str) -> int | datetime:
-    if text.isdigit():
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise WritetimeError(f"{text!r} is neither the number of a batch nor a time (ISO 8601)") from None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    place = int(text) if text.isdigit() else parse_time(text)
+    if place is None:
+        raise WritetimeError(f"{text!r} is neither the number of a batch nor a time (ISO 8601)")
+    return place
 
 
 def _text(item: bytes) -> str:

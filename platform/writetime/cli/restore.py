@@ -23,8 +23,8 @@ from writetime.storage.sstable_writer import VERSIONS
     help="nb: Cassandra 4.0 to 5.0; oa: Cassandra 5.0, with expiries after 2038; me: ScyllaDB.",
 )
 def restore(*, table: str, folder: str, as_of: str | None, version: str) -> None:
-    """Write a table of the lake as SSTables, which the database can import: all cells and tombstones, with their times,
-    as of now or of a past time (--as-of)."""
+    """Write a table of the lake as SSTables, which the database can import. They have all cells and tombstones, with
+    their times, as of now or of a past time (--as-of)."""
     instant = None if as_of is None else parse_instant(as_of)
     sstables = lake.restore(open_table(config.load(), table), folder, instant, version=version)
     for sstable in sstables:

@@ -2,16 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 
 import click
-import pyarrow as pa
 
-from writetime.cli.text_tables import print_table, shown
+from writetime.cli.text_tables import print_parts
 from writetime.core import config
 from writetime.core.counts import pluralize
-from writetime.core.printing import json_lines, json_value
+from writetime.core.printing import json_lines
 from writetime.delta.bucketed_table import Conflict
 from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import open_table
@@ -37,10 +35,9 @@ def row_events(*, table: str, first: int, form: str) -> None:
     require_stream(lake_table)
     if form == "jsonl":
         for part in events_since(lake_table, first):
-            for lines in json_lines(part):
-                sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.writelines(json_lines(part))
     else:
-        _print_table(events_since(lake_table, first))
+        print_parts(["sequence", "kind", "before", "after"], events_since(lake_table, first))
 
 
 @click.command()
@@ -66,13 +63,3 @@ def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> No
     with suppress(Conflict):
         if position := ROW_EVENTS.position(lake_table.row_events.load()):
             keep_up(settings, lake_table, position.batch.sequence, [ROW_EVENTS])
-
-
-def _print_table(parts: Iterator[pa.Table]) -> None:
-    def rows() -> Iterator[list[str]]:
-        for part in parts:
-            for i in range(part.num_rows):
-                images = (shown(json_value(part[name][i])) for name in ("before", "after"))
-                yield [str(part["sequence"][i]), str(part["kind"][i]), *images]
-
-    print_table(["sequence", "kind", "before", "after"], rows())

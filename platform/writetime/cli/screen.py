@@ -19,11 +19,8 @@ class Entries:
 
 
 def fit(parts: Iterable[str | Entries], lines: int | None) -> list[str]:
-    """Return the lines of a report.
-
-    Args:
-        parts: single lines, which are always shown, and lists.
-        lines: the number of lines of the screen; None shows everything. Lists are cut to fit, down to one line each.
+    """Return the lines of a report: single lines, which are always shown, and lists, which are cut to fit a screen of
+    some lines, down to one line each. None shows everything.
     """
     parts = list(parts)
     if lines is None:

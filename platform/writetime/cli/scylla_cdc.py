@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pyarrow as pa
 
+from writetime.cli.options import output_options
 from writetime.cli.storage import chosen_fields, write_changes
 from writetime.core import config
 from writetime.core.instants import parse_instant
@@ -23,9 +24,7 @@ _INSTANT = "a time, such as 2025-06-01T12:00:00Z, or microseconds since 1970"
 @click.option("--from", "first", help=f"First write time ({_INSTANT}); default: the start of the log.")
 @click.option("--to", "last", help="Write times before this; default: all settled windows.")
 @click.option("--snapshot-at", help="Start time of the snapshot that has the changes missing from the log.")
-@click.option("--fields", help="The fields to read, separated by commas; default: all.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead.")
-@click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes.")
+@output_options
 def scylla_cdc(
     *,
     table: str,

@@ -94,10 +94,8 @@ def cql(*, statements: tuple[str, ...]) -> None:
 
 
 def _require_installation(settings: config.Settings) -> None:
-    """Reject a folder that has neither settings nor embedded servers, which may be running in another folder.
-
-    Raises:
-        WritetimeError: with the places that were searched.
+    """Reject a folder that has neither settings nor embedded servers, which may be running in another folder. Raises
+    WritetimeError: with the places that were searched.
     """
     path, home = config.config_path(), settings.embedded.home
     if settings.embedded.servers and not path.is_file() and not home.is_dir():

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
-from writetime.changes.model import KINDS, change_schema, field_name
+from writetime.api.files import schema_of_fields
+from writetime.changes.model import KINDS, field_name
+from writetime.cli.options import options, output_options, schema_option
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, naming
 from writetime.core.printing import json_line
-from writetime.schema.cql import parse_schemas
+from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
@@ -32,34 +34,18 @@ pc: Any = _compute
 Batches = Iterator[tuple[TableSchema, pa.RecordBatch]]
 
 
-def _shared(command: Any) -> Any:
-    for option in reversed(
-        [
-            click.argument("path"),
-            click.option(
-                "--schema",
-                "schema_file",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="A file with CREATE TABLE.",
-            ),
-            click.option("--fields", help="The fields to read, separated by commas; default: all."),
-            click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead."),
-            click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes."),
-        ]
-    ):
-        command = option(command)
-    return command
+_of_files = options(click.argument("path"), schema_option, output_options)
 
 
 @click.command()
-@_shared
+@_of_files
 @click.option("--on-corrupt", type=click.Choice(["fail", "skip-partition", "skip-file"]), default="fail")
 def sstable(
     *, path: str, schema_file: Path | None, fields: str | None, output: Path | None, stats: bool, on_corrupt: str
 ) -> None:
     """Print the changes in SSTables, one JSON object per line. PATH is an SSTable, or a folder of them."""
     locations = list(find_sstables(path))
-    schema = _one(parse_schemas(schema_file.read_text())) if schema_file else infer_schema(locations)
+    schema = parse_table(schema_file.read_text()) if schema_file else infer_schema(locations)
     wanted = chosen_fields(fields, [schema])
     report = ScanReport()
 
@@ -74,7 +60,7 @@ def sstable(
 
 
 @click.command()
-@_shared
+@_of_files
 @click.option(
     "--table", "tables", multiple=True, help="A table to read, as keyspace.table; default: all of the schema."
 )
@@ -122,34 +108,23 @@ def commitlog(
         )
 
 
-def _one(schemas: list[TableSchema]) -> TableSchema:
-    if len(schemas) != 1:
-        raise WritetimeError(f"the schema holds {pluralize(len(schemas), 'table')}; one was expected")
-    return schemas[0]
-
-
 def chosen_fields(text: str | None, schemas: list[TableSchema]) -> list[str] | None:
-    """Return the fields that a text names, separated by commas; None if there is none.
-
-    Raises:
-        WritetimeError: changes of one of the tables do not have the field.
+    """Return the fields that a text names, separated by commas; None if there is none. Raises WritetimeError: changes
+    of one of the tables do not have the field.
     """
     if text is None:
         return None
     fields = [name.strip() for name in text.split(",")]
     for schema in schemas:
-        if unknown := [f for f in fields if f not in change_schema(schema).names]:
-            raise WritetimeError(f"changes of {schema.full_name} have no field {unknown[0]}")
+        schema_of_fields(schema, fields)
     return fields
 
 
 def write_changes(
     batches: Batches, schemas: list[TableSchema], fields: list[str] | None, output: Path | None, *, stats: bool
 ) -> None:
-    """Print changes as JSON lines, or their statistics, or write them to a Parquet or Arrow file.
-
-    Raises:
-        WritetimeError: the file's name has another suffix, or the file would hold the changes of several tables.
+    """Print changes as JSON lines, or their statistics, or write them to a Parquet or Arrow file. Raises
+    WritetimeError: the file's name has another suffix, or the file would hold the changes of several tables.
     """
     if stats:
         click.echo(orjson.dumps(statistics(batches), option=orjson.OPT_INDENT_2).decode())
@@ -163,8 +138,7 @@ def write_changes(
         return
     if len(schemas) != 1:
         raise WritetimeError("an output file holds the changes of one table: name the table with --table")
-    full = change_schema(schemas[0])
-    arrow = full if fields is None else pa.schema([full.field(f) for f in fields])
+    arrow = schema_of_fields(schemas[0], fields)
     if output.suffix == ".parquet":
         with naming(output), pq.ParquetWriter(output, arrow, compression="zstd") as parquet:
             for _, batch in batches:

@@ -6,8 +6,9 @@ from typing import Any
 from unicodedata import combining, east_asian_width
 
 import click
+import pyarrow as pa
 
-from writetime.core.printing import printable
+from writetime.core.printing import json_value, printable
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -19,8 +20,14 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
-def shown(value: Any) -> str:
-    """Return a value of `json_value` as the text of a table: nothing for null, text as it is, else JSON."""
+def print_parts(names: Sequence[str], parts: Iterable[pa.Table]) -> None:
+    """Print these columns of the parts of a table, with their values in JSON form."""
+    columns = ([[_shown(json_value(value)) for value in part[name]] for name in names] for part in parts)
+    print_table(names, (row for part in columns for row in zip(*part, strict=True)))
+
+
+def _shown(value: Any) -> str:
+    """Return nothing for null, text as it is, else JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -36,7 +36,7 @@ PROGRESS_SECONDS = 5.0
     help="Compare the database with another cluster, [clusters.CLUSTER] in the settings, instead of with the view.",
 )
 def verify(*, table: str, wait: float, against: str | None) -> None:
-    """Compare a table's view with the database, by token ranges; print the rows that differ as JSON lines.
+    """Compare a table's view with the database. It goes by token ranges, and prints the rows that differ as JSON lines.
 
     The exit status is 1 if rows differ for a reason other than replication lag, or if rows lag and the capture or
     landing of the table has stopped.
@@ -96,14 +96,8 @@ def _print(differences: Sequence[object]) -> None:
 
 
 def summary(read: str, apart: int, differing: int, lagging: int, unsettled: int) -> str:
-    """Return the summary of a comparison.
-
-    Args:
-        read: the result of the first read, with the numbers of rows of both sides.
-        apart: the difference of these numbers.
-        differing: the number of rows that still differ.
-        lagging: the number of rows that lag.
-        unsettled: the number of partitions that were not read again.
+    """Return the summary of a comparison: the text of the first read, with the numbers of rows of both sides, which are
+    so far `apart`; the rows that still differ or lag, and the partitions that were not read again (`unsettled`).
     """
     # Otherwise the numbers seem to contradict each other.
     first = " at the first read; at the last" if apart > differing + lagging and not unsettled else ""

@@ -10,11 +10,11 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.cli.text_tables import print_table, shown
+from writetime.cli.text_tables import print_parts
 from writetime.core import config
 from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.instants import parse_instant
-from writetime.core.printing import json_lines, json_value
+from writetime.core.printing import json_lines
 from writetime.core.waiting import wait_until
 from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.files.row_form import warning
@@ -63,10 +63,14 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
         return rows_where(lake_table, where, instant, unfit) if where else views.virtual(lake_table, instant, unfit)
 
     wanted = _with_rows(read, deadline)
-    if form == "jsonl":
-        _print_lines(wanted)
-    else:
-        {"table": _print_table, "parquet": _write_parquet}[form](wanted, view_schema(schema))
+    match form:
+        case "jsonl":
+            for part in wanted:
+                sys.stdout.buffer.writelines(json_lines(part))
+        case "parquet":
+            _write_parquet(wanted, view_schema(schema))
+        case _:
+            print_parts(view_schema(schema).names, wanted)
     if unfit:
         click.echo(warning(table, unfit), err=True)
 
@@ -84,10 +88,8 @@ def _with_rows(read: Callable[[], Iterator[pa.Table]], deadline: float) -> Itera
 
 
 def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
-    """Yield the rows that meet a condition, by a look-up if it names keys or tokens and there is no past time.
-
-    Raises:
-        WritetimeError: DuckDB rejects the condition, or it uses `token()` of a past time.
+    """Yield the rows that meet a condition, by a look-up if it names keys or tokens and there is no past time. Raises
+    WritetimeError: DuckDB rejects the condition, or it uses `token()` of a past time.
     """
     if instant is not None:
         if _uses_token(where, table.schema()):
@@ -128,10 +130,8 @@ def _filtered(rows: FoundRows, where: str, partition_key: list[str]) -> pa.Table
 def filtered(rows: pa.Table, where: str) -> pa.Table:
     """Return the rows that meet a condition in DuckDB's SQL, unchanged: the values do not pass through DuckDB.
 
-    The condition uses the column names of the view. Times without a zone are in UTC.
-
-    Raises:
-        WritetimeError: DuckDB rejects the condition.
+    The condition uses the column names of the view. Times without a zone are in UTC. Raises WritetimeError: DuckDB
+    rejects the condition.
     """
     import duckdb
 
@@ -143,21 +143,6 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
         return rows.take(chosen.fetch_arrow_table()[number])
     except duckdb.Error as e:
         raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
-
-
-def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
-    def rows() -> Iterator[list[str]]:
-        for part in parts:
-            columns = [[shown(json_value(value)) for value in column] for column in part.columns]
-            yield from map(list, zip(*columns, strict=True))
-
-    print_table(schema.names, rows())
-
-
-def _print_lines(parts: Iterable[pa.Table]) -> None:
-    for part in parts:
-        for lines in json_lines(part):
-            sys.stdout.buffer.write(lines)
 
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema) -> None:

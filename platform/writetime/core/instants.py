@@ -11,19 +11,24 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UUID_EPOCH = 0x01B21DD213814000
 
 
-def parse_instant(text: str) -> int:
-    """Parse a time: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
-
-    Raises:
-        WritetimeError: it is neither.
-    """
-    if text.lstrip("-").isdigit():
-        return int(text)
+def parse_time(text: str) -> datetime | None:
+    """Return the time of a text in ISO 8601, in UTC if it names no zone; None if it is no such text."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
-        raise WritetimeError(f"{text!r} is neither a time such as 2025-06-01T12:00:00Z nor microseconds") from None
-    return ((read if read.tzinfo else read.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+        return None
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
+def parse_instant(text: str) -> int:
+    """Parse a time: ISO 8601 (UTC if it names no zone), or microseconds since 1970. Raises WritetimeError: it is
+    neither.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if (time := parse_time(text)) is None:
+        raise WritetimeError(f"{text!r} is neither a time such as 2025-06-01T12:00:00Z nor microseconds")
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 def instant_text(micros: int) -> str:
