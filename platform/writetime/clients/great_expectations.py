@@ -11,6 +11,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -89,25 +90,16 @@ def validate(
 
     Details are collected only if an expectation is not met, because they more than double the Spark jobs. An
     expectation that cannot be evaluated (a missing column) has failed, with the error as its sample. If rows cannot be
-    read, that is not a finding: the error is raised.
-
-    Args:
-        frame: the rows.
-        name: of the check.
-        expectations: the expectations on the rows.
-        keys: the columns that identify a row in a finding.
+    read, that is not a finding: the error is raised. `name` is that of the check. `keys` are the columns that identify
+    a row in a finding.
     """
 
     def findings() -> list[Finding]:
-        sources, suite, own = _context().data_sources, _suite(name, expectations), _own_name(name)
-        source = sources.add_spark(own, persist=False)
-        try:
-            batch = _batch(source, frame, name)
+        suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
+        with _batch(lambda sources, own: sources.add_spark(own, persist=False), frame, name) as batch:
             result = batch.validate(suite, result_format="BOOLEAN_ONLY")
             if not result.success:
                 result = batch.validate(suite, result_format=_details(keys))
-        finally:
-            sources.delete(own)
         return [_finding(each.to_json_dict(), keys) for each in result.results]
 
     found = findings()
@@ -126,13 +118,8 @@ def validate_portions(
     keys: Sequence[str] = (),
 ) -> list[Finding]:
     """Validate rows in portions, each a frame of pandas, like `validate`: the findings are those of all rows, and few
-    portions are in memory at a time. Threads may call it at once.
-
-    Args:
-        frames: returns the portions. It is called again for the details if an expectation is not met.
-        name: of the check.
-        expectations: only expectations on single rows, if there are several portions.
-        keys: the columns that identify a row in a finding.
+    portions are in memory at a time. Threads may call it at once. `frames` returns the portions, and is called again
+    for the details if an expectation is not met. If there are several, only expectations on single rows are possible.
     """
 
     def results(result_format: Any) -> Iterator[list[dict]]:
@@ -157,23 +144,26 @@ def validate_portions(
 def _of_portion(
     frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]", result_format: Any
 ) -> list[dict]:
-    with _one_at_a_time:
-        sources, own = _context().data_sources, _own_name(name)
-        source = sources.add_pandas(own)
-        try:
-            batch = _batch(source, frame, name)
-            found = batch.validate(_suite(name, expectations), result_format=result_format).results
-        finally:
-            # The data source refers to the portion.
-            sources.delete(own)
+    suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
+    with _one_at_a_time, _batch(lambda sources, own: sources.add_pandas(own), frame, name) as batch:
+        found = batch.validate(suite, result_format=result_format).results
     return [result.to_json_dict() for result in found]
 
 
-def _own_name(name: str) -> str:
-    """Return the name of a data source for one validation. All validations of a process share the library's context,
-    and one name cannot belong to both a source of Spark and a source of pandas.
+@contextmanager
+def _batch(add: Callable[[Any, str], Any], frame: object, name: str) -> Iterator[Any]:
+    """Yield a frame as the library's batch. Its data source refers to the frame until it is deleted.
+
+    The source has a name of its own: all validations of a process share the library's context, and one name cannot
+    belong to both a source of Spark and a source of pandas.
     """
-    return f"{name} {uuid.uuid4().hex}"
+    sources, own = _context().data_sources, f"{name} {uuid.uuid4().hex}"
+    source = add(sources, own)
+    try:
+        whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+        yield whole.get_batch({"dataframe": frame})
+    finally:
+        sources.delete(own)
 
 
 def _joined(results: list[dict], others: list[dict]) -> list[dict]:
@@ -190,15 +180,6 @@ def _both(one: dict, other: dict) -> dict:
     for name in ("partial_unexpected_list", "partial_unexpected_index_list"):
         joined[name] = [value for each in details for value in each.get(name) or ()][:_SHOWN]
     return {**one, "success": one["success"] and other["success"], "result": joined}
-
-
-def _batch(source: Any, frame: object, name: str) -> Any:
-    whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
-    return whole.get_batch({"dataframe": frame})
-
-
-def _suite(name: str, expectations: "list[gxe.Expectation]") -> "gx.ExpectationSuite":
-    return gx.ExpectationSuite(name=name, expectations=list(expectations))
 
 
 def _details(keys: Sequence[str]) -> dict[str, Any]:
