@@ -13,9 +13,7 @@ from writetime.servers.zookeeper import ZooKeeperServer
 
 def servers(settings: Settings) -> list[EmbeddedServer]:
     """Return the embedded servers that `embedded.servers` names, at the addresses of the settings, running or not.
-
-    Raises:
-        WritetimeError: the address of one is not on this machine, so there is nothing to start.
+    Raises WritetimeError: the address of one is not on this machine, so there is nothing to start.
     """
     for name, setting, host in _addresses(settings):
         if name in settings.embedded.servers and not is_loopback(host):
@@ -34,10 +32,7 @@ def left(settings: Settings) -> list[ServerFolder]:
 
 def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """Start the servers that are not running, all at once, and wait until all are ready; the flag shows which were
-    started.
-
-    Raises:
-        WritetimeError: two of them have the same port, a port is in use, or a server does not start.
+    started. Raises WritetimeError: two of them have the same port, a port is in use, or a server does not start.
     """
     all_servers = servers(settings)
     require_distinct_ports(all_servers)
@@ -59,10 +54,8 @@ def down(settings: Settings) -> list[tuple[str, bool]]:
 
 
 def require_distinct_ports(all_servers: Sequence[EmbeddedServer]) -> None:
-    """Compare the ports before anything starts: a port is free until its first server listens.
-
-    Raises:
-        WritetimeError: two servers have the same port.
+    """Compare the ports before anything starts: a port is free until its first server listens. Raises WritetimeError:
+    two servers have the same port.
     """
     taken: dict[tuple[str, int], str] = {}
     for server in all_servers:

@@ -11,14 +11,7 @@ from writetime.runtime import jars
 from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
-
-_LOGBACK = """<configuration>
-  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
-    <encoder><pattern>%d{ISO8601} %-5level %logger{0} - %msg%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="OUT"/></root>
-</configuration>
-"""
+from writetime.servers.properties import logback_option
 
 
 class CassandraServer(EmbeddedServer):
@@ -42,8 +35,6 @@ class CassandraServer(EmbeddedServer):
         config = self.folder / "cassandra.yaml"
         # JSON is YAML, so no YAML library is needed.
         config.write_text(json.dumps(self.configuration(), indent=2))
-        logback = self.folder / "logback.xml"
-        logback.write_text(_LOGBACK)
         heap = f"{self._settings.embedded.cassandra_heap_mb}m"
         self.jmx_port = free_port()
         return [
@@ -52,7 +43,7 @@ class CassandraServer(EmbeddedServer):
             "-Djdk.attach.allowAttachSelf=true",
             f"-Dcassandra.config={config.as_uri()}",
             f"-Dcassandra.storagedir={self.folder}",
-            f"-Dlogback.configurationFile={logback}",
+            logback_option(self.folder),
             "-Dcassandra-foreground=yes",
             "-Dcassandra.ring_delay_ms=1000",
             # The node's clock for timeouts would otherwise wake 500 times per second, which is half of an idle node's
@@ -96,14 +87,9 @@ class CassandraServer(EmbeddedServer):
             "hints_directory": str(self.folder / "hints"),
             "saved_caches_directory": str(self.folder / "saved_caches"),
         }
-        sync = (
-            {"commitlog_sync": "batch"}
-            if embedded.commitlog_sync == "batch"
-            else {
-                "commitlog_sync": "periodic",
-                "commitlog_sync_period": "1000ms",
-            }
-        )
+        sync = {"commitlog_sync": embedded.commitlog_sync}
+        if embedded.commitlog_sync == "periodic":
+            sync["commitlog_sync_period"] = "1000ms"
         seeds = {"seeds": f"{self.address}:{embedded.cassandra_storage_port}"}
         return {
             "cluster_name": "writetime",

@@ -57,10 +57,7 @@ class ServerFolder:
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
         """Stop the server (SIGKILL to simulate a crash); return False if it was not running. A server that was killed
-        leaves its pid file, as after a crash.
-
-        Raises:
-            WritetimeError: the process does not end.
+        leaves its pid file, as after a crash. Raises WritetimeError: the process does not end.
         """
         pid = self.pid()
         if pid is None:
@@ -109,20 +106,16 @@ class EmbeddedServer(ServerFolder, ABC):
         """Return why the server does not answer a request of its own protocol; None if it does."""
 
     def start(self) -> bool:
-        """Start the server and wait until it is ready; return False if it was already running.
-
-        Raises:
-            WritetimeError: a port is in use, or the server ends or is not ready in time (with the end of its log).
+        """Start the server and wait until it is ready; return False if it was already running. Raises WritetimeError: a
+        port is in use, or the server ends or is not ready in time (with the end of its log).
         """
         launched = self.launch()
         self.wait_ready()
         return launched
 
     def must_start(self) -> bool:
-        """Return whether the server does not run yet, and could listen at its ports.
-
-        Raises:
-            WritetimeError: another program has one of its ports.
+        """Return whether the server does not run yet, and could listen at its ports. Raises WritetimeError: another
+        program has one of its ports.
         """
         with self._locked():
             return self._must_start()
@@ -166,10 +159,8 @@ class EmbeddedServer(ServerFolder, ABC):
         self._pid_file.write_text(f"{process.pid} {_identity(process.pid)}")
 
     def wait_ready(self) -> None:
-        """Wait until the server answers.
-
-        Raises:
-            WritetimeError: it ended, or did not answer in time, with the reason of the last try.
+        """Wait until the server answers. Raises WritetimeError: it ended, or did not answer in time, with the reason of
+        the last try.
         """
         deadline = time.monotonic() + self._start_timeout_seconds
         while (fault := self.fault()) is not None:
@@ -204,11 +195,7 @@ def java_environment() -> dict[str, str]:
 
 
 def port_of(address: str, setting: str) -> int:
-    """Return the port of `host:port`.
-
-    Raises:
-        WritetimeError: the address has none.
-    """
+    """Return the port of `host:port`. Raises WritetimeError: the address has none."""
     port = address.rsplit(":", 1)[-1]
     if ":" not in address or not port.isdigit():
         raise WritetimeError(

@@ -1,7 +1,23 @@
-"""Writes files of Java's `Properties`, which Kafka and ZooKeeper read."""
+"""Writes files of Java's `Properties`, for Kafka and ZooKeeper, and of logback, for Cassandra and ZooKeeper."""
 
 import struct
 from collections.abc import Mapping
+from pathlib import Path
+
+_LOGBACK = """<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{ISO8601} %-5level %logger{0} - %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+
+
+def logback_option(folder: Path) -> str:
+    """Write a file of logback into a folder, by which warnings go to standard output. Return Java's option for it."""
+    file = folder / "logback.xml"
+    file.write_text(_LOGBACK)
+    return f"-Dlogback.configurationFile={file}"
 
 
 def properties_text(entries: Mapping[str, object]) -> str:

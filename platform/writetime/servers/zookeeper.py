@@ -7,15 +7,7 @@ from writetime.core.config import Settings
 from writetime.runtime import jars
 from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, port_of
-from writetime.servers.properties import properties_text
-
-_LOGBACK = """<configuration>
-  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
-    <encoder><pattern>%d{ISO8601} %-5level %logger{0} - %msg%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="OUT"/></root>
-</configuration>
-"""
+from writetime.servers.properties import logback_option, properties_text
 
 
 class ZooKeeperServer(EmbeddedServer):
@@ -40,11 +32,9 @@ class ZooKeeperServer(EmbeddedServer):
             "4lw.commands.whitelist": "ruok,srvr,mntr",
         }
         config.write_text(properties_text(properties), "ascii")
-        logback = self.folder / "logback.xml"
-        logback.write_text(_LOGBACK)
         class_path = os.pathsep.join(map(str, jars.fetch("zookeeper")))
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        options = ["-XX:+UseSerialGC", "-Xmx128m", f"-Dlogback.configurationFile={logback}"]
+        options = ["-XX:+UseSerialGC", "-Xmx128m", logback_option(self.folder)]
         return [str(java()), *options, "-cp", class_path, main, str(config)]
 
     def fault(self) -> str | None:
