@@ -18,11 +18,9 @@ class OtherTopic(WritetimeError):
 
 
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
-    """Return the offset that the group has committed for each partition; None if it has committed nothing.
-
-    Raises:
-        OtherTopic: the offsets are of an earlier topic of the name.
-        WritetimeError: the topic is missing, or no broker answers.
+    """Return the offset that the group has committed for each partition; None if it has committed nothing. Raises
+    OtherTopic: the offsets are of an earlier topic of the name; WritetimeError: the topic is missing, or no broker
+    answers.
     """
     partitions = [TopicPartition(topic, p) for p in kafka.partitions_of(settings, topic)]
     with _member_of(settings, group) as consumer:
@@ -38,10 +36,8 @@ def committed(
     negative where nothing is committed.
 
     A partition may have an error instead. That is not the same as no commit: a caller that confuses the two reads all
-    messages again. The request is repeated if the group's coordinator is not known yet.
-
-    Raises:
-        WritetimeError: an offset cannot be read; a `Transient` if that may pass.
+    messages again. The request is repeated if the group's coordinator is not known yet. Raises WritetimeError: an
+    offset cannot be read; a `Transient` if that may pass.
     """
     answer = kafka.ask_cluster(
         settings, f"group {group}", lambda _: consumer.committed(partitions, kafka.TIMEOUT_SECONDS)
@@ -67,12 +63,8 @@ def topic_of_note(metadata: str | None) -> int:
 
 def require_same_topic(settings: Settings, topic: str, group: str, read: Sequence[int]) -> int:
     """Check that a topic is the one that a group has read, by the ids of the topics of its offsets (0 is unknown).
-    Return the topic's id; 0 if brokers give topics no ids.
-
-    Raises:
-        OtherTopic: it is another one.
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers.
+    Return the topic's id; 0 if brokers give topics no ids. Raises OtherTopic: it is another one; NoTopic: there is no
+    such topic; WritetimeError: no broker answers.
     """
     ids = kafka.topic_ids(settings, [topic])
     if topic not in ids:
@@ -90,9 +82,7 @@ def require_same_topic(settings: Settings, topic: str, group: str, read: Sequenc
 
 def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int], topic_id: int = 0) -> None:
     """Commit offsets for a group that has no live members. `topic_id` is the id of the topic that they belong to.
-
-    Raises:
-        WritetimeError: the group has live members, which own its offsets.
+    Raises WritetimeError: the group has live members, which own its offsets.
     """
     wanted = [TopicPartition(topic, p, o, note_of_topic(topic_id)) for p, o in offsets.items()]
     with _member_of(settings, group) as consumer:
@@ -108,14 +98,7 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
 
 def offset_fault(topic: str, partition: int, committed: int | None, first: int, end: int) -> str | None:
     """Return why a group cannot continue at the offset that it has committed for a partition, and the remedy; None if
-    it can, or if it has committed nothing.
-
-    Args:
-        topic: the topic.
-        partition: the partition.
-        committed: the offset; None or negative if there is none.
-        first: the first offset that the partition has.
-        end: its end offset, read after the committed one.
+    it can, or if it has committed nothing (None, or negative). The partition's `end` was read after the committed one.
     """
     if committed is None or committed < 0 or first <= committed <= end:
         return None

@@ -93,9 +93,7 @@ def connect(settings: Settings) -> Iterator[Session]:
 
     The driver must not retry by itself: only the caller can decide which statement may be sent twice. Writes without a
     write time of their own get it from the node that coordinates them, because the clock of this machine may be wrong.
-
-    Raises:
-        DatabaseUnreachable: no contact point answers, or the credentials or certificates are rejected.
+    Raises DatabaseUnreachable: no contact point answers, or the credentials or certificates are rejected.
     """
     cassandra = settings.cassandra
     profile = ExecutionProfile(
@@ -166,10 +164,8 @@ def find_replicas(session: Session, keyspace: str) -> None:
 
 
 def node_of(session: Session, address: str | None) -> Host:
-    """Return the node of this machine, by its address, or the only node. It is connected, if it answers.
-
-    Raises:
-        WritetimeError: there are several, or none with this address.
+    """Return the node of this machine, by its address, or the only node. It is connected, if it answers. Raises
+    WritetimeError: there are several, or none with this address.
     """
     assert session.cluster is not None
     assert session.cluster.metadata is not None
@@ -211,10 +207,8 @@ def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema files that this database does not have yet, in the order of their numbers; return their names.
 
     A file that was applied but not recorded, because of a crash, is applied again safely: each statement has IF NOT
-    EXISTS, or adds a column, for which Cassandra 4.0 does not have IF NOT EXISTS.
-
-    Raises:
-        WritetimeError: an applied file has been changed since.
+    EXISTS, or adds a column, for which Cassandra 4.0 does not have IF NOT EXISTS. Raises WritetimeError: an applied
+    file has been changed since.
     """
     keyspace = settings.cassandra.keyspace
     replication = json.dumps(settings.cassandra.replication).replace('"', "'")
@@ -276,10 +270,8 @@ def largest_mutation(session: Session) -> int | None:
 
 
 def count_rows(session: Session, table: str, partition_key: str) -> int:
-    """Count the rows of `keyspace.table` by token ranges, so that a large table does not time out.
-
-    Raises:
-        WritetimeError: a range could not be counted.
+    """Count the rows of `keyspace.table` by token ranges, so that a large table does not time out. Raises
+    WritetimeError: a range could not be counted.
     """
     count = session.prepare(
         f"SELECT count(*) FROM {table} WHERE token({partition_key}) >= ? AND token({partition_key}) <= ?"
@@ -344,11 +336,7 @@ def _credentials(cassandra: Cassandra) -> PlainTextAuthProvider | None:
 
 
 def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
-    if cassandra.tls_ca_file is None:
-        return None
-    context = tls.client_context(
-        "cassandra", cassandra.tls_ca_file, cassandra.tls_certificate_file, cassandra.tls_key_file
-    )
-    if not cassandra.tls_check_addresses:
-        context.check_hostname = False
+    context = tls.client_context("cassandra", cassandra)
+    if context is not None:
+        context.check_hostname = cassandra.tls_check_addresses
     return context

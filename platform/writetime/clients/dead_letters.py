@@ -47,11 +47,8 @@ def produce_fitting(
     producer: Producer, topic: str, forms: Sequence[Form], delivered: Callable[[KafkaError | None], None]
 ) -> None:
     """Hand over the first form of a dead letter that its topic accepts. `delivered` gets the last outcome. The producer
-    must send each message in a batch of its own (`batch.num.messages`), as Kafka refuses whole batches.
-
-    Raises:
-        BufferError: the client's queue is full.
-        KafkaException: the client refuses the smallest form.
+    must send each message in a batch of its own (`batch.num.messages`), as Kafka refuses whole batches. Raises
+    BufferError: the client's queue is full; KafkaException: the client refuses the smallest form.
     """
     form, smaller = forms[0], forms[1:]
 

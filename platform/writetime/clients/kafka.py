@@ -56,10 +56,8 @@ _get_headers = methodcaller("headers")
 def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
     """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`.
 
-    librdkafka would print its log. With a logger, it hands over the lines when the client is polled or flushed.
-
-    Raises:
-        WritetimeError: a client rejects an option of the settings.
+    librdkafka would print its log. With a logger, it hands over the lines when the client is polled or flushed. Raises
+    WritetimeError: a client rejects an option of the settings.
     """
     common = {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
@@ -90,10 +88,7 @@ def _require_accepted(options: tuple[tuple[str, str], ...]) -> None:
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
     """Create the topics that do not exist, and wait until brokers list them all. Each gets its own options, and for the
-    others the values of `new_topic_options`.
-
-    Returns:
-        The names of those that were created.
+    others the values of `new_topic_options`. Return the names of those that were created.
     """
     # This request also shows the client which broker is the controller now.
     there = set(topic_names(settings))
@@ -101,20 +96,27 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     new = [NewTopic(t, partitions, replicas, config={**common, **o}) for t, o in topics.items() if t not in there]
     if not new:
         return []
-    created = []
     admin = _admin(settings)
-    for name, future in admin.create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
-        try:
-            answer_of(future)
-            created.append(name)
-        except KafkaException as e:
-            if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise fault_of(settings, f"topic {name} cannot be created", e) from None
+    answers = admin.create_topics(new, request_timeout=TIMEOUT_SECONDS)
+    created = _changed(settings, "created", answers, KafkaError.TOPIC_ALREADY_EXISTS)
     # A broker may report a topic as created before it lists the topic itself.
     if not wait_until(lambda: set(topics) <= set(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
         names = ", ".join(topics)
         raise Transient(f"topics were created, and brokers do not list all after {TIMEOUT_SECONDS:.0f} s: {names}")
     return created
+
+
+def _changed(settings: Settings, what: str, answers: Mapping[str, Future[None]], is_done: int) -> list[str]:
+    """Return the topics that a request has changed. `is_done` is the error of those that others have changed before."""
+    changed = []
+    for name, future in answers.items():
+        try:
+            answer_of(future)
+            changed.append(name)
+        except KafkaException as e:
+            if e.args[0].code() != is_done:
+                raise fault_of(settings, f"topic {name} cannot be {what}", e) from None
+    return changed
 
 
 def new_topic_options(settings: Settings) -> dict[str, str]:
@@ -144,38 +146,24 @@ def majority(replicas: int) -> int:
 
 
 def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
-    """Delete topics, and wait until brokers no longer list them.
-
-    Raises:
-        WritetimeError: Kafka refuses it, or does not answer.
+    """Delete topics, and wait until brokers no longer list them. Raises WritetimeError: Kafka refuses it, or does not
+    answer.
     """
     admin = _admin(settings)
-    for name, future in admin.delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
-        try:
-            answer_of(future)
-        except KafkaException as e:
-            if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise fault_of(settings, f"topic {name} cannot be deleted", e) from None
+    answers = admin.delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS)
+    _changed(settings, "deleted", answers, KafkaError.UNKNOWN_TOPIC_OR_PART)
     if not wait_until(lambda: set(topics).isdisjoint(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
         names = ", ".join(topics)
         raise Transient(f"topics were deleted, and brokers still list some after {TIMEOUT_SECONDS:.0f} s: {names}")
 
 
 def topic_names(settings: Settings) -> list[str]:
-    """Return the names of all topics.
-
-    Raises:
-        WritetimeError: no broker answers.
-    """
+    """Return the names of all topics. Raises WritetimeError: no broker answers."""
     return ask_cluster(settings, "topics", lambda admin: sorted(admin.list_topics(timeout=TIMEOUT_SECONDS).topics))
 
 
 def partitions_of(settings: Settings, topic: str) -> list[int]:
-    """Return the partitions of a topic.
-
-    Raises:
-        WritetimeError: there is no such topic, or no broker answers.
-    """
+    """Return the partitions of a topic. Raises WritetimeError: there is no such topic, or no broker answers."""
 
     def ask(admin: AdminClient) -> list[int]:
         described = admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
@@ -189,17 +177,14 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
 def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
     """Return a number for each of these topics that exists: 63 bits of the random id that a topic gets when it is
     created (KIP-516). A topic that was deleted and created again has another one. 0 if the broker gives topics no ids.
-    Of several, those that Kafka refuses to describe are left out.
-
-    Raises:
-        WritetimeError: no broker answers, or Kafka refuses to describe the only topic.
+    Of several, those that Kafka refuses to describe are left out. Raises WritetimeError: no broker answers, or Kafka
+    refuses to describe the only topic.
     """
 
     def ask(admin: AdminClient) -> dict[str, int]:
         found = {}
-        for name, future in admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
-        ).items():
+        asked = TopicCollection(list(topics))
+        for name, future in admin.describe_topics(asked, request_timeout=TIMEOUT_SECONDS).items():
             try:
                 found[name] = answer_of(future).topic_id.get_most_significant_bits() & _LARGEST_ID
             except KafkaException as e:
@@ -211,20 +196,15 @@ def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
 
 
 def has_topic(settings: Settings, topic: str) -> bool:
-    """Return whether there is a topic. Unlike `topic_names`, this requests nothing about other topics.
-
-    Raises:
-        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
+    """Return whether there is a topic. Unlike `topic_names`, this requests nothing about other topics. Raises
+    WritetimeError: no broker answers, or Kafka refuses to describe the topic.
     """
     return topic in topic_ids(settings, [topic])
 
 
 def max_message_bytes(settings: Settings, topic: str) -> int:
-    """Return the largest message size of a topic.
-
-    Raises:
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers, or Kafka refuses to describe the topic.
+    """Return the largest message size of a topic. Raises NoTopic: there is no such topic; WritetimeError: no broker
+    answers, or Kafka refuses to describe the topic.
     """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
     options = ask_cluster(
@@ -243,22 +223,14 @@ def beginning_offsets(settings: Settings, topic: str, partitions: Sequence[int] 
 
 def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
     """Return the offset after the last readable message (of no open transaction) of each partition, or of some known
-    partitions.
-
-    Raises:
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers.
+    partitions. Raises NoTopic: there is no such topic; WritetimeError: no broker answers.
     """
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
 
 def next_offsets(settings: Settings, topic: str) -> dict[int, int]:
     """Return the offset of the next message of each partition. Earlier messages may be of open transactions, or of
-    committed ones that are not readable yet.
-
-    Raises:
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers.
+    committed ones that are not readable yet. Raises NoTopic: there is no such topic; WritetimeError: no broker answers.
     """
     return _offsets(settings, topic, OffsetSpec.latest(), isolation=IsolationLevel.READ_UNCOMMITTED)
 
@@ -276,9 +248,7 @@ class TopicEnds:
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
     """Return the end offsets, as `end_offsets` does, of all topics with requested names, with two requests in total.
-
-    Raises:
-        WritetimeError: no broker answers.
+    Raises WritetimeError: no broker answers.
     """
 
     def ask(admin: AdminClient) -> tuple[str | None, dict[str, dict[int, int]], dict[str, KafkaException]]:
@@ -321,9 +291,7 @@ def messages_between(
     settings: Settings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
 ) -> Iterator[Message]:
     """Yield the messages of a topic from the start up to, not including, the end of each partition; commit nothing.
-
-    Raises:
-        WritetimeError: the topic cannot be read, or has lost these messages.
+    Raises WritetimeError: the topic cannot be read, or has lost these messages.
     """
     own = {
         "group.id": "writetime-reader",
@@ -368,10 +336,8 @@ def messages_between(
 
 def answer_of(future: Future[_T], grace_seconds: float = _GRACE_SECONDS) -> _T:
     """Return the answer to a request of an admin client. The caller must hold the client until then: without it the
-    answer is lost, and other threads may drop the cached client.
-
-    Raises:
-        KafkaException: the request failed, or no answer came in time.
+    answer is lost, and other threads may drop the cached client. Raises KafkaException: the request failed, or no
+    answer came in time.
     """
     try:
         return future.result(TIMEOUT_SECONDS + grace_seconds)
@@ -388,10 +354,8 @@ def place_of(message: Message) -> tuple[int, int]:
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:
-    """Return the headers of a delivered message in their order; a missing value is returned as an empty one.
-
-    Raises:
-        UnreadableHeaders: the client cannot return the headers. It is raised once; from then on the message has none.
+    """Return the headers of a delivered message in their order; a missing value is returned as an empty one. Raises
+    UnreadableHeaders: the client cannot return the headers. It is raised once; from then on the message has none.
     """
     try:
         headers = _get_headers(message) or []
@@ -471,11 +435,8 @@ def _offset_of(answer: Future[Any]) -> int:
 
 
 def ask_cluster(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
-    """Send a request to the cluster; repeat it while the topic or group is being created or moved.
-
-    Raises:
-        NoTopic: there is no such topic.
-        WritetimeError: no broker answers, or Kafka refuses it; `what` names the request.
+    """Send a request to the cluster; repeat it while the topic or group is being created or moved. Raises NoTopic:
+    there is no such topic; WritetimeError: no broker answers, or Kafka refuses it; `what` names the request.
     """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:

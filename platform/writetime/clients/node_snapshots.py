@@ -36,10 +36,8 @@ def new_tag() -> str:
 
 def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
     """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one per data folder.
-
-    Raises:
-        MissingTable: there is no such table.
-        WritetimeError: the tag cannot be a folder, the node is not Cassandra or has no JMX port, or nodetool fails.
+    Raises MissingTable: there is no such table; WritetimeError: the tag cannot be a folder, the node is not Cassandra
+    or has no JMX port, or nodetool fails.
     """
     _check_tag(tag)
     keyspace, _, name = table.partition(".")
@@ -56,10 +54,8 @@ def take(
     data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str, patience: float = 2.0
 ) -> dict[str, list[Path]]:
     """Do the same as `take_snapshot`, for some tables at once, on a node with known data folders and JMX port. If this
-    fails, the node keeps no part of the snapshot. It waits for `patience` seconds for the folders of new tables.
-
-    Raises:
-        WritetimeError: nodetool fails, or a snapshot is not at the expected place.
+    fails, the node keeps no part of the snapshot. It waits for `patience` seconds for the folders of new tables. Raises
+    WritetimeError: nodetool fails, or a snapshot is not at the expected place.
     """
     keyspaces = {table.partition(".")[0] for table in tables}
     folders = {table: _folders(data_folders, table, table_id) for table, table_id in tables.items()}
@@ -113,11 +109,7 @@ def _unreadable(table: str, tag: str, why: str) -> WritetimeError:
 
 
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
-    """Delete a snapshot.
-
-    Raises:
-        WritetimeError: the tag cannot be a folder, or nodetool fails.
-    """
+    """Delete a snapshot. Raises WritetimeError: the tag cannot be a folder, or nodetool fails."""
     _check_tag(tag)
     with connect(settings) as session:
         _, port = local_node(session, settings.capture.node)
@@ -138,14 +130,9 @@ def delete(port: int, tables: Iterable[str], tag: str) -> None:
 
 
 def local_node(session: Session, address: str | None = None) -> tuple[Mapping[str, str], int]:
-    """Return the current settings of the Cassandra node of this machine, by name, and its JMX port.
-
-    Args:
-        session: a session of the node's cluster.
-        address: the address of the node; needed if the cluster has other nodes.
-
-    Raises:
-        WritetimeError: the node is not named, or is not Cassandra, or has no JMX port.
+    """Return the current settings of the Cassandra node of this machine, by name, and its JMX port. Its
+    address is needed if the cluster has other nodes. Raises WritetimeError: the node is not named, or is not Cassandra,
+    or has no JMX port.
     """
     node = node_of(session, address)
     try:
@@ -160,11 +147,7 @@ def local_node(session: Session, address: str | None = None) -> tuple[Mapping[st
 
 
 def jmx_port(properties: Mapping[str, str | None]) -> int:
-    """Return the JMX port in a node's system properties.
-
-    Raises:
-        WritetimeError: there is none.
-    """
+    """Return the JMX port in a node's system properties. Raises WritetimeError: there is none."""
     for name in _JMX_PORTS:
         if port := properties.get(name):
             return int(port)

@@ -45,13 +45,9 @@ class EveryFailureCounts(ConvictionPolicy):
 
 
 class ReconnectingCluster(Cluster):
-    """A cluster of the driver that gives no node up.
-
-    Args:
-        contact_points: addresses or names. Names are resolved again while no node is connected.
-        encryption: returns what new connections are encrypted with. It is called for each, so that files of
-            certificates may be replaced.
-        arguments: those of `Cluster`.
+    """A cluster of the driver that gives no node up. Names of contact points are resolved again while no node is
+    connected. `encryption` returns what new connections are encrypted with. It is called for each, so that files of
+    certificates may be replaced.
     """
 
     def __init__(

@@ -69,12 +69,9 @@ class Registry:
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> int:
         """Register the schema of a topic's values, if it is not registered yet, and return its id.
 
-        A new subject gets this compatibility; an existing one keeps its own.
-
-        Raises:
-            SchemaRefused: the registry rejects the schema.
-            Transient: the registry does not answer, or not as a registry does.
-            WritetimeError: the registry refuses the call.
+        A new subject gets this compatibility; an existing one keeps its own. Raises SchemaRefused: the registry rejects
+        the schema; Transient: the registry does not answer, or not as a registry does; WritetimeError: the registry
+        refuses the call.
         """
         from confluent_kafka.schema_registry import Schema
 
@@ -103,11 +100,9 @@ class Registry:
         return found
 
     def get(self, schema_id: int) -> Any | None:
-        """Return the Avro schema with an id; None if the registry has none.
-
-        Raises:
-            Transient: the registry does not answer, or not as a registry does.
-            WritetimeError: the registry refuses the call, or the id does not belong to an Avro schema.
+        """Return the Avro schema with an id; None if the registry has none. Raises Transient: the registry does not
+        answer, or not as a registry does; WritetimeError: the registry refuses the call, or the id does not belong to
+        an Avro schema.
         """
         if schema_id not in self._schemas:
             what = f"the schema with the id {schema_id}"
@@ -243,10 +238,8 @@ def _no_answer(answer: Any, wanted: str) -> ValueError:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """Return the result of a call.
-
-    Raises:
-        TimeoutError: it did not return in time; it continues in its thread, which ends with the connections.
+    """Return the result of a call. Raises TimeoutError: it did not return in time; it continues in its thread, which
+    ends with the connections.
     """
     found: Future[T] = Future()
 

@@ -4,8 +4,10 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
+from writetime.core.config import Cassandra, ZooKeeper
 from writetime.core.errors import WritetimeError
 
+_FILES = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
 # OpenSSL's reports if it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as `ssl.create_default_context`
 # does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in crypto/x509/x509_txt.c.
 _STRICT = (
@@ -26,11 +28,8 @@ _STRICT = (
 
 
 def remedy(reason: str, section: str) -> str | None:
-    """Return the remedy for a failed connection, by its reason; None if it is not about a certificate.
-
-    Args:
-        reason: the text of the error that the client reports.
-        section: the section of the settings that names the authority, as `tls_ca_file`.
+    """Return the remedy for a failed connection, by the text of the client's error; None if it is not about a
+    certificate. The section of the settings names the authority, as `tls_ca_file`.
     """
     if "CERTIFICATE_REQUIRED" in reason:
         return f"the server requires a certificate of its clients: set {section}.tls_certificate_file and tls_key_file"
@@ -48,40 +47,43 @@ def remedy(reason: str, section: str) -> str | None:
     )
 
 
-def require_readable(files: Mapping[str, Path | None]) -> None:
-    """Open the files of certificates and keys, by the names of their settings. OpenSSL's errors do not name the file.
+def files_of(section: str, settings: object) -> dict[str, Path]:
+    """Return the files of certificates and keys that a section of the settings names, by the names of the settings."""
+    found = {f"{section}.{name}": getattr(settings, name, None) for name in _FILES}
+    return {setting: file for setting, file in found.items() if file is not None}
 
-    Raises:
-        WritetimeError: one cannot be read; with the setting, the file and the reason.
+
+def require_readable(files: Mapping[str, Path]) -> None:
+    """Open files, by the names of their settings. OpenSSL's errors do not name the file. Raises WritetimeError: one
+    cannot be read; with the setting, the file and the reason.
     """
     for setting, file in files.items():
         try:
-            if file is not None:
-                file.read_bytes()
+            file.read_bytes()
         except OSError as e:
             raise WritetimeError(f"{setting}: {file} cannot be read: {e.strerror}") from None
 
 
-def client_context(section: str, authority: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Return the context of a client that trusts an authority, and has a certificate if the server requires one.
-
-    Raises:
-        WritetimeError: a file cannot be read, or is not what its setting says.
+def client_context(section: str, settings: Cassandra | ZooKeeper) -> ssl.SSLContext | None:
+    """Return the context of a client that trusts the authority of its section, and has its certificate, if there is
+    one; None without an authority. Raises WritetimeError: a file cannot be read, or is not what its setting says.
     """
-    ca_setting, certificate_setting, key_setting = (
-        f"{section}.{name}" for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file")
-    )
-    require_readable({ca_setting: authority, certificate_setting: certificate, key_setting: key})
+    authority, certificate, key = (getattr(settings, name) for name in _FILES)
+    if authority is None:
+        return None
+    require_readable(files_of(section, settings))
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except ssl.SSLError as e:
-        raise WritetimeError(f"{ca_setting}: {authority} has no certificates in PEM ({e.reason or e})") from None
+        raise WritetimeError(
+            f"{section}.tls_ca_file: {authority} has no certificates in PEM ({e.reason or e})"
+        ) from None
     try:
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except ssl.SSLError as e:
         raise WritetimeError(
-            f"{certificate_setting}: {certificate} and {key or 'the key in it'} are not a certificate in PEM with its "
-            f"key, without a passphrase ({e.reason or e})"
+            f"{section}.tls_certificate_file: {certificate} and {key or 'the key in it'} are not a certificate in PEM "
+            f"with its key, without a passphrase ({e.reason or e})"
         ) from None
     return context

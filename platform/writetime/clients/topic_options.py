@@ -71,15 +71,8 @@ def faults_of(
     settings: Settings, topics: Mapping[str, Keeps], least_bytes: int = LEAST_MESSAGE_BYTES
 ) -> dict[str, list[OptionFault] | WritetimeError]:
     """Return the faults of each of these topics that exists, or why its options cannot be read. Two requests are sent,
-    about these topics only.
-
-    Args:
-        settings: where Kafka is.
-        topics: the topics, with the messages that they must keep.
-        least_bytes: the largest message that the topics must accept.
-
-    Raises:
-        WritetimeError: no broker answers.
+    about these topics only. `least_bytes` is the largest message that they must accept. Raises WritetimeError: no
+    broker answers.
     """
     found: dict[str, list[OptionFault] | WritetimeError] = {}
     for topic, described in _describe(settings, list(topics)).items():
@@ -101,9 +94,7 @@ def lossy_faults(
     least_bytes: int = LEAST_MESSAGE_BYTES,
 ) -> list[OptionFault]:
     """Return the lossy faults of topics, see `faults_of`. With `log`, log the others, and why options cannot be read.
-
-    Raises:
-        WritetimeError: no broker answers.
+    Raises WritetimeError: no broker answers.
     """
     lossy = []
     for found in faults_of(settings, topics, least_bytes).values():

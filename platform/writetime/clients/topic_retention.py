@@ -19,10 +19,8 @@ class UnknownRetention(WritetimeError):
 
 
 def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
-    """Return the topic's retention time, None if it is unlimited. Its `retention.bytes` is not considered.
-
-    Raises:
-        UnknownRetention: the broker does not report it.
+    """Return the topic's retention time, None if it is unlimited. Its `retention.bytes` is not considered. Raises
+    UnknownRetention: the broker does not report it.
     """
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(kafka.client_config(settings))
@@ -39,15 +37,9 @@ def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
 
 
 def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | None]) -> dict[int, int]:
-    """Count, by partition, the unfinished messages that have used up `RETENTION_ALARM` of the topic's retention.
-
-    Args:
-        settings: where Kafka is.
-        topic: the topic.
-        done: the offset up to which each partition is done; None if none of its messages is.
-
-    Raises:
-        UnknownRetention: the broker does not report the topic's retention.
+    """Count, by partition, the unfinished messages that have used up `RETENTION_ALARM` of the topic's retention. `done`
+    has the offset up to which each partition is done; None if none of its messages is. Raises UnknownRetention: the
+    broker does not report the topic's retention.
     """
     retention = topic_retention_seconds(settings, topic)
     if retention is None:

@@ -37,10 +37,8 @@ class _Reasons(logging.LoggerAdapter[logging.Logger]):
 
 @contextmanager
 def connect(settings: Settings, seconds: int) -> Iterator[KazooClient]:
-    """Open a client for a `with` block.
-
-    Raises:
-        NoZooKeeper: no server accepts the client for this many seconds; with the reason.
+    """Open a client for a `with` block. Raises NoZooKeeper: no server accepts the client for this many seconds; with
+    the reason.
     """
     reasons = _Reasons(_log)
     client = KazooClient(**{**client_options(settings), "logger": reasons})
@@ -71,9 +69,8 @@ def client_options(settings: Settings) -> dict[str, Any]:
         # ACLs for a node's creator would also include the client's certificate.
         acl = [make_digest_acl(zookeeper.username, zookeeper.password.get_secret_value(), all=True)]
         options |= {"auth_data": [("digest", login)], "default_acl": acl}
-    if zookeeper.tls_ca_file is not None:
-        # For its errors: kazoo reads the files at each connection, and reports that there is none.
-        tls.client_context("zookeeper", zookeeper.tls_ca_file, zookeeper.tls_certificate_file, zookeeper.tls_key_file)
+    # For its errors: kazoo reads the files at each connection, and reports that there is none.
+    if tls.client_context("zookeeper", zookeeper) is not None:
         options |= {
             "use_ssl": True,
             "check_hostname": True,

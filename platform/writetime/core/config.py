@@ -46,8 +46,7 @@ from writetime.core.setting_types import (
     WebAddress,
     require_distinct,
 )
-from writetime.core.settings_errors import faults
-from writetime.core.settings_sources import PREFIX, SecretFiles, TomlFile, Variables, unused
+from writetime.core.settings_sources import PREFIX, SecretFiles, TomlFile, Variables, faults, unused
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
 # The file that an argument of `load` names, while it reads it: pydantic passes no arguments to the sources of settings.
@@ -95,7 +94,24 @@ class _Login(_Section):
         return self
 
 
-class Cassandra(_Login):
+class _Client(_Login):
+    """The login and the certificates of a client of one of the databases."""
+
+    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
+    tls_certificate_file: LocalPath | None = Field(
+        default=None, description="The client's certificate, for mutual TLS."
+    )
+    tls_key_file: LocalPath | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Reject incomplete TLS settings: they would silently mean no encryption."""
+        if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
+        return self
+
+
+class Cassandra(_Client):
     """The database to work with: Apache Cassandra or ScyllaDB."""
 
     contact_points: list[Text] = Field(default=["127.0.0.1"], min_length=1)
@@ -106,23 +122,11 @@ class Cassandra(_Login):
     consistency: Literal["LOCAL_ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"] = "LOCAL_QUORUM"
     serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
     request_timeout_seconds: RequestSeconds = 10.0
-    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: LocalPath | None = Field(
-        default=None, description="The client's certificate, for mutual TLS."
-    )
-    tls_key_file: LocalPath | None = None
     tls_check_addresses: bool = Field(
         default=True,
         description="Whether a node's certificate must name its address. If not, any certificate of "
         "the authority is accepted for any node, and each connection logs a warning.",
     )
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        """Reject incomplete TLS settings: they would silently mean no encryption."""
-        if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
-            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
-        return self
 
 
 class Kafka(_Section):
@@ -154,23 +158,16 @@ class SchemaRegistry(_Login):
     tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates, instead of the system's.")
 
 
-class ZooKeeper(_Login):
+class ZooKeeper(_Client):
     """The ZooKeeper ensemble. With a user name, the nodes created there are for that user alone."""
 
     hosts: Addresses = "127.0.0.1:12181"
-    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: LocalPath | None = Field(
-        default=None, description="The client's certificate, for mutual TLS."
-    )
-    tls_key_file: LocalPath | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
-        """Reject incomplete TLS settings."""
+    def _whole_certificate(self) -> Self:
+        """Reject a certificate without its key, which Cassandra's may have in its file."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_certificate_file and tls_key_file must be set together")
-        if self.tls_ca_file is None and self.tls_key_file is not None:
-            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
         return self
 
 
@@ -639,11 +636,8 @@ def config_path() -> Path:
 
 def load(file: Path | None = None, **overrides: Any) -> Settings:
     """Read the settings of a file, by default that of `config_path`. Keyword arguments, such as `lake={"buckets": 2}`,
-    override them one by one.
-
-    Raises:
-        InvalidSettings: settings are unknown or invalid.
-        WritetimeError: the file that an argument or `WRITETIME_CONFIG` names is missing, or it is not TOML.
+    override them one by one. Raises InvalidSettings: settings are unknown or invalid; WritetimeError: the file that an
+    argument or `WRITETIME_CONFIG` names is missing, or it is not TOML.
     """
     path = file or config_path()
     if file and not path.is_file():

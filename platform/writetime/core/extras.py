@@ -49,10 +49,8 @@ def is_installed(module: str) -> bool:
 
 
 def require(module: str) -> None:
-    """Return if a module of an extra is installed.
-
-    Raises:
-        ModuleNotFoundError: the module is not installed. The text is the message.
+    """Return if a module of an extra is installed. Raises ModuleNotFoundError: the module is not installed. The text is
+    the message.
     """
     if not is_installed(module):
         raise ModuleNotFoundError(needs(_EXTRAS[module]), name=module)

@@ -15,10 +15,8 @@ _LIBRARIES = (*(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "p
 
 
 def load_handler(path: str) -> Callable[[Any], Any]:
-    """Return the function that `module:function` names; modules of the working folder are found, too.
-
-    Raises:
-        WritetimeError: there is no such function, or its module raises when it is imported.
+    """Return the function that `module:function` names; modules of the working folder are found, too. Raises
+    WritetimeError: there is no such function, or its module raises when it is imported.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):

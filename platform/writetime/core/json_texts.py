@@ -15,12 +15,8 @@ _CONTAINERS = (dict, list)
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON.
-
-    Raises:
-        TypeError: it has a value of a type that JSON does not have.
-        ValueError: it contains itself, a number that is not finite, or an object whose keys have the same text, such as
-            1 and "1".
+    """Return a value as JSON. Raises TypeError: it has a value of a type that JSON does not have; ValueError: it
+    contains itself, a number that is not finite, or an object whose keys have the same text, such as 1 and "1".
     """
     text = _ENCODER.encode(value)
     try:
@@ -32,19 +28,15 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Return the value of a JSON text, with integers of any size.
-
-    Raises:
-        ValueError: it is not JSON, or a name is in an object twice.
+    """Return the value of a JSON text, with integers of any size. Raises ValueError: it is not JSON, or a name is in an
+    object twice.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
 
 
 def from_json_bytes(data: bytes | bytearray) -> Any:
-    """Return the value of JSON in UTF-8, with integers beyond 64 bits as doubles.
-
-    Raises:
-        ValueError: it is not JSON, or a name is in an object twice.
+    """Return the value of JSON in UTF-8, with integers beyond 64 bits as doubles. Raises ValueError: it is not JSON, or
+    a name is in an object twice.
     """
     value = orjson.loads(data)
     names = len(_names(data))

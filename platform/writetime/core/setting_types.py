@@ -112,11 +112,7 @@ MAX_BUCKETS = 1 << 16
 
 
 def power_of_two(buckets: int) -> int:
-    """Return a number of buckets.
-
-    Raises:
-        ValueError: it is not a power of two up to `MAX_BUCKETS`.
-    """
+    """Return a number of buckets. Raises ValueError: it is not a power of two up to `MAX_BUCKETS`."""
     if not 1 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
         raise ValueError(f"{buckets:,} is no number of buckets: a power of two from 1 to {MAX_BUCKETS:,} is needed")
     return buckets
@@ -147,11 +143,7 @@ ConnectAddress = Annotated[SecretStr, AfterValidator(_connect_address)]
 
 
 def require_distinct(queues: Sequence[str]) -> None:
-    """Reject queues that Dagster cannot distinguish.
-
-    Raises:
-        ValueError: two have the same name in Dagster.
-    """
+    """Reject queues that Dagster cannot distinguish. Raises ValueError: two have the same name in Dagster."""
     names = [re.sub("[.-]", "_", queue) for queue in queues]
     if same := [queue for queue, name in zip(queues, names, strict=True) if names.count(name) > 1]:
         raise ValueError(

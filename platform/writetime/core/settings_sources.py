@@ -1,4 +1,6 @@
-"""The sources of settings: variables, a folder of secrets, and a TOML file. No value in them is ignored silently."""
+"""The sources of settings: variables, a folder of secrets, and a TOML file; and their faults. No value is ignored
+silently.
+"""
 
 import difflib
 import json
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, NestedSecretsSettingsSource, SettingsError, TomlConfigSettingsSource
 
 PREFIX = "WRITETIME_"
@@ -100,6 +102,25 @@ def _fault(place: str, name: str, model: type[BaseModel]) -> str | None:
             if rest != name and rest in getattr(field.annotation, "model_fields", {}):
                 return f"{place}: two underscores separate a section from its setting; is it {known}{_PARTS}{rest}?"
     return None
+
+
+def faults(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Describe the faults, setting by setting; for an unknown setting, suggest the intended one."""
+    return [f"{'.'.join(map(str, fault['loc']))}: {_reason(fault, model)}" for fault in error.errors()]
+
+
+def _reason(fault: Any, model: type[BaseModel]) -> str:
+    if fault["type"] != "extra_forbidden":
+        return fault["msg"]
+    *sections, name = fault["loc"]
+    known: Any = model
+    for section in sections:
+        field = known.model_fields.get(section)
+        known = field.annotation if field else None
+        if not isinstance(known, type) or not issubclass(known, BaseModel):
+            return "there is no such setting"
+    close = difflib.get_close_matches(str(name), known.model_fields, n=1)
+    return f"there is no such setting; is it {close[0]}?" if close else "there is no such setting"
 
 
 def exposed(file: Path, secrets: str | None) -> list[Path]:

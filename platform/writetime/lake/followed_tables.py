@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
-from writetime.core.settings_errors import faults
+from writetime.core.settings_sources import faults
 from writetime.lake.labels import newly_labelled
 from writetime.lake.table import open_table
 from writetime.schema.similar_tables import most_similar

@@ -76,10 +76,8 @@ def pinned(set_name: str) -> list[Jar]:
 
 
 def fetch(*set_names: str) -> list[Path]:
-    """Return the paths of all jars of these sets. Jars that the cache does not have as pinned are downloaded.
-
-    Raises:
-        WritetimeError: a jar could not be fetched or is not the pinned one.
+    """Return the paths of all jars of these sets. Jars that the cache does not have as pinned are downloaded. Raises
+    WritetimeError: a jar could not be fetched or is not the pinned one.
     """
     cache = cache_folder()
     if _runs(set_names, cache):

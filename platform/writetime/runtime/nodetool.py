@@ -24,10 +24,8 @@ _SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
 
 
 def nodetool(port: int, *arguments: str, timeout_seconds: float = 600.0) -> None:
-    """Run a command of `nodetool` against the JMX port of a node on this machine.
-
-    Raises:
-        WritetimeError: nodetool failed (the error has its output), did not end, or is missing.
+    """Run a command of `nodetool` against the JMX port of a node on this machine. Raises WritetimeError: nodetool
+    failed (the error has its output), did not end, or is missing.
     """
     with _program() as program:
         command = [*program, "-h", "127.0.0.1", "-p", str(port), *arguments]

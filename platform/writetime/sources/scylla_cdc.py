@@ -30,7 +30,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
-from writetime.core.settings_errors import faults
+from writetime.core.settings_sources import faults
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import (

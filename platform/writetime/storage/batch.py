@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from writetime.changes.model import KINDS, MARKER, ORIGIN, SHARD, TOMBSTONE, change_schema, field_name
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
-from writetime.core.constant_arrays import Constant
+from writetime.core.arrow import Constant
 from writetime.core.errors import reason_of
 from writetime.schema.serialise import loses_parts, other_bytes
 from writetime.schema.text import texts_of

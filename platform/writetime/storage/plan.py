@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from writetime.changes.model import cell_type, column_type, field_name, udt_fields
-from writetime.core.constant_arrays import Constant
+from writetime.core.arrow import Constant
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
