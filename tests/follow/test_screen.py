@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from writetime.cli.follow_screen import as_table
+from writetime.cli.follow import as_table
 from writetime.core.config import Settings
 from writetime.follow.steps import Step
 from writetime.wire.watermarks import LandingReport
