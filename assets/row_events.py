@@ -11,7 +11,6 @@ from dagster import AssetCheckResult, AssetsDefinition, MaterializeResult, Metad
 from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, has_topic, next_offsets
-from writetime.core.config import Settings
 from writetime.core.counts import pluralize as counted
 from writetime.delta.parquet import WrittenFile
 from writetime.lake.followed_tables import FollowedTable
@@ -49,48 +48,41 @@ def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
         "row before and after. One batch per run. After a failure, run it again. The cost grows with the new changes.",
     )
     def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
-        yield from _extended(lake.settings, table, spark)
+        in_lake = open_table(lake.settings, table.name)
+        counted: dict[str, int] = {}
+        counts: Counter[str] = Counter()
+        new: list[WrittenFile] = []
+
+        def frame(files: Sequence[WrittenFile]) -> DataFrame:
+            new.extend(files)
+            return expectations.events(spark.spark_session, in_lake, files)
+
+        def count(events: DataFrame) -> None:
+            counted.update({row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()})
+
+        staged = StagedFiles(
+            {"events_are_of_their_kinds": Suite(lambda: expectations.of_events(counts))},
+            frame,
+            f"{table.name}: the new row events are not as expected; they are not committed",
+            count=count,
+            keys=["event_id"],
+            lacking=lambda: counts[EVENTS] > 0 or counts[AFTER] != counts[BEFORE],
+        )
+        began = time.monotonic()
+        added = yield from staged.during(lambda: extend(in_lake, run=spark.run, staged=staged, counts=counts))
+        seconds = time.monotonic() - began
+        yield MaterializeResult(
+            metadata={
+                "events": added,
+                **{f"events_{kind.lower()}": counted.get(kind, 0) for kind in KINDS},
+                "bytes": sum(file.size for file in new),
+                "files": len(new),
+                "extend_seconds": round(seconds, 2),
+                "path": MetadataValue.path(in_lake.row_events.storage.address),
+            }
+        )
 
     return find
-
-
-def _extended(
-    settings: Settings, table: FollowedTable, spark: SparkResource
-) -> Iterator[AssetCheckResult | MaterializeResult]:
-    """Add the next batch to the row events of a table; yield its check and metadata."""
-    in_lake = open_table(settings, table.name)
-    counted: dict[str, int] = {}
-    counts: Counter[str] = Counter()
-    new: list[WrittenFile] = []
-
-    def frame(files: Sequence[WrittenFile]) -> DataFrame:
-        new.extend(files)
-        return expectations.events(spark.spark_session, in_lake, files)
-
-    def count(events: DataFrame) -> None:
-        counted.update({row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()})
-
-    staged = StagedFiles(
-        {"events_are_of_their_kinds": Suite(lambda: expectations.of_events(counts))},
-        frame,
-        f"{table.name}: the new row events are not as expected; they are not committed",
-        count=count,
-        keys=["event_id"],
-        lacking=lambda: counts[EVENTS] > 0 or counts[AFTER] != counts[BEFORE],
-    )
-    began = time.monotonic()
-    added = yield from staged.during(lambda: extend(in_lake, run=spark.run, staged=staged, counts=counts))
-    seconds = time.monotonic() - began
-    yield MaterializeResult(
-        metadata={
-            "events": added,
-            **{f"events_{kind.lower()}": counted.get(kind, 0) for kind in KINDS},
-            "bytes": sum(file.size for file in new),
-            "files": len(new),
-            "extend_seconds": round(seconds, 2),
-            "path": MetadataValue.path(in_lake.row_events.storage.address),
-        }
-    )
 
 
 def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:

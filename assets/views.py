@@ -23,7 +23,6 @@ from pydantic import Field
 
 from writetime.clients import great_expectations
 from writetime.clients.great_expectations import gxe
-from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import Transient
 from writetime.delta.parquet import WrittenFile
@@ -81,56 +80,50 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
     def compacted_view(
         config: ViewConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        yield from _refreshed(lake.settings, table, spark, whole=config.whole)
+        settings = lake.settings
+        in_lake = open_table(settings, table.name)
+        unfit: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        all_rows = False
+
+        def check(files: Sequence[WrittenFile], *, whole: bool) -> None:
+            nonlocal all_rows
+            all_rows = whole
+            staged(files)
+
+        def expected() -> "list[gxe.Expectation]":
+            return of_entry(table) if all_rows else of_each_row(of_entry(table))
+
+        staged = StagedFiles(
+            {
+                "rows_are_those_of_the_state": Suite(lambda: expectations.of_view(in_lake.schema(), counts, unfit)),
+                "rows_are_as_expected": Suite(expected, remedy=remedy_of(table.name)),
+            },
+            lambda files: expectations.view(spark.spark_session, in_lake, files),
+            f"{table.name}: the new rows are not as expected; the view stays as it was",
+            keys=key_columns(in_lake.schema()),
+            lacking=lambda: expectations.rows_of_view(counts) != 0,
+        )
+        began = time.monotonic()
+        done = yield from staged.during(
+            lambda: refresh(settings, in_lake, spark.run, check, unfit, counts=counts, whole=config.whole)
+        )
+        yield from_unfit("timestamps_fit", unfit, done.written, whole=done.whole)
+        files = in_lake.view.load().files
+        yield MaterializeResult(
+            metadata={
+                "dagster/row_count": done.rows,
+                "rows_written": done.written,
+                "rows_marked": done.marked,
+                "files_packed": done.packed,
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+                "refresh_seconds": round(time.monotonic() - began, 2),
+                "path": MetadataValue.path(in_lake.view.storage.address),
+            }
+        )
 
     return compacted_view
-
-
-def _refreshed(
-    settings: Settings, table: FollowedTable, spark: SparkResource, *, whole: bool
-) -> Iterator[AssetCheckResult | MaterializeResult]:
-    """Refresh the view of a table; yield its checks and metadata."""
-    in_lake = open_table(settings, table.name)
-    unfit: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    all_rows = False
-
-    def check(files: Sequence[WrittenFile], *, whole: bool) -> None:
-        nonlocal all_rows
-        all_rows = whole
-        staged(files)
-
-    def expected() -> "list[gxe.Expectation]":
-        return of_entry(table) if all_rows else of_each_row(of_entry(table))
-
-    staged = StagedFiles(
-        {
-            "rows_are_those_of_the_state": Suite(lambda: expectations.of_view(in_lake.schema(), counts, unfit)),
-            "rows_are_as_expected": Suite(expected, remedy=remedy_of(table.name)),
-        },
-        lambda files: expectations.view(spark.spark_session, in_lake, files),
-        f"{table.name}: the new rows are not as expected; the view stays as it was",
-        keys=key_columns(in_lake.schema()),
-        lacking=lambda: expectations.rows_of_view(counts) != 0,
-    )
-    began = time.monotonic()
-    done = yield from staged.during(
-        lambda: refresh(settings, in_lake, spark.run, check, unfit, counts=counts, whole=whole)
-    )
-    yield from_unfit("timestamps_fit", unfit, done.written, whole=done.whole)
-    files = in_lake.view.load().files
-    yield MaterializeResult(
-        metadata={
-            "dagster/row_count": done.rows,
-            "rows_written": done.written,
-            "rows_marked": done.marked,
-            "files_packed": done.packed,
-            "files": len(files),
-            "bytes": sum(file.size for file in files),
-            "refresh_seconds": round(time.monotonic() - began, 2),
-            "path": MetadataValue.path(in_lake.view.storage.address),
-        }
-    )
 
 
 class VerifyConfig(Config):
