@@ -18,13 +18,12 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
-from writetime.row_events.compare import Matched, OrderedRows
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.verify.compared_rows import differing, digest, json_row, tokens_of
+from writetime.verify.compared_rows import differing, digest, tokens_of
 from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
-from writetime.verify.lag import WriteLag, lag_of, times_at
+from writetime.verify.lag import lag_of, rows_that_differ, times_at
 from writetime.verify.suspects import Suspects
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
@@ -172,19 +171,10 @@ class _Pair:
             if suspects and time.monotonic() > deadline:
                 times = np.maximum(times_at(here_times, found.before), times_at(there_times, found.after))
                 lag = lag_of(here, there, found, times, self._schema, began=began)
-                return _differences(here, there, found, lag)
+                return [ClusterDifference(*row) for row in rows_that_differ(here, there, found, lag)]
             if suspects:
                 time.sleep(_PAUSE_SECONDS)
         return []
-
-
-def _differences(here: OrderedRows, there: OrderedRows, found: Matched, lag: WriteLag) -> list[ClusterDifference]:
-    differences = []
-    columns = (found.before, found.after, lag.written_at, lag.lagging)
-    for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
-        token = here.tokens[i] if i >= 0 else there.tokens[j]
-        differences.append(ClusterDifference(token.as_py(), json_row(here, i), json_row(there, j), at, lagging))
-    return differences
 
 
 def _require_same_columns(schema: TableSchema, other: TableSchema, against: str) -> None:

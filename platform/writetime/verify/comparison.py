@@ -33,12 +33,12 @@ from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import held, stopped
 from writetime.merge import merge
-from writetime.row_events.compare import Matched, OrderedRows
+from writetime.row_events.compare import OrderedRows
 from writetime.schema.table import TableSchema
 from writetime.verify.compacted_view import CompactedView, compare_view
-from writetime.verify.compared_rows import between, differing, digest, json_row, tokens_of
+from writetime.verify.compared_rows import between, differing, digest, tokens_of
 from writetime.verify.database_table import DatabaseTable
-from writetime.verify.lag import WriteLag, lag_of, times_at
+from writetime.verify.lag import lag_of, rows_that_differ, times_at
 from writetime.verify.lost_deletions import FirstRead, compared_rows, rows_with_entries, whole_until
 from writetime.verify.suspects import Suspects
 
@@ -198,7 +198,10 @@ def _settle(
         if suspects and time.monotonic() > deadline:
             lost = first.lost(lake, theirs, found, schema) if is_in_lake else None
             lag = lag_of(ours, theirs, found, times_at(written, found.after), schema, began=lag_from, lost=lost)
-            return _differences(ours, theirs, found, lag)
+            return [
+                RowDifference(token, in_database, in_lake, at, lagging)
+                for token, in_lake, in_database, at, lagging in rows_that_differ(ours, theirs, found, lag)
+            ]
         if suspects:
             time.sleep(_PAUSE_SECONDS)
     return []
@@ -268,12 +271,3 @@ def _lake_state(
         asked = [(contents[bucket], token) for bucket, token in zip(owners, tokens, strict=True) if bucket in contents]
         parts = [held.merged(schema, TokenRange(token, token)) for held, token in asked]
     return pa.concat_tables([merge([], schema), *parts]), schema, views[0].as_of
-
-
-def _differences(ours: OrderedRows, theirs: OrderedRows, found: Matched, lag: WriteLag) -> list[RowDifference]:
-    differences = []
-    columns = (found.before, found.after, lag.written_at, lag.lagging)
-    for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
-        token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
-        differences.append(RowDifference(token.as_py(), json_row(theirs, j), json_row(ours, i), at, lagging))
-    return differences

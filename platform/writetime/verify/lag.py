@@ -1,13 +1,15 @@
 """Distinguishes lag from a real difference, by the write times of the cells that differ."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from writetime.lake.views import time_now
 from writetime.row_events.compare import Matched, OrderedRows, different_values
 from writetime.schema.table import TableSchema
-from writetime.verify.compared_rows import is_static
+from writetime.verify.compared_rows import is_static, json_row
 
 NO_TIME = -(1 << 63)
 """Stands for a write time that the database does not report."""
@@ -28,6 +30,18 @@ def times_at(times: np.ndarray, index: np.ndarray) -> np.ndarray:
     return found
 
 
+def rows_that_differ(
+    one: OrderedRows, other: OrderedRows, found: Matched, lag: WriteLag
+) -> Iterator[tuple[int, dict[str, Any] | None, dict[str, Any] | None, int, bool]]:
+    """Yield for each place that differs its token, the row of each side (None where it has none), the newest write time
+    that counts, and whether it is lag.
+    """
+    columns = (found.before, found.after, lag.written_at, lag.lagging)
+    for i, j, at, lagging in zip(*(column.tolist() for column in columns), strict=True):
+        token = one.tokens[i] if i >= 0 else other.tokens[j]
+        yield token.as_py(), json_row(one, i), json_row(other, j), at, lagging
+
+
 def lag_of(
     one: OrderedRows,
     other: OrderedRows,
@@ -46,8 +60,7 @@ def lag_of(
     the cell was written.
 
     Args:
-        one: the rows of one side.
-        other: the rows of the other side.
+        one, other: the rows of both sides.
         found: the places that differ.
         times: for each of these places, the write times of the static and regular columns (microseconds or `NO_TIME`).
         schema: the table.
