@@ -3,6 +3,9 @@
 The format is that of Delta's protocol (PROTOCOL.md, "Deletion Vectors" and "Deletion Vector Format"): Roaring bitmaps
 in their portable form, each under a key for the upper bits, which are 0 here, as no file has 2^32 rows. The vectors of
 a commit are in one file.
+
+delta-rs (1.6) reads the marked rows of a table (`DeltaTable.deletion_vectors`), but neither writes vectors, nor returns
+where they are, which an action that removes a file must name.
 """
 
 import base64
@@ -74,22 +77,15 @@ class DeletionVector:
         return f"{folder}/{_name(unique)}" if folder else _name(unique)
 
 
-class _Kept:
-    """The vectors that a process used last, because each batch adds to those of the previous batch."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[tuple[str, DeletionVector], pyroaring.BitMap] = OrderedDict()
-
-    def find(self, storage: Storage, vector: DeletionVector) -> "pyroaring.BitMap | None":
-        return self._found.get((storage.address, vector))
-
-    def keep(self, storage: Storage, vector: DeletionVector, rows: "pyroaring.BitMap") -> None:
-        self._found[storage.address, vector] = rows
-        if len(self._found) > _KEPT:
-            self._found.popitem(last=False)
+# The vectors that a process used last, by the addresses of their tables, because each batch adds to those of the
+# previous batch.
+_kept: "OrderedDict[tuple[str, DeletionVector], pyroaring.BitMap]" = OrderedDict()
 
 
-_kept = _Kept()
+def _keep(storage: Storage, vector: DeletionVector, rows: "pyroaring.BitMap") -> None:
+    _kept[storage.address, vector] = rows
+    if len(_kept) > _KEPT:
+        _kept.popitem(last=False)
 
 
 def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.BitMap":
@@ -100,7 +96,7 @@ def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.B
     """
     if vector is None:
         return pyroaring.BitMap()
-    if (found := _kept.find(storage, vector)) is not None:
+    if (found := _kept.get((storage.address, vector))) is not None:
         return found
     try:
         rows = _decoded(_data(storage, vector))
@@ -113,7 +109,7 @@ def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.B
             f"{storage.address}: the deletion vector {vector.place} has {pluralize(len(rows), 'row')}, and not "
             f"{vector.count}"
         )
-    _kept.keep(storage, vector, rows)
+    _keep(storage, vector, rows)
     return rows
 
 
@@ -133,7 +129,7 @@ def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> d
         sink.write(b"".join(parts))
     storage.sync(_name(unique))
     for path, vector in written.items():
-        _kept.keep(storage, vector, rows[path])
+        _keep(storage, vector, rows[path])
     return written
 
 

@@ -1,7 +1,7 @@
 """The change that a commit makes to a table: files that leave, files that come, and rows that are marked as removed.
 
-delta-rs writes commits that add files (`create_write_transaction`), but none that also remove some of the others, or
-that name deletion vectors (1.6). So the actions of the log are made here.
+delta-rs writes commits that add and remove files (`create_write_transaction`), but none that name deletion vectors, or
+that also change the fields or the protocol (1.6). So the actions of the log are made here.
 """
 
 import json
