@@ -3,6 +3,7 @@
 Oracle: other engines: they leave out the rows that the test marked.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_vectors_are_read_as_they_were_written(
     found = write_vectors(storage, {str(i): pyroaring.BitMap(marked) for i, marked in enumerate(several)})
     with pytest.MonkeyPatch.context() as patch:
         # As another process reads them.
-        patch.setattr(deletion_vectors, "_kept", deletion_vectors._Kept())
+        patch.setattr(deletion_vectors, "_kept", OrderedDict())
         for i, marked in enumerate(several):
             assert set(read_vector(storage, DeletionVector.of_action(found[str(i)].action))) == marked
 
@@ -78,7 +79,7 @@ def test_vectors_are_read_as_they_were_written(
 def test_a_vector_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(str(tmp_path))
     vector = write_vectors(storage, {"a": pyroaring.BitMap(range(10))})["a"]
-    monkeypatch.setattr(deletion_vectors, "_kept", deletion_vectors._Kept())
+    monkeypatch.setattr(deletion_vectors, "_kept", OrderedDict())
     path = tmp_path / str(vector.path)
     data = bytearray(path.read_bytes())
     data[-6] ^= 1
