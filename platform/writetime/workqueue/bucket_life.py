@@ -18,7 +18,9 @@ from writetime.workqueue.reader import ItemReader
 
 
 class Buckets:
-    """The open buckets of one shard, used by its owner."""
+    """The open buckets of one shard, used by its owner. Its methods raise `ShardFenced` if the shard has another owner,
+    and `UnknownWrite` if the database does not answer.
+    """
 
     def __init__(self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object]) -> None:
         """Store the parts of the worker. `on_late` receives late items."""
@@ -51,9 +53,7 @@ class Buckets:
         return next((item_id for item_id in found if item_id is not None), None)
 
     async def open_new(self) -> None:
-        """Open the buckets that are not closed and have begun. Raises `ShardFenced` if the shard has another owner, and
-        `UnknownWrite` if the database does not answer.
-        """
+        """Open the buckets that are not closed and have begun."""
         ahead = self._clock.now() + round(self._settings.clock_tolerance_seconds * 1000)
         for bucket in sorted(b for b, closed in self._known.items() if closed is None and b <= ahead):
             if bucket in self.readers:
@@ -72,9 +72,7 @@ class Buckets:
         return self.readers[entry.place.bucket].partition
 
     async def close_finished(self) -> None:
-        """Close the buckets whose items are all done, some time after their end, unless late items came. Raises
-        `ShardFenced` if the shard has another owner, and `UnknownWrite` if the database does not answer.
-        """
+        """Close the buckets whose items are all done, some time after their end, unless late items came."""
         grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
         for bucket, reader in list(self.readers.items()):
             if bucket + grace <= self._clock.now() and reader.closable:
@@ -91,9 +89,7 @@ class Buckets:
         del self.readers[bucket]
 
     async def drop_old(self) -> None:
-        """Drop the buckets that were closed long ago; reopen one that has unfinished items. Raises `ShardFenced` if the
-        shard has another owner, and `UnknownWrite` if the database does not answer.
-        """
+        """Drop the buckets that were closed long ago; reopen one that has unfinished items."""
         keep = round(self._settings.keep_closed_hours * 3_600_000)
         for bucket, closed in list(self._known.items()):
             if closed is not None and self._clock.now() >= closed + keep:

@@ -22,9 +22,7 @@ from writetime.workqueue.statements import retry
 
 
 def dead_letters(settings: Settings, queue: str) -> list[DeadItem]:
-    """Return the dead letters of a queue, oldest first. Raises `WritetimeError` if no queue of that name was ever used,
-    or has settings.
-    """
+    """Return the dead letters of a queue, oldest first. Raises `WritetimeError` as `QueueTables.known_queue`."""
     with connect(settings) as session:
         return asyncio.run(read_letters(QueueTables(session, settings), queue))
 
@@ -35,8 +33,8 @@ def redrive(settings: Settings, queue: str) -> int:
 
     A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
     interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
-    letter names a new one. Raises `WritetimeError` if the database does not acknowledge an item, and the next call
-    continues; or no queue of that name was ever used, or has settings.
+    letter names a new one. Raises `WritetimeError` as `QueueTables.known_queue`, and if the database
+    does not acknowledge an item: then the next call continues.
     """
     with connect(settings) as session:
         return asyncio.run(_redrive(QueueTables(session, settings), settings, queue))

@@ -134,17 +134,12 @@ class AsyncEnqueuer:
                 conflicts = await self._insert(entries, given)
                 self._note_slow(queue, entries, began)
         except TimeoutError:
+            what = f"the database has not acknowledged {pluralize(len(items), 'item')}"
+            remedy = "repeat the call with the same item ids"
             if not entries:
-                raise EnqueueUnknown(
-                    f"queue {queue}: nothing was enqueued, because the database has not answered in {seconds:g} s; "
-                    "repeat the call later",
-                    [],
-                ) from None
-            raise EnqueueUnknown(
-                f"queue {queue}: the database has not acknowledged {pluralize(len(items), 'item')} in {seconds:g} s; "
-                "repeat the call with the same item ids",
-                [e.item_id for e in entries],
-            ) from None
+                what, remedy = "nothing was enqueued, because the database has not answered", "repeat the call later"
+            ids = [e.item_id for e in entries]
+            raise EnqueueUnknown(f"queue {queue}: {what} in {seconds:g} s; {remedy}", ids) from None
         if conflicts:
             raise ItemConflict(queue, conflicts)
         return [e.item_id for e in entries]
@@ -302,7 +297,7 @@ class Enqueuer:
         thread.start()
         self._resources.callback(self._loop.close)
         self._resources.callback(thread.join)
-        self._resources.callback(lambda: self._loop.call_soon_threadsafe(self._loop.stop))
+        self._resources.callback(self._loop.call_soon_threadsafe, self._loop.stop)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -134,8 +134,8 @@ class QueueInspector:
 
     @_blocking
     async def state(self, queue: str) -> QueueState:
-        """Return the state of a queue. It reads only the ids of unfinished items and dead letters. Raises
-        `WritetimeError` if no queue of that name was ever used, or has settings.
+        """Return the state of a queue, from the ids of its unfinished items and dead letters. Raises as
+        `QueueTables.known_queue`.
         """
         tables = self._tables
         shards, bucket_seconds = await tables.known_queue(queue)

@@ -37,7 +37,7 @@ class _Group(NamedTuple):
 
 
 class Partition:
-    """A partition that has our epoch."""
+    """A partition that has our epoch. Writes raise `ShardFenced` if the shard has another owner."""
 
     def __init__(
         self, tables: QueueTables, place: ItemPartition, epoch: int, statics: Statics, batch_rows: int
@@ -61,8 +61,7 @@ class Partition:
     @classmethod
     async def open(cls, tables: QueueTables, place: ItemPartition, epoch: int, batch_rows: int) -> "Partition":
         """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it. Raises
-        `ShardFenced` if a later owner has stamped it. Raises `UnknownWrite` if the database did not answer; it may
-        be retried.
+        `UnknownWrite` if the database did not answer; it may be retried.
         """
         while True:
             statics = await tables.statics(place)
@@ -120,9 +119,7 @@ class Partition:
         return future
 
     async def close(self, closed: int | None) -> None:
-        """Record in the database that the partition is closed since a time, or open again (None). Raises `ShardFenced`
-        if the shard has another owner.
-        """
+        """Record in the database that the partition is closed since a time, or open again (None)."""
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
         self._op += 1
@@ -164,9 +161,7 @@ class Partition:
         return batch
 
     async def _insist(self, send: Callable[[], Awaitable[bool]]) -> None:
-        """Send a conditional write until it is known to be applied. Raises `ShardFenced` if the shard has another
-        owner.
-        """
+        """Send a conditional write until it is known to be applied."""
 
         async def apply() -> None:
             if await send():

@@ -68,13 +68,11 @@ class ShardLeases:
         self.context = context
         self._tables = context.tables
         self._queue = context.queue
-        self._shards = context.shards
         self._worker = context.worker
         self._lease_seconds = context.settings.lease_seconds
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._on_surplus = on_surplus
-        self._faults = context.faults
         # Shards with a fault, and the times until which they are not taken; those that wait after several attempts.
         self.aside: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
@@ -103,7 +101,7 @@ class ShardLeases:
             except (UnknownWrite, TimeoutError) as e:
                 log.warning("queue %s: leases cannot be renewed: %s", self._queue, e or "no answer in time")
             except Exception as e:
-                self._faults.note(self._queue, "leases", e)
+                self.context.faults.note(self._queue, "leases", e)
             for lease in [h for h in self.held.values() if not h.valid]:
                 self.lose(lease)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -122,9 +120,9 @@ class ShardLeases:
             return
         self.lose(lease)
         shard = lease.row.shard
-        pause = self._faults.note(self._queue, f"shard {shard}", error)
+        pause = self.context.faults.note(self._queue, f"shard {shard}", error)
         self.aside[shard] = self._monotonic() + pause
-        if pause >= self._faults.rest_seconds:
+        if pause >= self.context.faults.rest_seconds:
             self.given_up[shard] = reason_of(error)
         self._background(self._free(lease.row))
 
@@ -139,7 +137,7 @@ class ShardLeases:
     def _released(self, task: "asyncio.Task[None]") -> None:
         self._releases.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._faults.note(self._queue, "leases", error)
+            self.context.faults.note(self._queue, "leases", error)
 
     async def release(self, lease: ShardLease) -> None:
         """Release a shard once none of its items runs, so that another worker may take it at once."""
@@ -175,11 +173,11 @@ class ShardLeases:
         others = {*workers} - {self._worker}
         self.complete = all(
             shard in self.given_up or shard in self.held or (shard in rows and rows[shard].owner in others)
-            for shard in range(self._shards)
+            for shard in range(self.context.shards)
         )
         if self.stopping:
             return
-        base, rest = divmod(self._shards, len(workers))
+        base, rest = divmod(self.context.shards, len(workers))
         share = base + (workers.index(self._worker) < rest)
         staying = [h for h in self.held.values() if not h.leaving]
         for lease in staying[share:]:
@@ -223,7 +221,7 @@ class ShardLeases:
         """Take shards that are free, or whose owner was silent for a lease."""
         now = self._monotonic()
         free = []
-        for shard in range(self._shards):
+        for shard in range(self.context.shards):
             row = rows.get(shard, ShardRow(shard))
             # A shard with our name that we do not hold was taken by a write whose answer was lost.
             ownerless = row.owner is None or row.owner == self._worker

@@ -51,9 +51,9 @@ class Worker:
         """
         with connect(self._settings) as session:
             tables = QueueTables(session, self._settings)
-            return asyncio.run(self._run(tables, stop, until_idle=until_idle))
+            return asyncio.run(self._run(tables, stop or threading.Event(), until_idle=until_idle))
 
-    async def _run(self, tables: QueueTables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
+    async def _run(self, tables: QueueTables, stop: threading.Event, *, until_idle: bool) -> Counter[str]:
         ended = asyncio.Event()
         running = WorkerLoop(tables, self._settings.workqueue, self._handlers, self.name, metrics=self._metrics)
         watcher = asyncio.create_task(_watch(stop, ended))
@@ -68,8 +68,7 @@ class Worker:
                 self._hint.stop()
 
 
-async def _watch(stop: threading.Event | None, ended: asyncio.Event) -> None:
-    while stop is not None and not stop.is_set():
+async def _watch(stop: threading.Event, ended: asyncio.Event) -> None:
+    while not stop.is_set():
         await asyncio.sleep(0.05)
-    if stop is not None:
-        ended.set()
+    ended.set()
