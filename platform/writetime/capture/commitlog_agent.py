@@ -233,7 +233,7 @@ class Agent:
             return
         self._note_gone({segment.id for segment in listed})
         if facts is not None:
-            self._mark(facts.synced_until, self._not_published(found, faults), self._gaps(found), stop)
+            self._mark(facts.synced_until, found, faults, stop)
         self._releases.release_finished([segment for segment, _ in found])
         self._measure()
 
@@ -341,12 +341,6 @@ class Agent:
 
     # --- the watermark ------------------------------------------------------------------------------------------------
 
-    def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
-        """Return which of the listed segments is not published yet, if there is one."""
-        unread = [segment.name for segment, until in found if self._unread(segment, until)]
-        # A segment that was left recently may have changes behind the offset in its index.
-        return next(iter(faults + [f"{name} is not published" for name in unread + self._left.recent]), None)
-
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[CaptureGap]:
         """Return the gaps in the listed segments and in earlier ones."""
         looked_at = [self._progress.segments[segment.id] for segment, _ in found]
@@ -361,12 +355,17 @@ class Agent:
         """Return the gaps that hold the watermark of a table: its snapshot began before their ends."""
         return [gap for gap in gaps if gap.concerns(table_id) and gap.until > self.snapshots.covers_until(table_id)]
 
-    def _mark(self, until: int, not_published: str | None, gaps: list[CaptureGap], stop: threading.Event) -> None:
-        """Announce that all writes before a time are published. If some are not published, repeat the last
-        announcement.
+    def _mark(self, until: int, found: list[tuple[Segment, int]], faults: list[str], stop: threading.Event) -> None:
+        """Announce that all writes before a time are published. If some of the listed segments are not published,
+        repeat the last announcement.
         """
         self._next_mark = time.monotonic() + self._pace.mark
-        self._gaps_now, self._held = gaps, {}
+        unread = [segment.name for segment, offset in found if self._unread(segment, offset)]
+        # A segment that was left recently may have changes behind the offset in its index.
+        waiting = [f"{name} is not published" for name in unread + self._left.recent]
+        not_published = next(iter(faults + waiting), None)
+        self._gaps_now = gaps = self._gaps(found)
+        self._held = {}
         captured = self._schemas.tables.captured
         for schema in captured:
             table_id = id_of(schema)
@@ -393,19 +392,16 @@ class Agent:
         return self._publisher.flush(stop)
 
     def _hand_over_marks(self) -> None:
-        tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._schemas.tables.captured}
-        self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
-
-    def _mark_of(self, table_id: UUID) -> TableMark:
-        until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))
-        waits = self.snapshots.is_pending(table_id) or table_id in self._truncation_faults
-        return TableMark(
-            0 if waits else until,
-            self.snapshots.taken_at(table_id),
-            str(table_id),
-            self._schemas.tables.since(table_id),
-            self._truncations.get(table_id),
-        )
+        tables, marks = self._schemas.tables, dict[str, TableMark]()
+        for schema in tables.captured:
+            table_id = id_of(schema)
+            until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))
+            waits = self.snapshots.is_pending(table_id) or table_id in self._truncation_faults
+            taken_at, truncation = self.snapshots.taken_at(table_id), self._truncations.get(table_id)
+            marks[schema.full_name] = TableMark(
+                0 if waits else until, taken_at, str(table_id), tables.since(table_id), truncation
+            )
+        self._publisher.mark(self._node_id, SourceMarks(marks, status=self._status()))
 
     def _note_gone(self, there: set[int]) -> None:
         """Drop the records of segments that no longer exist. Report their unread parts as lost."""

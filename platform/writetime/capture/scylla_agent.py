@@ -50,7 +50,6 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.pieces import StreamPiece
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
@@ -265,7 +264,13 @@ class LogAgent:
             return
         table.aim = end.until
         if is_checked:
-            self._check(source, pieces_between(source, offset, end), snapshot_of(end, self._snapshot_at), stop)
+            # Otherwise a fault would publish the changes before it again.
+            pieces, snapshot_at = pieces_between(source, offset, end), snapshot_of(end, self._snapshot_at)
+            for changes in source.read(pieces, snapshot_at=snapshot_at):
+                if stop.is_set():
+                    return
+                self._publisher.check(schema, changes)
+            source.check_schema(schema)
         self._publish(table, source, offset, end, stop)
 
     def _publish(self, table: _Table, source: CdcSource, offset: Offset, end: Offset, stop: threading.Event) -> None:
@@ -315,18 +320,6 @@ class LogAgent:
             self._warn_of_images(table, texts)
             self._mark(table)
             self._publisher.flush(stop)
-
-    def _check(
-        self, source: CdcSource, pieces: Sequence[StreamPiece], snapshot_at: int | None, stop: threading.Event
-    ) -> None:
-        """Read pieces to their end without publishing. Otherwise a fault would publish the changes before it again.
-        Raise errors as `advance`.
-        """
-        for changes in source.read(pieces, snapshot_at=snapshot_at):
-            if stop.is_set():
-                return
-            self._publisher.check(source.schema, changes)
-        source.check_schema(source.schema)
 
     @staticmethod
     def _warn_of_images(table: _Table, texts: Sequence[str]) -> None:

@@ -8,13 +8,7 @@ from cassandra.cluster import Session
 
 from writetime.capture.node_schemas import Node
 from writetime.changes.starts import Truncation
-from writetime.clients.database import (
-    DRIVER_FAULTS,
-    DatabaseUnreachable,
-    driver_reason,
-    is_without_answer,
-    local_nodes,
-)
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, is_without_answer, local_nodes
 
 # The id of a segment, the offset in it, and the time in milliseconds (`SystemKeyspace.truncationAsMapEntry`).
 _RECORD = struct.Struct(">qiq")
