@@ -12,7 +12,7 @@ from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
 from cassandra.pool import Host
 
 from writetime.capture.node_schemas import SchemaEvents
-from writetime.capture.truncations import read_cluster_truncations
+from writetime.capture.scylla_agent import read_cluster_truncations
 from writetime.clients.database import DatabaseUnreachable, local_nodes
 
 

@@ -34,13 +34,12 @@ from writetime.capture.decoding import Decoder, hand_over
 from writetime.capture.gap_records import CaptureGap
 from writetime.capture.log_coverage import Listing, LogCoverage
 from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_kind, write_status
-from writetime.capture.node_facts import NodeFacts, read_facts
+from writetime.capture.node_facts import NodeFacts, read_facts, read_truncations
 from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.capture.progress import AgentProgress, OtherNode, SegmentProgress
 from writetime.capture.segment_releases import SegmentReleases
 from writetime.capture.segments import LeftSegments, SegmentFolder, backlog_of, readable
 from writetime.capture.snapshots import NodeTaker, Snapshots, id_of
-from writetime.capture.truncations import read_truncations
 from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
 from writetime.core.config import Settings

@@ -2,9 +2,9 @@
 
 The agent checks this at its start, before each watermark, and when the segments show that the node was started again.
 The node's settings, keyspaces and segments are facts of one moment. Facts of the time in between come from the log
-itself, which has the schema changes, and from the SSTables of the captured tables (`restarts`). A time for which the
-agent cannot vouch begins with the last check that was good. It is recorded (`gap_records`), and it holds the watermarks
-of the tables concerned.
+itself, which has the schema changes, and from the SSTables of the captured tables (`unlogged_files`). A time for which
+the agent cannot vouch begins with the last check that was good. It is recorded (`gap_records`), and it holds the
+watermarks of the tables concerned.
 """
 
 import logging
@@ -16,13 +16,12 @@ from uuid import UUID
 
 from writetime.capture.decoding import Switch
 from writetime.capture.gap_records import CaptureGap, GapRecords, cdc_off_name
-from writetime.capture.imports import Imports
 from writetime.capture.node_facts import NodeFacts
 from writetime.capture.node_schemas import Node, NodeTable, NodeTables
 from writetime.capture.progress import NODE_FILE, OPEN
-from writetime.capture.restarts import START_MILLIS, LastCheck, lost_writes
 from writetime.capture.segments import backlog_of
 from writetime.capture.state_files import damaged, read_json, write_json
+from writetime.capture.unlogged_files import START_MILLIS, Imports, LastCheck, lost_writes
 from writetime.changes.starts import Truncation
 from writetime.core.config import Capture
 from writetime.core.errors import reason_of

@@ -1,11 +1,15 @@
-"""The identity of a node and the settings of its commit log, as the node reports them in two queries."""
+"""The identity of a node, the settings of its commit log and its records of TRUNCATE, as the node reports them."""
 
 import re
+import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
+from uuid import UUID
 
 from writetime.capture.node_schemas import Node
+from writetime.changes.starts import Truncation
 from writetime.clients.node_snapshots import listed
 from writetime.core.errors import WritetimeError
 
@@ -25,6 +29,10 @@ _NAMES = (
 _QUERY = "SELECT name, value FROM system_views.settings WHERE name IN ({})".format(
     ", ".join(f"'{name}'" for name in (*_NAMES, *_OF_4_0))
 )
+
+# A record of TRUNCATE: the id of a segment, the offset in it, and the time in milliseconds
+# (`SystemKeyspace.truncationAsMapEntry`).
+_TRUNCATION = struct.Struct(">qiq")
 
 
 @dataclass(frozen=True)
@@ -106,3 +114,23 @@ def _number(settings: dict[str, str], name: str, units: dict[str, int], default:
     if match is None or match[2] not in units:
         raise WritetimeError(f"the node reports {name}: {text!r}; a number with one of {', '.join(units)} was expected")
     return int(match[1]) * units[match[2]]
+
+
+def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUID, str]]:
+    """Return the last truncation of each table that the node has truncated, by the table's id. A record that cannot be
+    read affects only its table. The second value has the reasons, by the table's id. Raise Unreachable if the node does
+    not answer.
+    """
+    records = node.rows("SELECT truncated_at FROM system.local")[0]["truncated_at"] or {}
+    found, faults = {}, {}
+    for table_id, record in records.items():
+        try:
+            segment, offset, milliseconds = _TRUNCATION.unpack(record)
+        except struct.error:
+            faults[table_id] = (
+                f"the record of its last TRUNCATE in system.local is invalid (0x{record.hex()}, {_TRUNCATION.size} "
+                "bytes are expected): TRUNCATE the table again, or report this with the version of Cassandra"
+            )
+            continue
+        found[table_id] = Truncation(milliseconds * 1000, segment, offset)
+    return found, faults

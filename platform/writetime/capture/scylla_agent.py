@@ -28,9 +28,8 @@ from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_k
 from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import NamedTaker, Snapshots
 from writetime.capture.state_files import lock_and_read, read_json, write_json
-from writetime.capture.truncations import read_cluster_truncations
 from writetime.changes.starts import Truncation
-from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, local_nodes
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason, is_without_answer, local_nodes
 from writetime.clients.kafka import has_topic
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -470,6 +469,37 @@ class LogAgent:
         """Return the age in seconds of the time up to which a table's log is published."""
         offset = self._progress.offsets.get(table.name)
         return None if offset is None else max(now() - offset.until, 0) / 1e6
+
+
+def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
+    """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
+    `table` is that of these records, `system.truncated`.
+
+    Each node records only its own truncations, with its own time, and the latest time counts. TRUNCATE reaches all
+    replicas of a table, in each data center, or fails. So the nodes of the local data center have a record for each
+    table that has replicas there. Other tables cannot be read at LOCAL_QUORUM anyway. A node that is down is left out,
+    because other nodes have recorded the same truncations. A node that may be up must answer.
+
+    Raise DatabaseUnreachable if all nodes of the local data center are down, or a node that is not known to be down
+    does not answer; and an error of the driver if a node refuses the query.
+    """
+    found: dict[UUID, Truncation] = {}
+    hosts = [host for host in local_nodes(session) if host.is_up is not False]
+    if not hosts:
+        raise DatabaseUnreachable("no node of cassandra.local_datacenter is up")
+    query = f"SELECT DISTINCT table_uuid, tounixtimestamp(truncated_at) AS at FROM {table}"
+    for host in hosts:
+        try:
+            rows = list(session.execute(query, host=host))
+        except DRIVER_FAULTS as e:
+            if not is_without_answer(e):
+                raise
+            raise DatabaseUnreachable(f"node {host.address} does not answer: {driver_reason(e)}") from None
+        for row in rows:
+            if row.at is not None:
+                latest = max(row.at * 1000, found[row.table_uuid].at if row.table_uuid in found else 0)
+                found[row.table_uuid] = Truncation(latest)
+    return found
 
 
 def _few(batches: Iterator[pa.RecordBatch], stop: threading.Event) -> list[pa.RecordBatch] | None:
