@@ -107,10 +107,8 @@ def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
     """Return the Arrow name and the type of each field of a user-defined type. A dropped type is known as a tuple, and
     its fields are `_1`, `_2`, ....
     """
-    if isinstance(cql_type, Udt):
-        return cql_type.distinct_fields
-    assert isinstance(cql_type, Tuple)
-    return [(f"_{i}", t) for i, t in enumerate(cql_type.arguments, 1)]
+    assert isinstance(cql_type, Udt | Tuple)
+    return cql_type.distinct_fields
 
 
 def field_name(column: Column) -> str:

@@ -31,7 +31,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
-from writetime.changes.model import udt_fields
 from writetime.core.counts import pluralize
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Vector
@@ -83,7 +82,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
             encoder = _encoder(element)
             inner = lambda data: _joined([_part(encoder, p) for p in split_vector(data, element, dimension)])  # noqa: E731
         case _:
-            encoders = [_encoder(t) for _, t in udt_fields(cql_type)]
+            encoders = [_encoder(t) for t in cql_type.parts]
             inner = lambda data: _tuple(split_fields(data, cql_type, len(encoders)), encoders)  # noqa: E731
 
     def encode(data: bytes) -> bytes | None:

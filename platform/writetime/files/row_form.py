@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import udt_fields
 from writetime.core.arrow import mask_of, one_chunk, pc
 from writetime.core.counts import pluralize
 from writetime.delta.parquet import list_offsets
@@ -63,7 +62,7 @@ def _fit(values: pa.Array, cql_type: CqlType) -> tuple[pa.Array, np.ndarray]:
         case Collection(_, (element,)) | Vector(element, _):
             elements, lost = _fit(values.flatten(), element)
             return pa.ListArray.from_arrays(list_offsets(values), elements, wanted), _any_in(values, lost)
-    parts = [_fit(part, t) for part, (_, t) in zip(values.flatten(), udt_fields(cql_type), strict=True)]
+    parts = [_fit(part, t) for part, t in zip(values.flatten(), cql_type.parts, strict=True)]
     arrays = [array for array, _ in parts]
     return (
         pa.StructArray.from_arrays(arrays, fields=list(wanted), mask=values.is_null()),

@@ -7,7 +7,6 @@ user-defined type one per field. Both also have a column tombstone, which delete
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import udt_fields
 from writetime.core.arrow import numbers, pc, take_present
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
@@ -82,7 +81,7 @@ def _fields(
 ) -> tuple[pa.StructArray, np.ndarray]:
     arrays = []
     some = np.zeros(len(deleted.write_time), bool)
-    for cells, (_, field_type) in zip(fields.flatten(), udt_fields(cql_type), strict=True):
+    for cells, field_type in zip(fields.flatten(), cql_type.parts, strict=True):
         array, has_cell = _simple(cells, field_type, group, deleted, dropped_at)
         arrays.append(array)
         some |= has_cell

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import field_name, udt_fields
+from writetime.changes.model import field_name
 from writetime.core.arrow import mask_of, numbers, one_chunk, pc, take
 from writetime.merge.precedence import EXPIRED_TTL
 from writetime.schema.mapping import stored_type
@@ -63,7 +63,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     if not isinstance(cql_type, Collection):
         fields = [
             live_column(cells, field_type, as_of)
-            for cells, (_, field_type) in zip(parts.flatten(), udt_fields(cql_type), strict=True)
+            for cells, field_type in zip(parts.flatten(), cql_type.parts, strict=True)
         ]
         some = np.logical_or.reduce([s for _, s in fields])
         return (

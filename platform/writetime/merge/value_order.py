@@ -14,7 +14,7 @@ from writetime.core.arrow import bytes_of, pc
 from writetime.schema.serialise import serialised_values, serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+from writetime.schema.types import CqlType, Native, with_parts
 
 _BYTES, _TEXTS = ("blob", "empty"), ("ascii", "text")
 # Big-endian numbers of the same size as the serialised value: Arrow's, plus the offset that makes them unsigned.
@@ -83,16 +83,7 @@ def has_forms(cql_type: CqlType) -> bool:
 
     Equal values are one clustering key, or one element of a set.
     """
-    match cql_type:
-        case Native(name):
-            return name in ("decimal", "double", "float")
-        case Collection(_, arguments) | Tuple(arguments):
-            return any(map(has_forms, arguments))
-        case Udt(_, _, fields):
-            return any(has_forms(t) for _, t in fields)
-        case Vector(element, _):
-            return has_forms(element)
-    raise AssertionError(cql_type)
+    return any(t in (Native("decimal"), Native("double"), Native("float")) for t in with_parts(cql_type))
 
 
 def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:

@@ -12,12 +12,8 @@ def is_readable(stored: CqlType, known: CqlType, natives: Natives = operator.eq)
     """Return whether stored values can be read as those of a known type.
 
     Names of user-defined types and of their fields may have changed, and fields may have been added. A type inside
-    another type is frozen, whether its text has the word or not.
-
-    Args:
-        stored: the type as of when the values were written.
-        known: the type as of now.
-        natives: whether values of the first native type can be read as those of the second.
+    another type is frozen, whether its text has the word or not. `natives` returns whether values of the first native
+    type can be read as those of the second.
     """
 
     def are_readable(stored: tuple[CqlType, ...], known: tuple[CqlType, ...]) -> bool:
@@ -31,11 +27,7 @@ def is_readable(stored: CqlType, known: CqlType, natives: Natives = operator.eq)
         case Collection(), Collection():
             return stored.kind == known.kind and are_readable(stored.arguments, known.arguments)
         case (Tuple() | Udt(), Tuple() | Udt()):
-            return are_readable(_parts(stored), _parts(known))
+            return are_readable(stored.parts, known.parts)
         case Vector(), Vector():
             return stored.dimension == known.dimension and is_readable(stored.element, known.element, natives)
     return False
-
-
-def _parts(cql_type: Tuple | Udt) -> tuple[CqlType, ...]:
-    return cql_type.arguments if isinstance(cql_type, Tuple) else tuple(t for _, t in cql_type.fields)

@@ -237,10 +237,8 @@ def _where(values: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), texts, _scalar(None)) if values.null_count else texts
 
 
-def _fields(cql_type: Tuple | Udt) -> list[tuple[str, CqlType]]:
-    if isinstance(cql_type, Udt):
-        return list(cql_type.fields)
-    return [(f"_{i}", t) for i, t in enumerate(cql_type.arguments, 1)]
+def _fields(cql_type: Tuple | Udt) -> Sequence[tuple[str, CqlType]]:
+    return cql_type.fields if isinstance(cql_type, Udt) else cql_type.distinct_fields
 
 
 def _is_text(cql_type: CqlType) -> bool:

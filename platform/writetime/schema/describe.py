@@ -22,8 +22,7 @@ def to_cql(schema: TableSchema) -> str:
         schema, static=first(schema.static, static=True), regular=first(schema.regular, static=False), dropped=()
     )
     statements = []
-    udts = {udt.name: udt for s in (schema, created) for udt in s.udts()}
-    for udt in udts.values():
+    for udt in schema.udts(of_dropped=True):
         fields = ", ".join(f"{quote_name(name)} {cql_type}" for name, cql_type in udt.fields)
         statements.append(f"CREATE TYPE {quote_name(udt.keyspace)}.{quote_name(udt.name)} ({fields})")
     options = [f"ID = {schema.id}"] if schema.id else []

@@ -8,13 +8,13 @@ Spark's types are those that pyspark itself derives from the Arrow types.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from writetime.schema.names import candidates
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, with_parts
 
 _DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
 _AVRO_DURATION: dict[str, Any] = {
@@ -87,9 +87,7 @@ def _arrow(
             return pa.list_(pa.field("element", entry))
         case Collection(_, (element,)) | Vector(element, _):
             return pa.list_(pa.field("element", arrow(element)))
-        case Tuple(arguments):
-            return pa.struct([(f"_{i}", arrow(t)) for i, t in enumerate(arguments, 1)])
-        case Udt():
+        case Tuple() | Udt():
             return pa.struct([(name, arrow(t)) for name, t in cql_type.distinct_fields])
     raise AssertionError(cql_type)
 
@@ -168,7 +166,7 @@ _ESCAPED = re.compile(r"^[0-9]|[^A-Za-z0-9_]|_(?=x[0-9a-f]*[^A-Za-z0-9])")
 
 def _has_map(cql_type: CqlType) -> bool:
     """Spark has no maps with maps as keys, at any depth."""
-    return any(isinstance(t, Collection) and t.kind == "map" for t in _with_parts(cql_type))
+    return any(isinstance(t, Collection) and t.kind == "map" for t in with_parts(cql_type))
 
 
 def _may_seem_equal(cql_type: CqlType) -> bool:
@@ -177,21 +175,5 @@ def _may_seem_equal(cql_type: CqlType) -> bool:
     too.
     """
     return _has_map(cql_type) or any(
-        isinstance(t, Tuple | Udt) or t in (Native("double"), Native("float")) for t in _with_parts(cql_type)
+        isinstance(t, Tuple | Udt) or t in (Native("double"), Native("float")) for t in with_parts(cql_type)
     )
-
-
-def _with_parts(cql_type: CqlType) -> Iterator[CqlType]:
-    """Yield a type and the types of its parts, at any depth."""
-    yield cql_type
-    match cql_type:
-        case Collection(_, arguments) | Tuple(arguments):
-            parts = list(arguments)
-        case Udt(_, _, fields):
-            parts = [t for _, t in fields]
-        case Vector(element, _):
-            parts = [element]
-        case _:
-            parts = []
-    for part in parts:
-        yield from _with_parts(part)

@@ -35,9 +35,7 @@ def serialiser(cql_type: CqlType) -> Serialiser:
             inner = _list(serialiser(element))
         case Vector(element, _):
             inner = _vector(serialiser(element), fixed=element.fixed_length is not None)
-        case Tuple(arguments):
-            inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)])
-        case Udt():
+        case Tuple() | Udt():
             inner = _struct(cql_type.distinct_fields)
         case _:
             raise AssertionError(cql_type)
@@ -89,8 +87,7 @@ def padded(cql_type: CqlType) -> Callable[[bytes], bytes]:
                 return b"".join(vint(len(part)) + part for part in parts)
 
         case Tuple() | Udt():
-            types = cql_type.arguments if isinstance(cql_type, Tuple) else [t for _, t in cql_type.fields]
-            fields = [padded(t) for t in types]
+            fields = [padded(t) for t in cql_type.parts]
 
             def pad(data: bytes) -> bytes:
                 parts = split_fields(data, cql_type, len(fields))

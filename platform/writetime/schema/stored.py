@@ -5,7 +5,6 @@ uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`)
 everything, for example that it is unknown whether a dropped column was static.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -53,10 +52,6 @@ class _Table(BaseModel):
 
 def to_json(schema: TableSchema) -> dict[str, Any]:
     """Return a schema as a JSON object that `from_json` reads."""
-    of_dropped = replace(schema, static=(), regular=tuple(Column(d.name, d.type) for d in schema.dropped))
-    udts: dict[str, Udt] = {}
-    for udt in (*schema.udts(), *of_dropped.udts()):
-        udts.setdefault(udt.name, udt)
     return {
         "keyspace": schema.keyspace,
         "name": schema.name,
@@ -64,7 +59,7 @@ def to_json(schema: TableSchema) -> dict[str, Any]:
         "gc_grace_seconds": schema.gc_grace_seconds,
         "types": [
             {"name": udt.name, "fields": [{"name": name, "type": str(t)} for name, t in udt.fields]}
-            for udt in udts.values()
+            for udt in schema.udts(of_dropped=True)
         ],
         "columns": [
             {"name": c.name, "type": str(c.type), "kind": kind} | ({"reversed": True} if c.reversed else {})

@@ -1,13 +1,13 @@
 """Table schemas: the columns of a table, its dropped columns, and how schemas of one table follow each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from writetime.core.errors import WritetimeError
 from writetime.schema.compatible import is_readable
-from writetime.schema.types import CqlType, Udt, is_complex, quote_name
+from writetime.schema.types import CqlType, Udt, is_complex, quote_name, with_parts
 
 # The defaults of a table (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
 GC_GRACE_SECONDS = 864_000
@@ -90,24 +90,16 @@ class TableSchema:
             f"CREATE TABLE {table} (\n" + ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"]) + f"\n){suffix}"
         )
 
-    def udts(self) -> list[Udt]:
-        """Return the user-defined types that the columns use, each after the types that it uses itself."""
+    def udts(self, *, of_dropped: bool = False) -> list[Udt]:
+        """Return the user-defined types that the columns use, each after the types that it uses itself; with
+        `of_dropped` also those of dropped columns.
+        """
         found: dict[str, Udt] = {}
-
-        def visit(cql_type: CqlType) -> None:
-            children = [t for _, t in cql_type.fields] if isinstance(cql_type, Udt) else _arguments(cql_type)
-            for child in children:
-                visit(child)
-            if isinstance(cql_type, Udt):
-                found.setdefault(cql_type.name, replace(cql_type, frozen=False))
-
-        for column in self.columns:
-            visit(column.type)
+        for column in (*self.columns, *(self.dropped if of_dropped else ())):
+            for cql_type in with_parts(column.type):
+                if isinstance(cql_type, Udt):
+                    found.setdefault(cql_type.name, replace(cql_type, frozen=False))
         return list(found.values())
-
-
-def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
-    return getattr(cql_type, "arguments", None) or ([cql_type.element] if hasattr(cql_type, "element") else [])  # type: ignore[union-attr]
 
 
 def is_later(schema: TableSchema, other: TableSchema) -> bool:

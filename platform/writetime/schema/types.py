@@ -6,10 +6,12 @@ SSTable headers have marshal class names: Cassandra's `org.apache.cassandra.db.m
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
+from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.names import distinct
 
@@ -56,6 +58,8 @@ class Native:
 
     name: str
 
+    parts = ()
+
     @property
     def fixed_length(self) -> int | None:
         """Bytes of a value on disk, or None if its length precedes it."""
@@ -75,6 +79,11 @@ class Collection:
 
     fixed_length = None
 
+    @property
+    def parts(self) -> tuple["CqlType", ...]:
+        """The types inside this one."""
+        return self.arguments
+
     def __str__(self) -> str:
         text = f"{self.kind}<{', '.join(map(str, self.arguments))}>"
         return f"frozen<{text}>" if self.frozen else text
@@ -88,6 +97,16 @@ class Tuple:
     frozen: bool = True
 
     fixed_length = None
+
+    @property
+    def parts(self) -> tuple["CqlType", ...]:
+        """The types of the fields."""
+        return self.arguments
+
+    @property
+    def distinct_fields(self) -> list[tuple[str, "CqlType"]]:
+        """The fields by their names in Arrow, Spark, Avro and JSON: `_1`, `_2`, ..."""
+        return [(f"_{i}", t) for i, t in enumerate(self.arguments, 1)]
 
     def __str__(self) -> str:
         text = f"tuple<{', '.join(map(str, self.arguments))}>"
@@ -106,9 +125,14 @@ class Udt:
     fixed_length = None
 
     @property
+    def parts(self) -> tuple["CqlType", ...]:
+        """The types of the fields."""
+        return tuple(t for _, t in self.fields)
+
+    @property
     def distinct_fields(self) -> list[tuple[str, "CqlType"]]:
         """The fields by their names in Arrow, Spark and Avro, which differ by more than case; see `schema.names`."""
-        return list(zip(distinct([name for name, _ in self.fields]), (t for _, t in self.fields), strict=True))
+        return list(zip(distinct([name for name, _ in self.fields]), self.parts, strict=True))
 
     def __str__(self) -> str:
         text = quote_name(self.name)
@@ -125,6 +149,11 @@ class Vector:
     frozen = True
 
     @property
+    def parts(self) -> tuple["CqlType", ...]:
+        """The type of the elements."""
+        return (self.element,)
+
+    @property
     def fixed_length(self) -> int | None:
         """Bytes of a value on disk, or None if its length precedes it."""
         length = self.element.fixed_length
@@ -135,6 +164,13 @@ class Vector:
 
 
 CqlType = Native | Collection | Tuple | Udt | Vector
+
+
+def with_parts(cql_type: CqlType) -> Iterator[CqlType]:
+    """Yield the types inside a type, at any depth, each after those inside it, and then the type itself."""
+    for part in cql_type.parts:
+        yield from with_parts(part)
+    yield cql_type
 
 
 def is_complex(cql_type: CqlType) -> bool:
@@ -161,107 +197,19 @@ def quote_table(name: str) -> str:
     return ".".join(map(quote_name, name.split(".", 1)))
 
 
-# --- CQL text ---------------------------------------------------------------------------------------------------------
-
-_CQL_TOKEN = re.compile(
-    r"""\s*(?:(?P<name>[A-Za-z0-9_]+)|"(?P<quoted>(?:[^"]|"")*)"|'(?P<custom>[^']*)'|(?P<sign>[<>,.]))"""
-)
-
-
-def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
-    """Read a CQL type; `udts` are the keyspace's user-defined types by name.
-
-    Raises:
-        CqlTypeError: the text is not a CQL type, or names an unknown user-defined type.
-    """
-    tokens = list(_tokens(text, _CQL_TOKEN))
-    cql_type, rest = _parse_cql(text, tokens, udts or {}, nested=False)
-    if rest:
-        raise CqlTypeError(f"CQL type {text!r}: unexpected {rest[0][1]!r}")
-    return cql_type
-
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 # The deepest nesting of types; the functions that read values recurse to this depth.
 _DEEPEST = 100
-
-
-def _tokens(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    p = depth = 0
-    end = len(text.rstrip())
-    while p < end:
-        match = pattern.match(text, p)
-        if match is None or match.lastgroup is None:
-            raise CqlTypeError(f"type {text!r}: cannot read {text[p:]!r}")
-        found = match[match.lastgroup]
-        if match.lastgroup == "sign":
-            depth += (found in "(<") - (found in ")>")
-        if depth > _DEEPEST:
-            raise CqlTypeError(f"type {text[:100]!r}...: types are nested more than {_DEEPEST} deep")
-        yield match.lastgroup, found
-        p = match.end()
-
-
-_Tokens = list[tuple[str, str]]
-
-
-def _parse_cql(text: str, tokens: _Tokens, udts: Mapping[str, Udt], *, nested: bool) -> tuple[CqlType, _Tokens]:
-    if not tokens or tokens[0][0] == "sign":
-        raise CqlTypeError(f"CQL type {text!r}: a type is missing")
-    (kind, word), rest = tokens[0], tokens[1:]
-    if kind == "custom":
-        return parse_marshal(word), rest
-    if rest[:1] == [("sign", ".")]:  # keyspace.type
-        (kind, word), rest = rest[1], rest[2:]
-    name = word.replace('""', '"') if kind == "quoted" else word.lower()
-    if kind == "name" and rest[:1] == [("sign", "<")]:
-        arguments: list[CqlType] = []
-        rest = rest[1:]
-        dimension = None
-        while True:
-            if name == "vector" and arguments and dimension is None:
-                dimension, rest = _dimension(text, rest), rest[1:]
-            else:
-                argument, rest = _parse_cql(text, rest, udts, nested=name != "frozen")
-                arguments.append(argument)
-            if not rest or rest[0][1] not in (",", ">"):
-                raise CqlTypeError(f"CQL type {text!r}: ',' or '>' expected")
-            (_, sign), rest = rest[0], rest[1:]
-            if sign == ">":
-                break
-        return _generic(text, name, arguments, dimension, nested=nested), rest
-    if kind == "name" and (name := "text" if name == "varchar" else name) in _NATIVES:
-        return Native(name), rest
-    if name not in udts:
-        raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
-    return (freeze(udts[name]) if nested else udts[name]), rest
-
-
-def _dimension(text: str, tokens: _Tokens) -> int:
-    kind, word = tokens[0] if tokens else ("", "")
-    if kind != "name" or not word.isdecimal() or not int(word):
-        raise CqlTypeError(f"type {text!r}: the dimension of a vector must be a positive number, not {word!r}")
-    return int(word)
-
-
-def _generic(text: str, name: str, arguments: list[CqlType], dimension: int | None, *, nested: bool) -> CqlType:
-    expected = {"map": 2, "list": 1, "set": 1, "frozen": 1, "vector": 1}.get(name, len(arguments))
-    if len(arguments) != expected:
-        raise CqlTypeError(f"CQL type {text!r}: {name} takes {expected} types, not {len(arguments)}")
-    match name:
-        case "frozen":
-            return freeze(arguments[0])
-        case "list" | "set" | "map":
-            return Collection(name, tuple(map(freeze, arguments)), frozen=nested)
-        case "tuple":
-            return Tuple(tuple(map(freeze, arguments)))
-        case "vector" if dimension is not None:
-            return Vector(freeze(arguments[0]), dimension)
-    raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
-
-
-# --- marshal class names ----------------------------------------------------------------------------------------------
-
+# A keyspace before the name of a user-defined type is skipped.
+_CQL_TOKEN = re.compile(
+    r"""\s*(?:(?:(?:[A-Za-z]\w*|"(?:[^"]|"")*")\s*\.\s*)?(?:(?P<name>[A-Za-z0-9_]+)|"(?P<quoted>(?:[^"]|"")*)")"""
+    r"""|'(?P<custom>[^']*)'|(?P<sign>[<>,]))"""
+)
 _MARSHAL_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z0-9_.$=>+-]+)|(?P<sign>[(),:]))")
+_Token = tuple[str, str]
+_COMMA, _COLON = ("sign", ","), ("sign", ":")
+_CLOSING = {("sign", "<"): ("sign", ">"), ("sign", "("): ("sign", ")")}
 
 
 @dataclass(frozen=True)
@@ -274,6 +222,16 @@ class MarshalKey:
     reversed: bool = False
 
 
+def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
+    """Read a CQL type; `udts` are the keyspace's user-defined types by name.
+
+    Raises:
+        CqlTypeError: the text is not a CQL type, or names an unknown user-defined type.
+    """
+    with _naming(f"CQL type {text[:200]!r}"):
+        return _of_cql(_tree(text, _CQL_TOKEN), udts or {})
+
+
 def parse_marshal(text: str) -> CqlType:
     """Read a marshal class name as in an SSTable's header.
 
@@ -281,101 +239,125 @@ def parse_marshal(text: str) -> CqlType:
         CqlTypeError: it cannot be read, or names a class without a CQL type (a custom type, `DynamicCompositeType`,
         ...).
     """
-    key = parse_marshal_key(text)
-    if key.reversed or len(key.components) != 1:
-        raise CqlTypeError(f"marshal type {text!r} is not the type of a column")
-    return key.components[0]
+    with _naming(f"marshal type {text[:200]!r}"):
+        return _of_class(_tree(text, _MARSHAL_TOKEN))
 
 
 def parse_marshal_key(text: str) -> MarshalKey:
     """Read the marshal class name of a partition key (possibly composite) or of a (possibly reversed) clustering
     column.
     """
-    parser = _MarshalParser(text)
-    name = parser.name()
-    match name:
-        case "ReversedType":
-            return MarshalKey((parser.only(parser.arguments()),), reversed=True)
-        case "CompositeType":
-            return MarshalKey(tuple(parser.arguments()))
-    return MarshalKey((parser.end(parser.type_of(name, nested=False)),))
+    with _naming(f"marshal type {text[:200]!r}"):
+        node = _tree(text, _MARSHAL_TOKEN)
+        match node.word.removeprefix(MARSHAL), node.parameters:
+            case "ReversedType", [one]:
+                return MarshalKey((_of_class(one),), reversed=True)
+            case "CompositeType", [_, *_] as several:
+                return MarshalKey(tuple(map(_of_class, several)))
+        return MarshalKey((_of_class(node),))
 
 
-_T = TypeVar("_T")
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (CqlTypeError, ValueError) as e:
+        raise CqlTypeError(f"{what}: {e}") from None
 
 
-class _MarshalParser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = deque(_tokens(text, _MARSHAL_TOKEN))
+@dataclass(frozen=True)
+class _Node:
+    """A name with its parameters in brackets. `kind` is that of the name's token, or `field` of `name:type`."""
 
-    def name(self) -> str:
-        return self._take("name").removeprefix(MARSHAL)
+    kind: str
+    word: str
+    parameters: list["_Node"]
 
-    def arguments(self) -> list[CqlType]:
-        """Read `(type, ...)` to the end of the text."""
-        result = self._arguments()
-        return self.end(result)
 
-    def only(self, arguments: list[CqlType]) -> CqlType:
-        if len(arguments) != 1:
-            raise CqlTypeError(f"marshal type {self._text!r}: one type expected, not {len(arguments)}")
-        return arguments[0]
+def _tree(text: str, pattern: re.Pattern[str]) -> _Node:
+    tokens = deque(_tokens(text, pattern))
+    node = _node(tokens, 0)
+    if len(tokens) > 1:
+        raise CqlTypeError(f"unexpected {tokens[0][1]!r}")
+    return node
 
-    def end(self, result: _T) -> _T:
-        if self._tokens:
-            raise CqlTypeError(f"marshal type {self._text!r}: unexpected {self._tokens[0][1]!r}")
-        return result
 
-    def type_of(self, name: str, *, nested: bool) -> CqlType:
-        if name in _NATIVE_OF_CLASS:
+def _tokens(text: str, pattern: re.Pattern[str]) -> Iterator[_Token]:
+    p, end = 0, len(text.rstrip())
+    while p < end:
+        match = pattern.match(text, p)
+        if match is None or match.lastgroup is None:
+            raise CqlTypeError(f"cannot read {text[p:]!r}")
+        yield match.lastgroup, match[match.lastgroup]
+        p = match.end()
+    yield "end", "the end"
+
+
+def _node(tokens: deque[_Token], depth: int) -> _Node:
+    if depth > _DEEPEST:
+        raise CqlTypeError(f"types are nested more than {_DEEPEST} deep")
+    kind, word = tokens.popleft()
+    if kind in ("sign", "end"):
+        raise CqlTypeError(f"a type expected, found {word!r}")
+    if tokens[0] == _COLON:
+        tokens.popleft()
+        return _Node("field", word, [_node(tokens, depth)])
+    parameters: list[_Node] = []
+    if (closing := _CLOSING.get(tokens[0])) is not None:
+        following = _COMMA
+        while following == _COMMA:
+            tokens.popleft()
+            parameters.append(_node(tokens, depth + 1))
+            following = tokens[0]
+        if tokens.popleft() != closing:
+            raise CqlTypeError(f"',' or {closing[1]!r} expected, found {following[1]!r}")
+    return _Node(kind, word, parameters)
+
+
+def _of_cql(node: _Node, udts: Mapping[str, Udt]) -> CqlType:
+    if node.kind == "custom":
+        return parse_marshal(node.word)
+    name = node.word.replace('""', '"') if node.kind == "quoted" else node.word.lower()
+    if node.parameters:
+        return _parameterised(name, node.parameters, lambda inner: _of_cql(inner, udts))
+    if node.kind == "name" and (native := "text" if name == "varchar" else name) in _NATIVES:
+        return Native(native)
+    if name not in udts:
+        raise CqlTypeError(f"unknown type {name!r}")
+    return udts[name]
+
+
+def _of_class(node: _Node) -> CqlType:
+    name = node.word.removeprefix(MARSHAL)
+    match name, node.parameters:
+        case _, [] if name in _NATIVE_OF_CLASS:
             return Native(_NATIVE_OF_CLASS[name])
-        match name:
-            case "FrozenType":
-                return freeze(self.only(self._arguments()))
-            case "ListType" | "SetType" | "MapType":
-                arguments = tuple(map(freeze, self._arguments()))
-                kind: Literal["list", "set", "map"] = name[:-4].lower()  # type: ignore[assignment]
-                if len(arguments) != (2 if kind == "map" else 1):
-                    raise CqlTypeError(f"marshal type {self._text!r}: {name} with {len(arguments)} types")
-                return Collection(kind, arguments, frozen=nested)
-            case "TupleType":
-                return Tuple(tuple(map(freeze, self._arguments())))
-            case "UserType":
-                return self._udt(nested=nested)
-            case "VectorType":
-                self._take("sign", "(")
-                element = freeze(self.type_of(self.name(), nested=True))
-                self._take("sign", ",")
-                dimension = _dimension(self._text, [("name", self._take("name"))])
-                self._take("sign", ")")
-                return Vector(element, dimension)
-        raise CqlTypeError(f"marshal type {name!r} (in {self._text!r}) is not supported")
+        case "UserType", [keyspace, udt, *fields] if all(field.kind == "field" for field in fields):
+            typed = tuple((_from_hex(field.word), freeze(_of_class(field.parameters[0]))) for field in fields)
+            return Udt(keyspace.word, _from_hex(udt.word), typed)
+        case "FrozenType" | "ListType" | "SetType" | "MapType" | "TupleType" | "VectorType", [_, *_]:
+            return _parameterised(name.removesuffix("Type").lower(), node.parameters, _of_class)
+    raise CqlTypeError(f"{name!r} is not supported")
 
-    def _udt(self, *, nested: bool) -> Udt:
-        self._take("sign", "(")
-        keyspace = self._take("name")
-        self._take("sign", ",")
-        name = bytes.fromhex(self._take("name")).decode()
-        fields: list[tuple[str, CqlType]] = []
-        while self._take("sign") == ",":
-            field = bytes.fromhex(self._take("name")).decode()
-            self._take("sign", ":")
-            fields.append((field, freeze(self.type_of(self.name(), nested=True))))
-        return Udt(keyspace, name, tuple(fields), frozen=nested)
 
-    def _arguments(self) -> list[CqlType]:
-        self._take("sign", "(")
-        result = [self.type_of(self.name(), nested=True)]
-        while self._take("sign") == ",":
-            result.append(self.type_of(self.name(), nested=True))
-        return result
+def _from_hex(name: str) -> str:
+    return bytes.fromhex(name).decode()
 
-    def _take(self, kind: str, value: str | None = None) -> str:
-        if not self._tokens or self._tokens[0][0] != kind or value not in (None, self._tokens[0][1]):
-            found = self._tokens[0][1] if self._tokens else "the end"
-            raise CqlTypeError(f"marshal type {self._text!r}: {value or kind} expected, found {found!r}")
-        return self._tokens.popleft()[1]
+
+def _parameterised(name: str, parameters: list[_Node], read: Callable[[_Node], CqlType]) -> CqlType:
+    """Return the type with a name of CQL and these parameters, which `read` reads."""
+    match name, parameters:
+        case "frozen", [one]:
+            return freeze(read(one))
+        case ("list" | "set", [_]) | ("map", [_, _]):
+            return Collection(name, tuple(freeze(read(node)) for node in parameters))
+        case "tuple", _:
+            return Tuple(tuple(freeze(read(node)) for node in parameters))
+        case "vector", [element, dimension]:
+            if dimension.kind != "name" or not dimension.word.isdecimal() or not int(dimension.word):
+                raise CqlTypeError(f"the dimension of a vector must be a positive number, not {dimension.word!r}")
+            return Vector(freeze(read(element)), int(dimension.word))
+    raise CqlTypeError(f"there is no type {name!r} with {pluralize(len(parameters), 'parameter')}")
 
 
 def marshal_name(cql_type: CqlType) -> str:

@@ -49,10 +49,8 @@ def decoder(cql_type: CqlType) -> Decoder:
             inner = _list(decoder(element))
         case Vector(element, dimension):
             inner = _vector(element, dimension)
-        case Tuple(arguments):
-            inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)], cql_type)
-        case Udt():
-            inner = _struct(cql_type.distinct_fields, cql_type)
+        case Tuple() | Udt():
+            inner = _struct(cql_type)
         case _:
             raise AssertionError(cql_type)
 
@@ -210,9 +208,9 @@ def _vector(element: CqlType, dimension: int) -> Decoder:
     return lambda data: [decode(part) for part in split_vector(data, element, dimension)]
 
 
-def _struct(fields: list[tuple[str, CqlType]], cql_type: CqlType) -> Decoder:
-    names = [name for name, _ in fields]
-    decoders = [decoder(t) for _, t in fields]
+def _struct(cql_type: Tuple | Udt) -> Decoder:
+    names = [name for name, _ in cql_type.distinct_fields]
+    decoders = [decoder(t) for t in cql_type.parts]
 
     def decode(data: bytes) -> dict[str, Any]:
         parts = split_fields(data, cql_type, len(names))
