@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
 from writetime.core.counts import pluralize
+from writetime.schema.serialise import vint
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Vector
 from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
@@ -146,13 +147,8 @@ def _varint(data: bytes) -> bytes:
     if size < 7:
         return _variable_length(value)
     sign = 0xFF if value < 0 else 0
-    length = _variable_length_unsigned(size - 7)
+    length = vint(size - 7)
     return bytes([sign ^ 0xFF]) + (length.translate(_INVERT) if sign else length) + data[p:]
-
-
-def _variable_length_unsigned(value: int) -> bytes:
-    extra = ((value | 1).bit_length() - 1) // 7
-    return (value | ((-256 >> extra) & 0xFF) << (8 * extra)).to_bytes(extra + 1, "big")
 
 
 def _decimal(data: bytes) -> bytes:

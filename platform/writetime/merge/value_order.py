@@ -14,12 +14,11 @@ from writetime.core.arrow import bytes_of, pc
 from writetime.schema.serialise import serialised_values, serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts
-from writetime.schema.types import CqlType, Native, with_parts
+from writetime.schema.types import NUMBERS, CqlType, Native, with_parts
 
 _BYTES, _TEXTS = ("blob", "empty"), ("ascii", "text")
 # Big-endian numbers of the same size as the serialised value: Arrow's, plus the offset that makes them unsigned.
-_NUMBERS = {"bigint": "i8", "date": "i4", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
-_NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
+_NUMBERS = NUMBERS | {"date": "i"}
 _SIGNED = ("bigint", "int", "smallint", "timestamp", "tinyint")
 
 

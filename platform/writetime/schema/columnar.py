@@ -6,22 +6,10 @@ import pyarrow as pa
 from writetime.core.counts import pluralize
 from writetime.schema.mapping import stored_type
 from writetime.schema.text import texts_of
-from writetime.schema.types import CqlType, Native
+from writetime.schema.types import NUMBERS, CqlType, Native
 from writetime.schema.values import BadValue, decoder
 
-# Big-endian numbers on the wire.
-_NUMBERS = {
-    "bigint": ">i8",
-    "boolean": "u1",
-    "date": ">u4",
-    "double": ">f8",
-    "float": ">f4",
-    "int": ">i4",
-    "smallint": ">i2",
-    "time": ">i8",
-    "timestamp": ">i8",
-    "tinyint": "i1",
-}
+_CODES = NUMBERS | {"boolean": "B", "date": "I"}
 _HEX = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint8).reshape(256, 2)
 _DASHES = (8, 12, 16, 20)
 
@@ -40,8 +28,8 @@ def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
         case Native("uuid" | "timeuuid"):
             data, present = fixed_width(values, 16, cql_type)
             return _texts(data, present)
-        case Native(name) if name in _NUMBERS:
-            code = np.dtype(_NUMBERS[name])
+        case Native(name) if name in _CODES:
+            code = np.dtype(">" + _CODES[name])
             data, present = fixed_width(values, code.itemsize, cql_type)
             return _numbers(data.view(code).reshape(-1), present, name)
     inner = decoder(cql_type)

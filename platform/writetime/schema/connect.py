@@ -20,35 +20,12 @@ import orjson
 import pyarrow as pa
 
 from writetime.core.arrow import numbers, pc
+from writetime.schema.mapping import DURATION, NATIVES
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 Schema = dict[str, Any]
 
 _TEXT = pa.large_string()
-# Connect's type of each native type, and its semantic name if it has one.
-_NATIVES: dict[str, tuple[str, str | None]] = {
-    "ascii": ("string", None),
-    "bigint": ("int64", None),
-    "blob": ("bytes", None),
-    "boolean": ("boolean", None),
-    "counter": ("int64", None),
-    "date": ("int32", "io.debezium.time.Date"),
-    "decimal": ("string", None),
-    "double": ("double", None),
-    "empty": ("bytes", None),
-    "float": ("float", None),
-    "inet": ("string", None),
-    "int": ("int32", None),
-    "smallint": ("int16", None),
-    "text": ("string", None),
-    "time": ("int64", "io.debezium.time.NanoTime"),
-    "timestamp": ("int64", "io.debezium.time.Timestamp"),
-    "timeuuid": ("string", "io.debezium.data.Uuid"),
-    "tinyint": ("int8", None),
-    "uuid": ("string", "io.debezium.data.Uuid"),
-    "varint": ("string", None),
-}
-_DURATION = {"months": "int32", "days": "int32", "nanoseconds": "int64"}
 # Text with one of these needs an escape in JSON.
 _ESCAPED = r'[\x00-\x1f"\\]'
 _WHOLE_NUMBER = "^-?[0-9]+$"
@@ -58,10 +35,11 @@ def connect_type(cql_type: CqlType) -> Schema:
     """Return the Connect schema of a value, as JSON with Connect's schemas has it. Every value may be null."""
     match cql_type:
         case Native("duration"):
-            return struct([plain(kind) | {"field": name} for name, kind in _DURATION.items()])
+            # Connect's names of integers are Arrow's.
+            return struct([plain(str(field.type)) | {"field": field.name} for field in DURATION])
         case Native(name):
-            kind, semantic = _NATIVES[name]
-            return plain(kind) | ({} if semantic is None else {"name": semantic, "version": 1})
+            forms = NATIVES[name]
+            return plain(forms.connect) | ({"name": forms.semantic, "version": 1} if forms.semantic else {})
         case Collection("map", (key, value)) if _is_text(key):
             return plain("map") | {"keys": plain("string") | {"optional": False}, "values": connect_type(value)}
         case Collection("map", (key, value)):
@@ -113,7 +91,7 @@ class JsonEncoder:
         match cql_type:
             case Native("duration"):
                 parts = [part.cast(_TEXT).fill_null("null") for part in values.flatten()]
-                return _where(values, json_object(list(_DURATION), parts))
+                return _where(values, json_object([field.name for field in DURATION], parts))
             case Native("text" | "ascii"):
                 return json_texts(values)
             case Native("blob" | "empty"):
@@ -127,7 +105,7 @@ class JsonEncoder:
             case Native("decimal") if self.canonical:
                 return json_quoted(pa.array([_canonical(text) for text in values.to_pylist()], _TEXT))
             case Native(name):
-                return json_quoted(values) if _NATIVES[name][0] == "string" else values.cast(_TEXT)
+                return json_quoted(values) if NATIVES[name].connect == "string" else values.cast(_TEXT)
             case Collection("map", (key, value)):
                 return self._map(values, key, value)
             case Collection(_, (element,)) | Vector(element, _):

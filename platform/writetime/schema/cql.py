@@ -5,35 +5,34 @@ and files are read without a node. Only these statements have to be understood, 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
 from writetime.schema.table import GC_GRACE_SECONDS, Column, DroppedColumn, SchemaError, TableSchema, compact_storage
 from writetime.schema.types import Udt, parse_cql
 
+_STRING = r"""(?:"(?:[^"]|"")*"|'(?:[^']|'')*')"""
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
 # A type's text; a user-defined type may have any name in quotes.
 _TYPE = r"""(?:"(?:[^"]|"")*"|'[^']*'|[^"'])+?"""
-# Of Cassandra 5.0.
-_MASK = r"(?:\s+MASKED\s+WITH\s+.*?)?"
-_QUALIFIED = rf"(?:(?P<keyspace>{_NAME})\s*\.\s*)?(?P<name>{_NAME})"
-_IF_NOT_EXISTS = r"(?:IF\s+NOT\s+EXISTS\s+)?"
-_CREATE_TYPE = re.compile(rf"CREATE\s+TYPE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\((?P<body>.*)\)\s*$", re.I | re.S)
-_CREATE_TABLE = re.compile(rf"CREATE\s+TABLE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\(", re.I)
-_NAMED = re.compile(rf"(?:CREATE|ALTER)\s+(?P<kind>TABLE|TYPE)\s+{_IF_NOT_EXISTS}{_QUALIFIED}", re.I)
-_ALTER_DROP = re.compile(
-    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+DROP\s+(?P<column>{_NAME})\s+USING\s+TIMESTAMP\s+(?P<at>-?\d+)\s*$", re.I
-)
-_ALTER_ADD = re.compile(
-    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+ADD\s+(?P<column>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?{_MASK}\s*$",
+_COMMENT_OR_STRING = re.compile(rf"(?P<comment>--[^\n]*|//[^\n]*|/\*.*?\*/)|{_STRING}", re.S)
+_STATEMENT = re.compile(rf"""(?:{_STRING}|[^;"']+|["'])+""")
+_OPENING = re.compile(
+    r"(?P<verb>CREATE|ALTER)\s+(?P<kind>TABLE|TYPE)\b(?:\s+IF\s+NOT\s+EXISTS\b)?"
+    rf"\s*(?:(?:(?P<keyspace>{_NAME})\s*\.\s*)?(?P<name>{_NAME}))?\s*(?P<rest>.*)",
     re.I | re.S,
 )
+_BODY = re.compile(r"\((?P<body>.*)\)\s*", re.S)
+_DROP = re.compile(rf"DROP\s+(?P<column>{_NAME})\s+USING\s+TIMESTAMP\s+(?P<at>-?\d+)\s*", re.I)
+_ADD = re.compile(r"ADD\s+(?P<column>.*)", re.I | re.S)
+# Columns may be masked in Cassandra 5.0.
 _COLUMN = re.compile(
-    rf"(?P<name>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?{_MASK}(?P<primary>\s+PRIMARY\s+KEY)?\s*$",
+    rf"(?P<name>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?(?:\s+MASKED\s+WITH\s+.*?)?"
+    r"(?P<primary>\s+PRIMARY\s+KEY)?\s*",
     re.I | re.S,
 )
-_PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
+_PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*", re.I | re.S)
 _ORDER = re.compile(r"CLUSTERING\s+ORDER\s+BY\s*\((?P<body>[^)]*)\)", re.I)
 _ORDERED = re.compile(rf"(?P<name>{_NAME})(?:\s+(?P<direction>ASC|DESC))?", re.I)
 _COMPACT = re.compile(r"\bCOMPACT\s+STORAGE\b", re.I)
@@ -56,38 +55,30 @@ def parse_schemas(
     for udt in known:
         udts.setdefault(udt.keyspace, {})[udt.name] = udt
     tables: dict[tuple[str, str], TableSchema] = {}
-    for statement in _statements(text):
-        if only and (named := _NAMED.match(statement)) and not _is_of(named, keyspace, only):
+    # A snapshot comments out statements that do not belong to its table.
+    text = _COMMENT_OR_STRING.sub(lambda found: "" if found["comment"] else found[0], text)
+    for statement in map(str.strip, _STATEMENT.findall(text)):
+        if (opening := _OPENING.match(statement)) is None:
             continue
-        if match := _CREATE_TYPE.match(statement):
-            ks, name = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
-            types = udts.setdefault(ks, {})
-            fields = []
-            for part in _split(match["body"]):
-                column = _match(_COLUMN, part, statement)
-                fields.append((_unquote(column["name"]), parse_cql(column["type"], types)))
-            types[name] = Udt(ks, name, tuple(fields))
-        elif match := _CREATE_TABLE.match(statement):
-            ks, name = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
-            tables[ks, name] = _table(ks, name, statement, match.end(), udts.get(ks, {}))
-        elif match := _ALTER_DROP.match(statement):
-            key = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
-            tables[key] = _drop(_known(tables, key), _unquote(match["column"]), int(match["at"]))
-        elif match := _ALTER_ADD.match(statement):
-            key = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
-            column = Column(_unquote(match["column"]), parse_cql(match["type"], udts.get(key[0], {})))
+        what, rest = f"{opening['verb']} {opening['kind']}".upper(), opening["rest"]
+        key = ks, name = _unquote(opening["keyspace"] or keyspace), _unquote(opening["name"] or "")
+        if only and f"{ks}.{name}" != only and (what.endswith("TABLE") or ks != only.partition(".")[0]):
+            continue
+        types = udts.setdefault(ks, {})
+        if what == "CREATE TYPE" and (found := _BODY.fullmatch(rest)):
+            fields = [_column(part, types, statement)[0] for part in _split(found["body"])]
+            types[name] = Udt(ks, name, tuple((field.name, field.type) for field in fields))
+        elif what == "CREATE TABLE" and rest.startswith("("):
+            tables[key] = _table(ks, name, statement, rest, types)
+        elif what == "ALTER TABLE" and (found := _DROP.fullmatch(rest)):
+            tables[key] = _drop(_known(tables, key), _unquote(found["column"]), int(found["at"]))
+        elif what == "ALTER TABLE" and (found := _ADD.fullmatch(rest)):
+            column, kind = _column(found["column"], types, statement)
             schema = _known(tables, key)
-            kind = "static" if match["static"] else "regular"
             tables[key] = replace(schema, **{kind: (*getattr(schema, kind), column)})
-        elif re.match(r"(CREATE|ALTER)\s+(TABLE|TYPE)\b(?!.*\bWITH\b)", statement, re.I | re.S):
+        elif not re.search(r"\bWITH\b", rest, re.I):
             raise SchemaError(f"cannot read the statement: {statement[:200]}")
     return list(tables.values())
-
-
-def _is_of(named: re.Match[str], keyspace: str, table: str) -> bool:
-    """Return whether a statement is of a table, or of a type of its keyspace."""
-    found = _unquote(named["keyspace"] or keyspace), _unquote(named["name"])
-    return ".".join(found) == table or (named["kind"].upper() == "TYPE" and found[0] == table.partition(".")[0])
 
 
 def parse_table(text: str, keyspace: str = "") -> TableSchema:
@@ -118,39 +109,47 @@ def _drop(schema: TableSchema, name: str, at: int) -> TableSchema:
     raise SchemaError(f"ALTER TABLE {schema.full_name} DROP {name}: there is no such column")
 
 
-def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str, Udt]) -> TableSchema:
-    end = _closing(statement, start)
-    options = statement[end + 1 :]
+def _column(text: str, udts: Mapping[str, Udt], statement: str) -> tuple[Column, str]:
+    """Return a column, and its kind: `static`, `partition_key` if its text says so, or else `regular`."""
+    found = _COLUMN.fullmatch(text)
+    if found is None:
+        raise SchemaError(f"cannot read {text!r} in: {statement[:200]}")
+    kind = "static" if found["static"] else "partition_key" if found["primary"] else "regular"
+    return Column(_unquote(found["name"]), parse_cql(found["type"], udts)), kind
+
+
+def _table(keyspace: str, name: str, statement: str, rest: str, udts: dict[str, Udt]) -> TableSchema:
+    end = _closing(rest, statement)
+    options = rest[end + 1 :]
     # Names and strings may have any content, also text that looks like an option.
-    plain = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), options)
+    plain = re.sub(_STRING, lambda quoted: "_" * len(quoted[0]), options)
     if _COMPACT.search(plain):
         raise compact_storage(f"{keyspace}.{name}")
     columns: dict[str, Column] = {}
     static: list[str] = []
     key: tuple[list[str], list[str]] | None = None
-    for part in _split(statement[start:end]):
-        if match := _PRIMARY_KEY.match(part):
-            first, *rest = _split(match["body"])
+    for part in _split(rest[1:end]):
+        if found := _PRIMARY_KEY.fullmatch(part):
+            first, *clustering = _split(found["body"])
             partition = _split(first[1:-1]) if first.startswith("(") else [first]
-            key = [_unquote(p) for p in partition], [_unquote(p) for p in rest]
+            key = [_unquote(p) for p in partition], [_unquote(p) for p in clustering]
             continue
-        match = _match(_COLUMN, part, statement)
-        column = _unquote(match["name"])
-        columns[column] = Column(column, parse_cql(match["type"], udts))
-        if match["static"]:
-            static.append(column)
-        if match["primary"]:
-            key = [column], []
+        column, kind = _column(part, udts, statement)
+        columns[column.name] = column
+        if kind == "static":
+            static.append(column.name)
+        elif kind == "partition_key":
+            key = [column.name], []
     if key is None:
         raise SchemaError(f"CREATE TABLE {keyspace}.{name} has no PRIMARY KEY")
     if unknown := [n for n in key[0] + key[1] if n not in columns]:
         raise SchemaError(f"CREATE TABLE {keyspace}.{name}: the primary key names {unknown[0]}, which is not a column")
     for part in _split(options[slice(*order.span("body"))]) if (order := _ORDER.search(plain)) else []:
         ordered = _ORDERED.fullmatch(part)
-        column = _unquote(ordered["name"]) if ordered else part
-        if ordered is None or column not in columns:
-            raise SchemaError(f"CREATE TABLE {keyspace}.{name} is ordered by {column}, which is not a column")
-        columns[column] = replace(columns[column], reversed=(ordered["direction"] or "").upper() == "DESC")
+        by = _unquote(ordered["name"]) if ordered else part
+        if ordered is None or by not in columns:
+            raise SchemaError(f"CREATE TABLE {keyspace}.{name} is ordered by {by}, which is not a column")
+        columns[by] = replace(columns[by], reversed=(ordered["direction"] or "").upper() == "DESC")
     table_id = _ID.search(options)
     gc_grace = _GC_GRACE.search(plain)
     return TableSchema(
@@ -165,40 +164,11 @@ def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str,
     )
 
 
-def _match(pattern: re.Pattern[str], part: str, statement: str) -> re.Match[str]:
-    match = pattern.match(part)
-    if match is None:
-        raise SchemaError(f"cannot read {part!r} in: {statement[:200]}")
-    return match
-
-
 def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
-_COMMENT_OR_STRING = re.compile(r"""(?P<comment>--[^\n]*|//[^\n]*|/\*.*?\*/)|"(?:[^"]|"")*"|'(?:[^']|'')*'|;""", re.S)
-
-
-def _statements(text: str) -> Iterator[str]:
-    """Split at semicolons outside strings and drop the comments (a snapshot comments out statements that do not belong
-    to its table).
-    """
-    pieces: list[str] = []
-    p = 0
-    for match in _COMMENT_OR_STRING.finditer(text):
-        pieces.append(text[p : match.start()])
-        p = match.end()
-        if match[0] == ";":
-            yield "".join(pieces).strip()
-            pieces = []
-        elif match["comment"] is None:
-            pieces.append(match[0])
-    if rest := "".join([*pieces, text[p:]]).strip():
-        yield rest
-
-
-_QUOTED = re.compile(r""""(?:[^"]|"")*"|'(?:[^']|'')*'""")
-_BRACKET_OR_QUOTED = re.compile(r"""[(<{]|[)>}]|,|"(?:[^"]|"")*"|'(?:[^']|'')*'""")
+_BRACKET_OR_QUOTED = re.compile(rf"[(<{{]|[)>}}]|,|{_STRING}")
 
 
 def _split(body: str) -> list[str]:
@@ -215,10 +185,11 @@ def _split(body: str) -> list[str]:
     return [part for part in [*parts, body[p:].strip()] if part]
 
 
-def _closing(text: str, start: int) -> int:
-    depth = 1
-    for match in _BRACKET_OR_QUOTED.finditer(text, start):
+def _closing(text: str, statement: str) -> int:
+    """Return the place of the bracket that closes the first one."""
+    depth = 0
+    for match in _BRACKET_OR_QUOTED.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0:
             return match.start()
-    raise SchemaError(f"a ')' is missing in: {text[:200]}")
+    raise SchemaError(f"a ')' is missing in: {statement[:200]}")

@@ -1,85 +1,84 @@
-"""How every CQL type maps to Arrow, Spark and Avro. `schema.connect` has the types of Kafka Connect, and
-docs/data-types.md all of them.
+"""How every CQL type maps to Arrow, Spark, Avro and Kafka Connect; docs/data-types.md has all of them. `schema.connect`
+makes the schemas of Kafka Connect.
 
 There are two forms of a value. Changes and states hold the stored form, which loses nothing. Views and row events hold
-the row form, which query engines handle best. The two differ for `timestamp` only: `schema.row_form` converts.
+the row form, which query engines handle best. The two differ for `timestamp` only: `files.row_form` converts.
 
 Spark's types are those that pyspark itself derives from the Arrow types.
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from writetime.schema.names import candidates
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, with_parts
 
-_DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
-_AVRO_DURATION: dict[str, Any] = {
-    "type": "record",
-    "name": "duration",
-    "namespace": "writetime",
-    "fields": [
-        {"name": "months", "type": "int"},
-        {"name": "days", "type": "int"},
-        {"name": "nanoseconds", "type": "long"},
-    ],
-}
+DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
 
 
-NATIVES: dict[str, tuple[pa.DataType, Any]] = {
-    "ascii": (pa.string(), "string"),
-    "bigint": (pa.int64(), "long"),
-    "blob": (pa.binary(), "bytes"),
-    "boolean": (pa.bool_(), "boolean"),
-    "counter": (pa.int64(), "long"),
-    "date": (pa.date32(), {"type": "int", "logicalType": "date"}),
-    "decimal": (pa.string(), "string"),
-    "double": (pa.float64(), "double"),
-    "duration": (_DURATION, _AVRO_DURATION),
-    "empty": (pa.binary(), "bytes"),
-    "float": (pa.float32(), "float"),
-    "inet": (pa.string(), "string"),
-    "int": (pa.int32(), "int"),
-    "smallint": (pa.int16(), "int"),
-    "text": (pa.string(), "string"),
-    "time": (pa.int64(), "long"),
-    "timestamp": (pa.timestamp("us", "UTC"), {"type": "long", "logicalType": "timestamp-micros"}),
-    "timeuuid": (pa.string(), {"type": "string", "logicalType": "uuid"}),
-    "tinyint": (pa.int8(), "int"),
-    "uuid": (pa.string(), {"type": "string", "logicalType": "uuid"}),
-    "varint": (pa.string(), "string"),
+class Forms(NamedTuple):
+    """The type of a native CQL type in Arrow, in Avro and in Kafka Connect, with Connect's semantic name if there is
+    one.
+    """
+
+    arrow: pa.DataType
+    avro: Any
+    connect: str
+    semantic: str | None = None
+
+
+_MICROS, _MILLIS = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("micros", "millis"))
+_UUID = {"type": "string", "logicalType": "uuid"}
+
+NATIVES: dict[str, Forms] = {
+    "ascii": Forms(pa.string(), "string", "string"),
+    "bigint": Forms(pa.int64(), "long", "int64"),
+    "blob": Forms(pa.binary(), "bytes", "bytes"),
+    "boolean": Forms(pa.bool_(), "boolean", "boolean"),
+    "counter": Forms(pa.int64(), "long", "int64"),
+    "date": Forms(pa.date32(), {"type": "int", "logicalType": "date"}, "int32", "io.debezium.time.Date"),
+    "decimal": Forms(pa.string(), "string", "string"),
+    "double": Forms(pa.float64(), "double", "double"),
+    "duration": Forms(DURATION, "record", "struct"),
+    "empty": Forms(pa.binary(), "bytes", "bytes"),
+    "float": Forms(pa.float32(), "float", "float"),
+    "inet": Forms(pa.string(), "string", "string"),
+    "int": Forms(pa.int32(), "int", "int32"),
+    "smallint": Forms(pa.int16(), "int", "int16"),
+    "text": Forms(pa.string(), "string", "string"),
+    "time": Forms(pa.int64(), "long", "int64", "io.debezium.time.NanoTime"),
+    "timestamp": Forms(pa.timestamp("us", "UTC"), _MICROS, "int64", "io.debezium.time.Timestamp"),
+    "timeuuid": Forms(pa.string(), _UUID, "string", "io.debezium.data.Uuid"),
+    "tinyint": Forms(pa.int8(), "int", "int8"),
+    "uuid": Forms(pa.string(), _UUID, "string", "io.debezium.data.Uuid"),
+    "varint": Forms(pa.string(), "string", "string"),
 }
-"""The Arrow and the Avro type of each native CQL type."""
-# The stored form where it differs: the int64 milliseconds of CQL, whose range microseconds cannot hold.
-_STORED: dict[str, tuple[pa.DataType, Any]] = {
-    "timestamp": (pa.int64(), {"type": "long", "logicalType": "timestamp-millis"}),
-}
+# Changes have the int64 milliseconds of CQL, whose range microseconds cannot hold.
+_STORED = NATIVES | {"timestamp": Forms(pa.int64(), _MILLIS, "int64")}
 
 
 def arrow_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a value in a row (of a non-frozen collection or UDT: of its frozen form). A map is a
     list of its entries if readers may refuse its keys.
     """
-    return _arrow(cql_type, lambda name: NATIVES[name][0], _may_seem_equal)
+    return _arrow(cql_type, NATIVES, _may_seem_equal)
 
 
 def stored_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a value in a change or state, as `arrow_type` does for rows."""
-    return _arrow(cql_type, lambda name: _STORED.get(name, NATIVES[name])[0], _has_map)
+    return _arrow(cql_type, _STORED, _has_map)
 
 
-def _arrow(
-    cql_type: CqlType, native: Callable[[str], pa.DataType], refuses_key: Callable[[CqlType], bool]
-) -> pa.DataType:
+def _arrow(cql_type: CqlType, natives: Mapping[str, Forms], refuses_key: Callable[[CqlType], bool]) -> pa.DataType:
     def arrow(inner: CqlType) -> pa.DataType:
-        return _arrow(inner, native, refuses_key)
+        return _arrow(inner, natives, refuses_key)
 
     match cql_type:
         case Native(name):
-            return native(name)
+            return natives[name].arrow
         case Collection("map", (key, value)) if not refuses_key(key):
             return pa.map_(arrow(key), arrow(value))
         case Collection("map", (key, value)):
@@ -105,17 +104,17 @@ def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> An
     Records get their name from their place (`name`, `name_key`, `name_1`, ...), so that one type may be used twice. If
     two places lead to one name (the field `b_c` in the field `a`, and `c` in `a_b`), the later one gets `_2`.
     """
-    return _avro(cql_type, name, namespace, lambda native: NATIVES[native][1], set())
+    return _avro(cql_type, name, namespace, NATIVES, set())
 
 
 def stored_avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
     """Return the Avro type of a value in a change, as `avro_type` does for row events."""
-    return _avro(cql_type, name, namespace, lambda native: _STORED.get(native, NATIVES[native])[1], set())
+    return _avro(cql_type, name, namespace, _STORED, set())
 
 
-def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[str], Any], taken: set[str]) -> Any:
+def _avro(cql_type: CqlType, name: str, namespace: str, natives: Mapping[str, Forms], taken: set[str]) -> Any:
     def nullable(cql: CqlType, suffix: str) -> list[Any]:
-        return ["null", _avro(cql, f"{name}_{suffix}", namespace, native_type, taken)]
+        return ["null", _avro(cql, f"{name}_{suffix}", namespace, natives, taken)]
 
     def named(wanted: str) -> str:
         """Reserve the name of a record."""
@@ -128,9 +127,11 @@ def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[s
 
     match cql_type:
         case Native("duration"):
-            return {**_AVRO_DURATION, "name": named(f"{name}_duration"), "namespace": namespace or "writetime"}
+            record = named(f"{name}_duration")
+            fields = [{"name": f.name, "type": "int" if f.type == pa.int32() else "long"} for f in DURATION]
+            return {"type": "record", "name": record, "namespace": namespace or "writetime", "fields": fields}
         case Native(native):
-            return native_type(native)
+            return natives[native].avro
         case Collection("map", (key, value)):
             entry = full(f"{name}_entry")
             fields = [{"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value))]

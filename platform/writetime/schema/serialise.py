@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from writetime.schema.text import bytes_of_text
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+from writetime.schema.types import NUMBERS, Collection, CqlType, Native, Tuple, Udt, Vector
 from writetime.schema.values import split_fields, split_sequence, split_vector
 
 Serialiser = Callable[[Any], bytes]
@@ -157,10 +157,8 @@ def _struct(fields: list[tuple[str, CqlType]]) -> Serialiser:
 
 
 def vint(value: int) -> bytes:
-    """Write an unsigned vint: one leading one-bit per following byte."""
-    extra = min((max(value.bit_length(), 1) - 1) // 7, 8)
-    if extra == 8:
-        return b"\xff" + value.to_bytes(8, "big")
+    """Return an unsigned vint: one leading one-bit per following byte."""
+    extra = min(((value | 1).bit_length() - 1) // 7, 8)
     return (value | (0xFF00 >> extra & 0xFF) << 8 * extra).to_bytes(extra + 1, "big")
 
 
@@ -183,30 +181,18 @@ def _duration(value: dict[str, int]) -> bytes:
 _NEVER_NULL = ("ascii", "blob", "text")
 
 
-def _pack(code: str) -> Serialiser:
-    return struct.Struct(">" + code).pack
-
-
 _NATIVES: dict[str, Serialiser] = {
+    **{name: struct.Struct(">" + code).pack for name, code in NUMBERS.items()},
     "ascii": bytes_of_text,
-    "bigint": _pack("q"),
     "blob": bytes,
-    "boolean": _pack("?"),
-    "counter": _pack("q"),
+    "boolean": struct.Struct("?").pack,
     "date": lambda value: struct.pack(">I", value + (1 << 31)),
     "decimal": _decimal,
-    "double": _pack("d"),
     "duration": _duration,
     "empty": bytes,
-    "float": _pack("f"),
     "inet": lambda value: ipaddress.ip_address(value).packed,
-    "int": _pack("i"),
-    "smallint": _pack("h"),
     "text": bytes_of_text,
-    "time": _pack("q"),
-    "timestamp": _pack("q"),
     "timeuuid": lambda value: UUID(value).bytes,
-    "tinyint": _pack("b"),
     "uuid": lambda value: UUID(value).bytes,
     "varint": lambda value: _varint(int(value)),
 }

@@ -42,6 +42,19 @@ _NATIVES: dict[str, tuple[str, int | None]] = {
     "uuid": ("UUIDType", 16),
     "varint": ("IntegerType", None),
 }
+# The types whose values are one big-endian number, with its code in `struct`. (In files, a counter consists of shards
+# instead: `storage.counter_contexts`.)
+NUMBERS = {
+    "bigint": "q",
+    "counter": "q",
+    "double": "d",
+    "float": "f",
+    "int": "i",
+    "smallint": "h",
+    "time": "q",
+    "timestamp": "q",
+    "tinyint": "b",
+}
 _NATIVE_OF_CLASS = {cls: name for name, (cls, _) in _NATIVES.items()} | {
     "DateType": "timestamp",  # the stored form of `timestamp` before Cassandra 2.0
     "LegacyTimeUUIDType": "timeuuid",

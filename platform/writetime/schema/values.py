@@ -17,7 +17,7 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.schema.mapping import stored_type
 from writetime.schema.text import text_of
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+from writetime.schema.types import NUMBERS, Collection, CqlType, Native, Tuple, Udt, Vector
 
 
 class BadValue(WritetimeError):
@@ -110,22 +110,13 @@ def _inet(data: bytes) -> str:
 
 
 _NATIVES: dict[str, Decoder] = {
-    "bigint": _unpack("q"),
+    **{name: _unpack(code) for name, code in NUMBERS.items()},
     "boolean": lambda data: data != b"\0",
-    # As CQL sends it; in files it consists of shards: `storage.counter_contexts`.
-    "counter": _unpack("q"),
     "date": lambda data: struct.unpack(">I", data)[0] - (1 << 31),
     "decimal": _decimal,
-    "double": _unpack("d"),
     "duration": _duration,
-    "float": _unpack("f"),
     "inet": _inet,
-    "int": _unpack("i"),
-    "smallint": _unpack("h"),
-    "time": _unpack("q"),
-    "timestamp": _unpack("q"),
     "timeuuid": lambda data: str(UUID(bytes=data)),
-    "tinyint": _unpack("b"),
     "uuid": lambda data: str(UUID(bytes=data)),
     "varint": lambda data: str(int.from_bytes(data, "big", signed=True)),
 }
