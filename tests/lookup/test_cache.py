@@ -17,9 +17,8 @@ from tests.support.disks import largest_file
 from tests.support.examples import rounds
 from tests.support.look_ups import partitions_of
 from writetime.delta.storage import Storage
-from writetime.files import expiries
 from writetime.files.cache import Cache, OpenFiles, open_files
-from writetime.files.decoded import Decoded
+from writetime.files.decoded import in_memory
 from writetime.files.key_ranges import KeyRanges, joined
 from writetime.lake import state, views
 from writetime.lake.table import LakeTable
@@ -129,7 +128,7 @@ def test_the_longest_unused_file_is_deleted(table: LakeTable, cache: Cache) -> N
     file = table.state.load().files[0]
     total = sum(path.stat().st_size for path in files_of(cache))
     elsewhere = Storage(table.state.storage.address + "/../state")
-    replace(cache, limit=total + 3 * file.size - 1).between(elsewhere, file, 0, 0)
+    replace(cache, limit=total + 3 * file.size - 1).read(elsewhere, file, lambda decoded: decoded.between(0, 0))
     assert not last.exists()
     assert {first, *files} < set(files_of(cache))
 
@@ -175,7 +174,7 @@ def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
 
 
 def test_few_files_stay_open() -> None:
-    rows = Decoded([pa.record_batch({"token": [1, 2]})], expiries.joined([]))
+    rows = in_memory([pa.record_batch({"token": [1, 2]})])
     files = OpenFiles(most_files=2, most_bytes=10 * rows.memory)
     names = ["a", "b", "c"]
     for name in names:

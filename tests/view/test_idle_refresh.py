@@ -45,7 +45,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["decoded"] += 1
         return decode(source)
 
-    monkeypatch.setattr(cache.pq, "ParquetFile", Opened)
+    monkeypatch.setattr(pq, "ParquetFile", Opened)
     monkeypatch.setattr(cache, "decode", decoded)
     return found
 
@@ -53,7 +53,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def as_another_process(table: LakeTable) -> None:
     """Forget the files that are open. Nothing is kept on the disk, as if the table were much larger than the cache."""
     cache.open_files.close_all()
-    cache.bounds.forget_all()
+    cache.bounds.clear()
     table.cache = Cache(smallest=0)
 
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from writetime.core.config import Settings
 from writetime.core.private_folders import restrict_home
@@ -26,7 +24,6 @@ from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files.decoded import DamagedDecodedFile, Decoded, decode, read, write
 from writetime.files.expiries import expiry_bounds
-from writetime.files.key_ranges import KeyRanges
 
 # The most bytes of a decoded file per byte of Parquet. It bounds the space to free.
 _GROWTH = 3
@@ -82,36 +79,11 @@ class OpenFiles:
 open_files = OpenFiles()
 
 
-class ExpiryBounds:
-    """The seconds between which the data of files expires (`expiry_bounds`), as this process has read them from the
-    files' footers. It forgets the longest unused files if there are more than `most_files`.
-    """
-
-    def __init__(self, most_files: int = 1 << 16) -> None:
-        self._most_files = most_files
-        self._bounds: OrderedDict[str, tuple[int, int] | None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, path: str, read_footer: Callable[[], tuple[int, int] | None]) -> tuple[int, int] | None:
-        """Return those of a file by the path of its decoded form."""
-        with self._lock:
-            if path in self._bounds:
-                self._bounds.move_to_end(path)
-                return self._bounds[path]
-        found = read_footer()
-        with self._lock:
-            self._bounds[path] = found
-            if len(self._bounds) > self._most_files:
-                self._bounds.popitem(last=False)
-        return found
-
-    def forget_all(self) -> None:
-        """Forget all files."""
-        with self._lock:
-            self._bounds.clear()
-
-
-bounds = ExpiryBounds()
+# The seconds between which the data of files expires (`expiry_bounds`), by the paths of their decoded forms, as this
+# process has read them from the files' footers.
+bounds: dict[str, tuple[int, int]] = {}
+_MOST_BOUNDS = 1 << 16
+_NOTHING_EXPIRES = (1 << 63) - 1, -(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -131,66 +103,11 @@ class Cache:
         """Return the cache of an installation; a relative path is relative to the working folder."""
         return cls(Path(settings.lake.cache).resolve(), round(settings.lake.cache_gib * (1 << 30)))
 
-    def between(self, storage: Storage, file: DataFile, first: int, last: int) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake with tokens from a first one to a last one, in order."""
-        return self._read(storage, file, lambda decoded: decoded.between(first, last))
-
-    def rows(self, storage: Storage, file: DataFile, places: KeyRanges) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake that a merge at these places needs, in order. Without a place, the file
-        is not opened.
+    def read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
+        """Return what a function reads from a decoded file of the lake. If the decoded file is damaged, it is made
+        again, and the function is called again.
         """
-        if not len(places.tokens):
-            return []
-        return self._read(storage, file, lambda decoded: decoded.rows(places))
-
-    def numbers(self, storage: Storage, file: DataFile, places: KeyRanges) -> list[tuple[np.ndarray, pa.RecordBatch]]:
-        """Return the result of `rows`, with the index in the file of each row."""
-        return self._read(storage, file, lambda decoded: decoded.numbers(places))
-
-    def count(self, storage: Storage, file: DataFile, places: KeyRanges) -> int:
-        """Return the number of the rows that `rows` returns."""
-        if not len(places.tokens):
-            return 0
-        return self._read(storage, file, lambda decoded: decoded.count(places))
-
-    def narrowed(self, storage: Storage, file: DataFile, places: KeyRanges, count: int) -> KeyRanges:
-        """Return whole partitions, narrowed like those of `Decoded.narrowed`."""
-        return self._read(storage, file, lambda decoded: decoded.narrowed(places, count))
-
-    def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
-        if not self._may_expire(storage, file, after, until):
-            return []
-        return self._read(storage, file, lambda decoded: decoded.expiring(after, until))
-
-    def next_expiry(self, storage: Storage, file: DataFile, after: int) -> int | None:
-        """Return the first second after this one at which data of a file expires; None if there is none."""
-        if not self._may_expire(storage, file, after, None):
-            return None
-        return self._read(storage, file, lambda decoded: decoded.next_expiry(after))
-
-    def _may_expire(self, storage: Storage, file: DataFile, after: int, until: int | None) -> bool:
-        """Return whether data of a file may expire in `after` < t <= `until`; False by the footer of a file that is not
-        decoded. Each refresh asks this of all files, and the cache may be too small for all of them.
-        """
-        path = self._path(storage, file)
-        # To decode a small file costs not much more than to read its footer.
-        is_small = file.size < self.smallest
-        if is_small or open_files.find(path) is not None or (self._keeps(file) and Path(path).exists()):
-            return True
-        found = bounds.of(path, lambda: self._bounds_of(storage, file))
-        return found is not None and after < found[1] and (until is None or found[0] <= until)
-
-    @staticmethod
-    def _bounds_of(storage: Storage, file: DataFile) -> tuple[int, int] | None:
-        with open_file(storage, file.path) as source:
-            return expiry_bounds(source)
-
-    def _keeps(self, file: DataFile) -> bool:
-        return file.size >= self.smallest and _GROWTH * file.size <= self.limit
-
-    def _read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
-        path = self._path(storage, file)
+        path = _path_of(self.folder, storage.address, file.path)
         decoded = self._open(path, storage, file)
         try:
             return read_from(decoded)
@@ -199,8 +116,38 @@ class Cache:
             Path(path).unlink(missing_ok=True)
             return read_from(self._open(path, storage, file))
 
-    def _path(self, storage: Storage, file: DataFile) -> str:
-        return _path_of(self.folder, storage.address, file.path)
+    def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
+        if not self._may_expire(storage, file, after, until):
+            return []
+        return self.read(storage, file, lambda decoded: decoded.expiring(after, until))
+
+    def next_expiry(self, storage: Storage, file: DataFile, after: int) -> int | None:
+        """Return the first second after this one at which data of a file expires; None if there is none."""
+        if not self._may_expire(storage, file, after, None):
+            return None
+        return self.read(storage, file, lambda decoded: decoded.next_expiry(after))
+
+    def _may_expire(self, storage: Storage, file: DataFile, after: int, until: int | None) -> bool:
+        """Return whether data of a file may expire in `after` < t <= `until`; False by the footer of a file that is not
+        decoded. Each refresh asks this of all files, and the cache may be too small for all of them.
+        """
+        path = _path_of(self.folder, storage.address, file.path)
+        # To decode a small file costs not much more than to read its footer.
+        is_small = file.size < self.smallest
+        if is_small or open_files.find(path) is not None or (self._keeps(file) and Path(path).exists()):
+            return True
+        if (found := bounds.get(path)) is None:
+            with open_file(storage, file.path) as source:
+                found = expiry_bounds(source) or _NOTHING_EXPIRES
+            if len(bounds) >= _MOST_BOUNDS:
+                bounds.clear()
+            bounds[path] = found
+        first, last = found
+        return after < last and (until is None or first <= until)
+
+    def _keeps(self, file: DataFile) -> bool:
+        return file.size >= self.smallest and _GROWTH * file.size <= self.limit
 
     def _open(self, path: str, storage: Storage, file: DataFile) -> Decoded:
         if (decoded := open_files.find(path)) is None:
@@ -215,17 +162,14 @@ class Cache:
         with open_file(storage, file.path, pre_buffer=not storage.is_local) as source:
             if keep:
                 try:
-                    return self._made(path, source, file)
+                    restrict_home(self.folder)
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    self._make_room(_GROWTH * file.size)
+                    write(source, path, file.size)
+                    return read(path, file.size)
                 except (OSError, DamagedDecodedFile) as e:
                     _log.warning("%s cannot keep %s: %r", self.folder, file.path, e)
             return decode(source)
-
-    def _made(self, path: Path, source: pq.ParquetFile, file: DataFile) -> Decoded:
-        restrict_home(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._make_room(_GROWTH * file.size)
-        write(source, path, file.size)
-        return read(path, file.size)
 
     def size(self) -> int:
         """Return the bytes of all files in the folder, including those of other programs; 0 if it cannot be read."""

@@ -17,14 +17,14 @@ The CRC-32 of each batch, and that of the expiries, is compared at the first use
 """
 
 import functools
+import itertools
 import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,26 +61,30 @@ class _Batch:
 
 
 class Decoded:
-    """The rows of one file, in order."""
+    """The rows of one file, in order. A method raises `DamagedDecodedFile` if a part of the file that is used for the
+    first time has changed since it was written.
 
-    def __init__(self, batches: list[pa.RecordBatch], expiries: Expiries) -> None:
-        self._batches = batches
-        self._expiries = expiries
-        self._ends = [_ends(batch) for batch in batches]
-        self._counts = [batch.num_rows for batch in batches]
-        self._searched: dict[int, SortedBatch] = {}
+    `ends` and `counts` are the tokens and the rows of each batch, `load` reads a batch, and `expiries` reads those of
+    the file. `memory` is the bytes of memory that the rows take, apart from mapped files.
+    """
 
-    @property
-    def memory(self) -> int:
-        """The bytes of memory that the rows take, apart from mapped files."""
-        return sum(batch.nbytes for batch in self._batches)
+    def __init__(
+        self,
+        ends: list[tuple[int, int]],
+        counts: list[int],
+        load: Callable[[int], pa.RecordBatch],
+        expiries: Callable[[], Expiries],
+        memory: int = 0,
+    ) -> None:
+        self.memory = memory
+        self._ends = ends
+        self._starts = np.cumsum([0, *counts])
+        self._batch = batch = functools.cache(load)
+        self._sorted = functools.cache(lambda number: SortedBatch(batch(number)))
+        self._expiries = functools.cache(expiries)
 
     def between(self, first: int, last: int) -> list[pa.RecordBatch]:
-        """Return the rows with tokens from a first one to a last one, in order.
-
-        Raises:
-            DamagedDecodedFile: a part of the file that is used for the first time has changed since it was written.
-        """
+        """Return the rows with tokens from a first one to a last one, in order."""
         found = []
         for number, (least, greatest) in enumerate(self._ends):
             if first <= greatest and least <= last:
@@ -92,122 +96,58 @@ class Decoded:
         return found
 
     def rows(self, places: KeyRanges) -> list[pa.RecordBatch]:
-        """Return the rows that a merge at these places needs, in order: see `Searched.rows`.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
-        return [take_rows(self._batch(number), rows) for number, rows in self._at(places)]
+        """Return the rows that a merge at these places needs, in order: see `SortedBatch.rows`."""
+        return [rows for _, rows in self.numbers(places)]
 
     def numbers(self, places: KeyRanges) -> list[tuple[np.ndarray, pa.RecordBatch]]:
-        """Return the result of `rows`, with the index in the file of each row.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
-        starts = np.cumsum([0, *self._counts])
-        found = []
-        for number, rows in self._at(places):
-            found.append((rows + starts[number], take_rows(self._batch(number), rows)))
-        return found
+        """Return the result of `rows`, with the index in the file of each row."""
+        return [(rows + self._starts[n], take_rows(self._batch(n), rows)) for n, rows in self._at(places)]
 
     def count(self, places: KeyRanges) -> int:
-        """Return the number of the rows that `rows` returns.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
+        """Return the number of the rows that `rows` returns."""
         return sum(len(rows) for _, rows in self._at(places))
 
     def narrowed(self, places: KeyRanges, count: int) -> KeyRanges:
-        """Return whole partitions, each narrowed to about `count` rows at most, see `Searched.narrowed`.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
+        """Return whole partitions, each narrowed to about `count` rows at most, see `SortedBatch.narrowed`."""
         for number, ends in enumerate(self._ends):
             if len(places.within(ends).tokens):
-                places = self._searched_batch(number).narrowed(places, count)
+                places = self._sorted(number).narrowed(places, count)
         return places
 
     def expiring(self, after: int, until: int) -> list[pa.RecordBatch]:
-        """Return the rows where data expires in `after` < t <= `until` (seconds), in order.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
-        rows = self._checked_expiries().due(after, until)
-        starts = np.concatenate([[0], np.cumsum(self._counts)])
+        """Return the rows where data expires in `after` < t <= `until` (seconds), in order."""
+        rows = self._expiries().due(after, until)
         found = []
-        for number, start in enumerate(starts[:-1]):
-            own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, starts[number + 1])]
+        for number, (start, end) in enumerate(itertools.pairwise(self._starts)):
+            own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, end)]
             if len(own):
                 found.append(take_rows(self._batch(number), own - start))
         return found
 
     def next_expiry(self, after: int) -> int | None:
-        """Return the first second after this one at which data expires; None if there is none.
-
-        Raises:
-            DamagedDecodedFile: as for `between`.
-        """
-        return self._checked_expiries().next_after(after)
+        """Return the first second after this one at which data expires; None if there is none."""
+        return self._expiries().next_after(after)
 
     def _at(self, places: KeyRanges) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the rows that a merge at these places needs, for each batch with such rows."""
         for number, ends in enumerate(self._ends):
             wanted = places.within(ends)
-            if len(wanted.tokens) and len(rows := self._searched_batch(number).rows(wanted)):
+            if len(wanted.tokens) and len(rows := self._sorted(number).rows(wanted)):
                 yield number, rows
-
-    def _searched_batch(self, number: int) -> SortedBatch:
-        return self._searched.get(number) or self._searched.setdefault(number, SortedBatch(self._batch(number)))
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        return self._batches[number]
-
-    def _checked_expiries(self) -> Expiries:
-        return self._expiries
-
-
-class _Mapped(Decoded):
-    """The rows of a decoded file that is mapped into memory."""
-
-    def __init__(
-        self, data: pa.Buffer, batches: list[_Batch], expiries: Expiries, index: tuple[pa.Buffer, int]
-    ) -> None:
-        super().__init__([], expiries)
-        self._data = data
-        self._places = batches
-        self._ends = [(batch.first, batch.last) for batch in batches]
-        self._counts = [batch.rows for batch in batches]
-        self._index: tuple[pa.Buffer, int] | None = index
-        self._reader: Any = pa.ipc.open_file(data)
-        self._used: dict[int, pa.RecordBatch] = {}
-        if self._reader.num_record_batches != len(batches):
-            raise DamagedDecodedFile
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        if number not in self._used:
-            place = self._places[number]
-            if zlib.crc32(self._data.slice(place.start, place.size)) != place.crc:
-                raise DamagedDecodedFile
-            self._used[number] = self._reader.get_batch(number)
-        return self._used[number]
-
-    def _checked_expiries(self) -> Expiries:
-        if self._index is not None:
-            if zlib.crc32(self._index[0]) != self._index[1]:
-                raise DamagedDecodedFile
-            self._index = None
-        return super()._checked_expiries()
 
 
 def decode(source: pq.ParquetFile) -> Decoded:
     """Return the rows of a file of the lake, in memory."""
-    batches = list(_batches(source, BATCH_BYTES))
-    rows = np.cumsum([0, *(batch.num_rows for batch in batches)])
-    return Decoded(batches, joined([expiries_of(b, int(start)) for b, start in zip(batches, rows, strict=False)]))
+    return in_memory(list(_batches(source, BATCH_BYTES)))
+
+
+def in_memory(batches: list[pa.RecordBatch]) -> Decoded:
+    """Return the rows of these batches, which are in order."""
+    counts = [batch.num_rows for batch in batches]
+    starts = itertools.accumulate(counts, initial=0)
+    expiries = joined([expiries_of(batch, start) for batch, start in zip(batches, starts, strict=False)])
+    memory = sum(batch.nbytes for batch in batches)
+    return Decoded(list(map(_ends, batches)), counts, batches.__getitem__, lambda: expiries, memory)
 
 
 def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATCH_BYTES) -> None:
@@ -264,11 +204,25 @@ def read(path: Path, size: int) -> Decoded:
         arrow = data.slice(0, end)
         if _crc_of_rest(arrow, batches) != footer["crc_of_rest"]:
             raise DamagedDecodedFile
-        index = np.frombuffer(data.slice(start, 16 * expiries), np.int64)
-        expected = data.slice(end, behind - end), footer["crc_of_expiries"]
-        return _Mapped(arrow, batches, Expiries(index[:expiries], index[expiries:]), expected)
+        reader = pa.ipc.open_file(arrow)
+        if reader.num_record_batches != len(batches):
+            raise DamagedDecodedFile
     except (struct.error, ValueError, LookupError, TypeError, pa.ArrowException) as e:
         raise DamagedDecodedFile from e
+
+    def batch(number: int) -> pa.RecordBatch:
+        place = batches[number]
+        if zlib.crc32(arrow.slice(place.start, place.size)) != place.crc:
+            raise DamagedDecodedFile
+        return reader.get_batch(number)
+
+    def index() -> Expiries:
+        if zlib.crc32(data.slice(end, behind - end)) != footer["crc_of_expiries"]:
+            raise DamagedDecodedFile
+        seconds, rows = np.frombuffer(data.slice(start, 16 * expiries), np.int64).reshape(2, -1)
+        return Expiries(seconds, rows)
+
+    return Decoded([(b.first, b.last) for b in batches], [b.rows for b in batches], batch, index)
 
 
 def _footer(data: pa.Buffer, places: list[dict[str, int]], size: int, expiries: int, crc_of_expiries: int) -> bytes:

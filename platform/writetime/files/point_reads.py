@@ -3,6 +3,7 @@ ranges of tokens, some places, and the places where data expires.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
 
@@ -11,8 +12,9 @@ from writetime.delta import buckets
 from writetime.delta.parquet import conform, uncompressed_size
 from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
+from writetime.files.decoded import Decoded
 from writetime.files.key_ranges import KeyRanges, TokenRange, are_rows, joined, places_of
-from writetime.files.merging import PORTION_BYTES, Source
+from writetime.files.merging import Source, portions
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -26,7 +28,8 @@ def merge_tokens(
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
         first, last = source.tokens_of(file) or (wanted.first, wanted.last)
-        return cache.between(source.storage, file, max(first, wanted.first), min(last, wanted.last))
+        first, last = max(first, wanted.first), min(last, wanted.last)
+        return cache.read(source.storage, file, lambda decoded: decoded.between(first, last))
 
     return _merge(sources, schema, read, start)
 
@@ -39,7 +42,8 @@ def merge_places(
     """
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
-        return cache.rows(source.storage, file, places.within(source.tokens_of(file)))
+        own = places.within(source.tokens_of(file))
+        return cache.read(source.storage, file, lambda decoded: decoded.rows(own)) if len(own.tokens) else []
 
     return _merge(sources, schema, read, start)
 
@@ -57,7 +61,11 @@ def size_at(sources: Iterable[Source], places: KeyRanges, cache: Cache) -> int:
     most = sum(len(own.tokens) * size / max(file.rows, 1) for _, file, own, size in parts)
     if most <= buckets.MOST_ROW_BYTES and are_rows(places):
         return round(most)
-    return round(sum(cache.count(storage, file, own) * size / max(file.rows, 1) for storage, file, own, size in parts))
+    found = 0.0
+    for storage, file, own, size in parts:
+        if len(own.tokens):
+            found += cache.read(storage, file, partial(Decoded.count, places=own)) * size / max(file.rows, 1)
+    return round(found)
 
 
 def first_places(sources: Iterable[Source], places: KeyRanges, count: int, cache: Cache) -> KeyRanges:
@@ -66,7 +74,7 @@ def first_places(sources: Iterable[Source], places: KeyRanges, count: int, cache
     """
     for source in sources:
         for file in source.files:
-            places = cache.narrowed(source.storage, file, places, count)
+            places = cache.read(source.storage, file, partial(Decoded.narrowed, places=places, count=count))
     return places
 
 
@@ -102,32 +110,16 @@ def next_expiry(sources: Iterable[Source], after: int, cache: Cache) -> int | No
 
 def _merge(sources: Iterable[Source], schema: TableSchema, read: Read, start: pa.Table | None) -> pa.Table:
     state = merge([], schema) if start is None else start
-    portion: list[pa.Table] = []
-    size = 0
-    for table in _tables(sources, change_schema(schema), read):
-        portion.append(table)
-        size += table.nbytes
-        if size > PORTION_BYTES:
-            state = merge([state, *portion], schema)
-            portion, size = [], 0
-    return merge([state, *portion], schema)
+    batches = (batch for source in sources for file in source.files for batch in read(source, file))
+    for portion in portions(batches, lambda batch: batch.nbytes):
+        state = merge([state, *_conformed(portion, change_schema(schema))], schema)
+    return state
 
 
-def _tables(sources: Iterable[Source], wanted: pa.Schema, read: Read) -> Iterator[pa.Table]:
-    alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
-    size = 0
-    for source in sources:
-        for file in source.files:
-            for batch in read(source, file):
-                alike.setdefault(batch.schema, []).append(batch)
-                size += batch.nbytes
-            if size > PORTION_BYTES:
-                yield from _conformed(alike, wanted)
-                alike, size = {}, 0
-    yield from _conformed(alike, wanted)
-
-
-def _conformed(alike: dict[pa.Schema, list[pa.RecordBatch]], wanted: pa.Schema) -> Iterator[pa.Table]:
+def _conformed(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.Table]:
     """Yield batches of the same fields as one table, so that it is conformed once."""
-    for batches in alike.values():
-        yield conform(pa.Table.from_batches(batches).combine_chunks(), wanted, "a file of changes")
+    alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
+    for batch in batches:
+        alike.setdefault(batch.schema, []).append(batch)
+    for several in alike.values():
+        yield conform(pa.Table.from_batches(several).combine_chunks(), wanted, "a file of changes")

@@ -142,7 +142,7 @@ class Refresh:
             (file, numbers, rows)
             for file in self.files
             if file.bucket in owners
-            for numbers, rows in self.cache.numbers(self.storage, file, places)
+            for numbers, rows in self.cache.read(self.storage, file, lambda decoded: decoded.numbers(places))
         ]
         # A search also finds static rows of the partitions.
         candidates = [
