@@ -4,7 +4,7 @@ Files are in the order of token, key and position, so each place costs a few bin
 of rows in the file or in a partition.
 """
 
-# ruff: noqa: PLR0912, PLR0913, PLR0915, PLR0917 (numba has no keyword-only arguments, and a call costs time)
+# ruff: noqa: PLR0913, PLR0917 (numba has no keyword-only arguments, and a call costs time)
 
 from dataclasses import dataclass, replace
 
@@ -197,11 +197,25 @@ def _compare(offsets: int, data: int, i: int, other_offsets: int, other_data: in
 
 
 @njit
-def _lower(offsets: int, data: int, low: int, high: int, other_offsets: int, other_data: int, j: int) -> int:
-    """Return the first row whose value is not less than value `j` of the others. The rows are in order."""
+def _token_place(tokens: np.ndarray, low: int, high: int, token: int, past: int) -> int:
+    """Return the first row with a token that is not less than this one, or is greater if `past` is 1."""
     while low < high:
         middle = (low + high) >> 1
-        if _compare(offsets, data, middle, other_offsets, other_data, j) < 0:
+        if tokens[middle] < token or (past and tokens[middle] == token):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit
+def _place(offsets: int, data: int, low: int, high: int, other_offsets: int, other_data: int, j: int, past: int) -> int:
+    """Return the first row whose value is not less than value `j` of the others, or is greater if `past` is 1. The
+    rows are in order.
+    """
+    while low < high:
+        middle = (low + high) >> 1
+        if _compare(offsets, data, middle, other_offsets, other_data, j) < past:
             low = middle + 1
         else:
             high = middle
@@ -234,14 +248,7 @@ def _find(
     start = behind = 0
     for i in range(count):
         token = wanted_tokens[i]
-        low, high = start, rows
-        while low < high:
-            middle = (low + high) >> 1
-            if tokens[middle] < token:
-                low = middle + 1
-            else:
-                high = middle
-        start = low
+        start = _token_place(tokens, start, rows, token, 0)
         if start == rows:
             break
         if tokens[start] != token:
@@ -250,26 +257,12 @@ def _find(
         step = 1
         while start + step < rows and tokens[start + step] == token:
             step *= 2
-        low, high = start + step // 2, min(start + step, rows)
-        while low < high:
-            middle = (low + high) >> 1
-            if tokens[middle] == token:
-                low = middle + 1
-            else:
-                high = middle
-        first = _lower(keys, key_data, start, low, wanted_keys, wanted_key_data, i)
-        if first == low or _compare(keys, key_data, first, wanted_keys, wanted_key_data, i) != 0:
+        last = _token_place(tokens, start + step // 2, min(start + step, rows), token, 1)
+        first = _place(keys, key_data, start, last, wanted_keys, wanted_key_data, i, 0)
+        if first == last or _compare(keys, key_data, first, wanted_keys, wanted_key_data, i) != 0:
             continue
-        last = low
         if _compare(keys, key_data, last - 1, wanted_keys, wanted_key_data, i) != 0:
-            low, high = first, last
-            while low < high:
-                middle = (low + high) >> 1
-                if _compare(keys, key_data, middle, wanted_keys, wanted_key_data, i) <= 0:
-                    low = middle + 1
-                else:
-                    high = middle
-            last = low
+            last = _place(keys, key_data, first, last, wanted_keys, wanted_key_data, i, 1)
         partition[i, 0], partition[i, 1] = first, last
         head = first
         while head < last:
@@ -279,8 +272,8 @@ def _find(
             head += 1
         found[2 * i], found_ends[2 * i] = max(first, behind), max(head, behind)
         behind = max(head, behind)
-        begin = _lower(positions, position_data, first, last, firsts, first_data, i)
-        end = _lower(positions, position_data, begin, last, ends, end_data, i)
+        begin = _place(positions, position_data, first, last, firsts, first_data, i, 0)
+        end = _place(positions, position_data, begin, last, ends, end_data, i, 0)
         found[2 * i + 1], found_ends[2 * i + 1] = max(begin, behind), max(end, behind)
         behind = max(end, behind)
     return found, found_ends, partition
