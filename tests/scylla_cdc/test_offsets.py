@@ -102,8 +102,7 @@ def test_a_stream_in_spark_queries_another_node_if_one_is_behind(monkeypatch: py
     def opened(*_: object) -> Iterator[CdcSource]:
         yield nodes.pop(0) if len(nodes) > 1 else nodes[0]
 
-    monkeypatch.setattr(scylla_cdc, "open_source", opened)
-    asked: Any = SimpleNamespace(settings=None, table=TABLE.full_name, snapshot_at=None)
+    asked: Any = SimpleNamespace(source=opened, snapshot_at=None)
     reader = scylla_cdc.ScyllaCdcStreamReader(asked, TABLE, cast(Any, None))
     start = Offset(now() - HOUR // 4, newest, created, str(other.schema.id), ttl=24 * HOUR)
     end = replace(start, until=start.until + 30 * SECOND)

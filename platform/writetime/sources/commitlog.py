@@ -21,7 +21,7 @@ read to its end, that is an error, because this stream has lost its changes.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -75,11 +75,11 @@ class CommitLogSource(DataSource):
 
     def reader(self, schema: StructType) -> "CommitLogBatchReader":
         """Return a reader of all data that the segments hold now."""
-        return CommitLogBatchReader(_Settings(dict(self.options), schema))
+        return CommitLogBatchReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> "CommitLogStreamReader":
         """Return a reader that follows the segments."""
-        return CommitLogStreamReader(_Settings(dict(self.options), schema))
+        return CommitLogStreamReader(dict(self.options), schema)
 
 
 def _required(options: Any, *names: str) -> Any:
@@ -97,72 +97,54 @@ def _table(schemas: Sequence[TableSchema], options: Any) -> TableSchema:
     return found[0]
 
 
-class _Settings:
-    """The options of a reader, and how it reads one part."""
+class _Reader:
+    """Reads a segment as a task, by the options."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
-        self.options = {key.lower(): value for key, value in options.items()}
-        _required(self.options, "schema", "path")
-        self._selection = Selection.given(_table(option_schemas(self.options), self.options), schema)
-        self.segments_per_batch = option_count(self.options, "segments_per_batch")
-        self._policies = {name: option_choice(self.options, name, choices) for name, choices in _POLICIES.items()}
+        self._options = {key.lower(): value for key, value in options.items()}
+        _required(self._options, "schema", "path")
+        self._selection = Selection.given(_table(option_schemas(self._options), self._options), schema)
+        self._segments_per_batch = option_count(self._options, "segments_per_batch")
+        self._policies = {name: option_choice(self._options, name, choices) for name, choices in _POLICIES.items()}
 
-    def segments(self) -> list[Segment]:
-        return find_segments(self.options["path"])
+    def _trusted(self) -> list[tuple[Segment, int | None]]:
+        return list(trusted(find_segments(self._options["path"])))
 
-    def read(self, part: SegmentPart) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         end_quietly()
-        schemas = option_schemas(self.options)
-        reader = CommitLogReader(
-            schemas,
-            [_table(schemas, self.options).full_name],
-            fields=self._selection.schema.names,
-            **self._policies,
-        )
+        if not isinstance(partition, SegmentPart):
+            return  # Spark adds its own partition if there is none.
+        schemas = option_schemas(self._options)
+        name = _table(schemas, self._options).full_name
+        reader = CommitLogReader(schemas, [name], fields=self._selection.schema.names, **self._policies)
         report = SegmentReport()
-        node = self.options.get("node")
-        for _, batch in reader.read(part.segment, start=part.start, until=part.until, report=report, node=node):
+        path, node = partition.segment.path, self._options.get("node")
+        parts = reader.read(partition.segment, start=partition.start, until=partition.until, report=report, node=node)
+        for _, batch in parts:
             yield self._selection.cut(batch)
-        path = part.segment.path
         for skipped in report.skipped:
             log.warning("left out: %s", skipped)
         if tables := report.unknown_tables:
-            log.warning(
-                "%s: %s to %s without a schema",
-                path,
-                pluralize(tables.total(), "mutation"),
-                pluralize(len(tables), "table"),
-            )
+            counted = pluralize(tables.total(), "mutation"), pluralize(len(tables), "table")
+            log.warning("%s: %s to %s without a schema", path, *counted)
         if lost := report.hiding.total():
-            name = _table(schemas, self.options).full_name
             log.warning("%s: changes of %s after these writes are lost in %s", path, name, pluralize(lost, "mutation"))
         if report.torn_at is not None:
             log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 
 
-class CommitLogBatchReader(DataSourceReader):
-    """Reads each segment as a task."""
-
-    def __init__(self, settings: _Settings) -> None:
-        self._settings = settings
+class CommitLogBatchReader(_Reader, DataSourceReader):
+    """Reads all segments."""
 
     def partitions(self) -> list[SegmentPart]:
         """Return the segments."""
-        found = trusted(self._settings.segments())
-        return [SegmentPart(segment, 0, END if until is None else until) for segment, until in found]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one segment."""
-        # Spark adds its own partition if there is none.
-        return self._settings.read(partition) if isinstance(partition, SegmentPart) else iter(())
+        return [SegmentPart(segment, 0, END if until is None else until) for segment, until in self._trusted()]
 
 
-class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class CommitLogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the segments of a folder, by the offsets of `Offset`."""
 
-    def __init__(self, settings: _Settings) -> None:
-        self._settings = settings
-        self._available: list[tuple[Segment, int]] | None = None
+    _available: list[tuple[Segment, int]] | None = None
 
     def initialOffset(self) -> Offset:
         """Start with the oldest segment."""
@@ -170,14 +152,13 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Read as much as the option `segments_per_batch` allows."""
-        most = self._settings.segments_per_batch
-        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
+        return ReadAllAvailable() if self._segments_per_batch is None else ReadMaxFiles(self._segments_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the offsets up to which segments may be read now: a node that continues to write would keep such a run
         from ending.
         """
-        self._available = self._trusted()
+        self._available = self._indexed()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the offset up to which a batch may read: the trusted offset of the newest segment, or of the last one
@@ -187,7 +168,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             MissingFile: the stream's segment was deleted before its end was read.
         """
         self._unread(start)
-        found = self._available if self._available is not None else self._trusted()
+        found = self._available if self._available is not None else self._indexed()
         unfinished = start["position"] is not None
         ahead = [s for s in found if s[0].id > start["segment"] or (s[0].id == start["segment"] and unfinished)]
         if isinstance(limit, ReadMaxFiles):
@@ -217,20 +198,16 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             parts.append(SegmentPart(self._segment(end["segment"]), 0, position))
         return parts
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part."""
-        return self._settings.read(cast(SegmentPart, partition))
-
-    def _trusted(self) -> list[tuple[Segment, int]]:
-        return [(s, until) for s, until in trusted(self._settings.segments()) if until is not None]
+    def _indexed(self) -> list[tuple[Segment, int]]:
+        return [(segment, until) for segment, until in self._trusted() if until is not None]
 
     def _unread(self, start: Offset) -> Segment | None:
         """Return the segment of an offset, if the offset is not at its end."""
         return None if start["position"] is None else self._segment(start["segment"])
 
     def _segment(self, segment_id: int) -> Segment:
-        folder = self._settings.options["path"]
-        for segment in self._settings.segments():
+        folder = self._options["path"]
+        for segment in find_segments(folder):
             if segment.id == segment_id:
                 return segment
         raise MissingFile(

@@ -2,12 +2,10 @@
 
 import json
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -16,6 +14,7 @@ from writetime.changes.model import change_schema, field_name
 from writetime.core.errors import WritetimeError
 from writetime.lake.labels import newly_labelled
 from writetime.schema.cql import parse_schemas
+from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.kernel.primitives import token
@@ -165,25 +164,19 @@ def option_tokens(options: Mapping[str, str], schema: TableSchema) -> tuple[int,
         names = [field_name(c) for c in schema.partition_key]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise WritetimeError(f"the option partition_key must be a JSON object with {', '.join(names)}")
-        parts = [_serialise(c.type, values[field_name(c)]) for c in schema.partition_key]
-        composite = b"".join(len(part).to_bytes(2, "big") + part + b"\0" for part in parts)
-        wanted = token(parts[0] if len(parts) == 1 else composite)
+        wanted = token(partition_key([_serialised(c.type, values[field_name(c)]) for c in schema.partition_key]))
         return wanted, wanted
     return int(options.get("first_token", MIN_TOKEN)), int(options.get("last_token", MAX_TOKEN))
 
 
-_PACKED = {"bigint": ">q", "int": ">i", "smallint": ">h", "tinyint": ">b", "boolean": ">?"}
-
-
-def _serialise(cql_type: CqlType, value: Any) -> bytes:
+def _serialised(cql_type: CqlType, value: Any) -> bytes:
     """Serialise a partition key value from JSON (a blob is hexadecimal text)."""
     match cql_type, value:
-        case Native("uuid" | "timeuuid"), str():
-            return UUID(value).bytes
-        case Native("text" | "ascii"), str():
-            return value.encode()
         case Native("blob"), str():
             return bytes.fromhex(value.removeprefix("0x"))
-        case Native(name), int() if name in _PACKED:
-            return struct.pack(_PACKED[name], value)
+        case (Native("uuid" | "timeuuid" | "text" | "ascii"), str()) | (
+            Native("bigint" | "int" | "smallint" | "tinyint" | "boolean"),
+            int(),
+        ):
+            return serialiser(cql_type)(value)
     raise WritetimeError(f"the option partition_key cannot take {value!r} for a column of type {cql_type}: use tokens")

@@ -16,8 +16,9 @@ A stream reads windows of write times. It reads a window once all of its rows sh
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -44,12 +45,13 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pieces import StreamPiece
-from writetime.scylla_cdc.source import EarlierTtl, open_source, until_fresh
+from writetime.scylla_cdc.source import CdcSource, EarlierTtl, open_source, until_fresh
 from writetime.sources.schemas import Selection, option_fields
 from writetime.sources.worker_end import end_quietly
 
 log = logging.getLogger(__name__)
 
+_Kind = TypeVar("_Kind", bound="_Reader")
 _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 
@@ -75,21 +77,20 @@ class ScyllaCdcSource(DataSource):
 
     def schema(self) -> StructType:
         """The fields of the table's changes."""
-        asked = _Asked(self.options)
-        return Selection.of(asked.current_schema(), option_fields(self.options)).spark()
+        return Selection.of(_Asked(self.options).current_schema(), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "ScyllaCdcBatchReader":
         """Return a reader of the log's present rows."""
-        return ScyllaCdcBatchReader(*self._reading(schema))
+        return self._reading(ScyllaCdcBatchReader, schema)
 
     def streamReader(self, schema: StructType) -> "ScyllaCdcStreamReader":
         """Return a reader that follows the log."""
-        return ScyllaCdcStreamReader(*self._reading(schema))
+        return self._reading(ScyllaCdcStreamReader, schema)
 
-    def _reading(self, schema: StructType) -> "tuple[_Asked, TableSchema, Selection]":
+    def _reading(self, kind: type[_Kind], schema: StructType) -> _Kind:
         asked = _Asked(self.options)
         table = asked.current_schema()
-        return asked, table, Selection.given(table, schema)
+        return kind(asked, table, Selection.given(table, schema))
 
 
 class _Asked:
@@ -105,23 +106,12 @@ class _Asked:
             parse_instant(options[name]) if name in options else None for name in ("from", "to", "snapshot_at")
         )
 
-    def current_schema(self) -> TableSchema:
-        with open_source(self.settings, self.table) as source:
-            return newly_labelled(source.schema)
+    def source(self) -> AbstractContextManager[CdcSource]:
+        return open_source(self.settings, self.table)
 
-    def read(self, part: LogPart, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
-        """Read a part. Its rows count only if neither the table nor the log's retained rows changed meanwhile."""
-        end_quietly()
-        if not part.pieces:
-            return
-        with open_source(self.settings, self.table) as source:
-            source.check_schema(table)
-            names = dict(zip(change_schema(table).names, change_schema(source.schema).names, strict=True))
-            wanted = selection.schema.names
-            for batch in source.read(part.pieces, [names[n] for n in wanted], snapshot_at=part.snapshot_at):
-                yield selection.cut(batch.rename_columns(wanted))
-            source.check_schema(table)
-            source.check_gap(part.start, part.snapshot_at, part.earlier_ttl)
+    def current_schema(self) -> TableSchema:
+        with self.source() as source:
+            return newly_labelled(source.schema)
 
 
 def _settings(options: Mapping[str, str]) -> Settings:
@@ -145,13 +135,32 @@ def _settings(options: Mapping[str, str]) -> Settings:
     return settings.model_copy(update=made)
 
 
-class ScyllaCdcBatchReader(DataSourceReader):
-    """Reads the streams of a log over an interval of write times, some streams per task."""
+class _Reader:
+    """Reads some streams as a task."""
 
     def __init__(self, asked: _Asked, table: TableSchema, selection: Selection) -> None:
         self._asked = asked
         self._table = table
         self._selection = selection
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a part. Its rows count only if neither the table nor the log's retained rows changed meanwhile."""
+        end_quietly()
+        part = cast(LogPart, partition)
+        if not part.pieces:
+            return
+        with self._asked.source() as source:
+            source.check_schema(self._table)
+            names = dict(zip(change_schema(self._table).names, change_schema(source.schema).names, strict=True))
+            wanted = self._selection.schema.names
+            for batch in source.read(part.pieces, [names[n] for n in wanted], snapshot_at=part.snapshot_at):
+                yield self._selection.cut(batch.rename_columns(wanted))
+            source.check_schema(self._table)
+            source.check_gap(part.start, part.snapshot_at, part.earlier_ttl)
+
+
+class ScyllaCdcBatchReader(_Reader, DataSourceReader):
+    """Reads the streams of a log over an interval of write times."""
 
     def partitions(self) -> list[LogPart]:
         """Distribute the streams.
@@ -161,7 +170,7 @@ class ScyllaCdcBatchReader(DataSourceReader):
             WritetimeError: the end is not settled yet.
         """
         asked = self._asked
-        with open_source(asked.settings, asked.table) as source:
+        with asked.source() as source:
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
             start = min((piece.start for piece in pieces), default=0)
             # Spark adds its own part if there is none.
@@ -169,23 +178,15 @@ class ScyllaCdcBatchReader(DataSourceReader):
                 LogPart(some, start, asked.snapshot_at) for some in shared_out(pieces, source.settings.tasks) or [[]]
             ]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part."""
-        return self._asked.read(cast(LogPart, partition), self._table, self._selection)
 
-
-class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ScyllaCdcStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a log, by the offsets of `Offset`."""
 
-    def __init__(self, asked: _Asked, table: TableSchema, selection: Selection) -> None:
-        self._asked = asked
-        self._table = table
-        self._selection = selection
-        self._available: int | None = None
+    _available: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Start at the option `from`, or with the log's oldest rows."""
-        with self._source() as source:
+        with self._asked.source() as source:
             return asdict(first_offset(source, self._asked.start, self._asked.snapshot_at))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -194,7 +195,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record up to which time may be read: passing time would keep such a run from ending."""
-        with self._source() as source:
+        with self._asked.source() as source:
             self._available = source.settled()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             LogGap: the next rows are not in the log.
         """
         del limit
-        with self._source() as source:
+        with self._asked.source() as source:
             settled = source.settled() if self._available is None else self._available
             return asdict(next_offset(source, Offset(**start), settled, self._asked.snapshot_at))
 
@@ -218,16 +219,9 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return until_fresh(lambda: self._parts(Offset(**start), Offset(**end)))
 
     def _parts(self, first: Offset, last: Offset) -> list[LogPart]:
-        with self._source() as source:
+        with self._asked.source() as source:
             check(source, first, self._asked.snapshot_at)
             pieces = pieces_between(source, first, last)
             snapshot_at = snapshot_of(last, self._asked.snapshot_at)
             parts = shared_out(pieces, source.settings.tasks)
             return [LogPart(some, first.until, snapshot_at, first.earlier_ttl) for some in parts]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part."""
-        return self._asked.read(cast(LogPart, partition), self._table, self._selection)
-
-    def _source(self) -> Any:
-        return open_source(self._asked.settings, self._asked.table)

@@ -112,15 +112,14 @@ class SSTableReader(DataSourceReader):
         end_quietly()
         if not isinstance(partition, SSTableSplit):
             return  # Spark adds its own partition if there is none.
-        piece = partition
         report = ScanReport()
-        batches = SSTable(piece.location, self._table).scan(
+        batches = SSTable(partition.location, self._table).scan(
             self._selection.schema.names,
-            split=piece.split,
+            split=partition.split,
             tokens=self._tokens,
             on_corrupt=self._on_corrupt,
             report=report,
-            origin=Origin("sstable", piece.file, self._captured_at, self._options.get("node")),
+            origin=Origin("sstable", partition.file, self._captured_at, self._options.get("node")),
         )
         yield from map(self._selection.cut, batches)
         for skipped in report.skipped:
