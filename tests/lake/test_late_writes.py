@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import generated
+from tests.support.decoded_reads import decoded_reads
 from tests.support.event_replay import replayed
 from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
@@ -26,11 +27,8 @@ from tests.support.made import add, new_table, write
 from tests.support.timed import SECOND, around, deletion, rows_at
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL, buckets_of
-from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files import change_files, merging
-from writetime.files.cache import Cache
-from writetime.files.key_ranges import KeyRanges
 from writetime.files.merging import Source, merge_files
 from writetime.lake import contents, state
 from writetime.lake.contents import dropped_of, levels_of
@@ -193,20 +191,17 @@ class Read:
 def reading() -> Iterator[Read]:
     """Record which files of a table are read, and how many rows through the cache."""
     found = Read()
-    rows, read_changes = Cache.rows, change_files.read_changes
-
-    def counted(self: Cache, storage: Storage, file: DataFile, places: KeyRanges) -> list[pa.RecordBatch]:
-        batches = rows(self, storage, file, places)
-        found.rows[file.path] = found.rows.get(file.path, 0) + sum(batch.num_rows for batch in batches)
-        return batches
+    read_changes = change_files.read_changes
 
     def listed(files: Any, schema: pa.Schema) -> list[pa.Table]:
         chosen = list(files)
         found.files += [path for _, path, _ in chosen]
         return read_changes(chosen, schema)
 
-    with patch.object(Cache, "rows", counted), patch.object(merging, "read_changes", listed):
+    with decoded_reads("rows") as read, patch.object(merging, "read_changes", listed):
         yield found
+    for file, batches in read:
+        found.rows[file.path] = found.rows.get(file.path, 0) + sum(batch.num_rows for batch in batches)
 
 
 def paths(files: list[DataFile]) -> set[str]:

@@ -6,12 +6,14 @@ view_rows(...)`.
 """
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from tests.support.decoded_reads import decoded_reads
 from tests.support.event_replay import events, replayed
 from tests.support.examples import is_long_run
 from tests.support.lake_answers import view_rows
@@ -19,7 +21,7 @@ from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from tests.support.written import COLUMNS, ROWS, SCHEMA, SECOND, Write, random_write, rows_after
 from writetime.delta import buckets
-from writetime.files.cache import Cache
+from writetime.delta.versions import DataFile
 from writetime.lake import state, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import changed_rows, stream
@@ -41,31 +43,24 @@ def deletion(id_: int, n: int, at: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of rows that were read by their places."""
-    found, rows = [], Cache.rows
-
-    def count(cache: Cache, *arguments: Any) -> Any:
-        batches = rows(cache, *arguments)
-        found.append(sum(batch.num_rows for batch in batches))
-        return batches
-
-    monkeypatch.setattr(Cache, "rows", count)
-    return found
+def read() -> Iterator[list[tuple[DataFile, Any]]]:
+    """The rows that were read by their places."""
+    with decoded_reads("rows") as found:
+        yield found
 
 
-def rows_read(table: LakeTable, folder: Path, read: list[int]) -> tuple[int, int]:
+def rows_read(table: LakeTable, folder: Path, read: list[Any]) -> tuple[int, int]:
     """Find the events of a batch, and refresh the view; return the rows that each read."""
     counts = []
     for step in (lambda: stream.extend(table), lambda: refresh(settings_at(folder), table)):
         read.clear()
         step()
-        counts.append(sum(read))
+        counts.append(sum(batch.num_rows for _, batches in read for batch in batches))
     return counts[0], counts[1]
 
 
 @pytest.mark.parametrize("size", [1_000, 100_000 if is_long_run() else 10_000])
-def test_a_write_to_a_wide_partition_reads_few_rows(tmp_path: Path, read: list[int], size: int) -> None:
+def test_a_write_to_a_wide_partition_reads_few_rows(tmp_path: Path, read: list[Any], size: int) -> None:
     table = new_table(tmp_path, SCHEMA, buckets=1)
     add(table, [static(1, 5), *(write(1, n, 5, v="a") for n in range(size))], 1, SCHEMA)
     state.fold(table)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.decoded_reads import decoded_reads
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.core.arrow import pc
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL
-from writetime.files.cache import Cache
 from writetime.lake import state
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable
@@ -36,16 +36,10 @@ def test_a_token_is_read_from_the_files_of_its_bucket(
         state.fold(table)
     for number in (2, 3):
         add(table, [write(i, 1, number, w=number) for i in range(50)], number)
-    read: list[int] = []
-    between = Cache.between
-
-    def noted(cache: Cache, storage: Any, file: Any, *tokens: int) -> Any:
-        read.append(file.bucket)
-        return between(cache, storage, file, *tokens)
-
-    monkeypatch.setattr(Cache, "between", noted)
     tokens = sorted(write(i, 1, 1)["token"] for i in range(40, 80))
-    rows, _, _ = _lake_state(bucket_views(table), table.schema(), [*tokens, tokens[-1] + 1])
+    with decoded_reads("between") as found:
+        rows, _, _ = _lake_state(bucket_views(table), table.schema(), [*tokens, tokens[-1] + 1])
+    read = [file.bucket for file, _ in found]
     assert rows["token"].to_pylist() == tokens
     assert pc.sum(rows["w"].combine_chunks().field("value")).as_py() == 30
     # A level, and the two files of all buckets.

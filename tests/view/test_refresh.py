@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generated
+from tests.support.decoded_reads import decoded_reads
 from tests.support.examples import examples
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
@@ -29,7 +30,6 @@ from writetime.core.errors import WritetimeError
 from writetime.delta import buckets
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.parquet import PARTITION
-from writetime.files.cache import Cache
 from writetime.lake import retention, state, view_retention, views
 from writetime.lake.projection import AS_OF
 from writetime.lake.table import LakeTable
@@ -135,24 +135,14 @@ def test_a_refresh_writes_and_marks_changed_rows(table: LakeTable, settings: Set
     assert table.view.load().version == version
 
 
-def test_a_refresh_opens_only_files_that_may_have_changed_rows(
-    table: LakeTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refresh_opens_only_files_that_may_have_changed_rows(table: LakeTable, settings: Settings) -> None:
     refresh(settings, table)
     assert {file.bucket for file in table.view.load().files} == {0, 1, 2, 3}
-    opened: list[int] = []
-    numbers = Cache.numbers
-
-    def noted(cache: Cache, storage: Any, file: Any, places: Any) -> Any:
-        opened.append(file.bucket)
-        return numbers(cache, storage, file, places)
-
-    monkeypatch.setattr(Cache, "numbers", noted)
     for i in range(10):
-        opened.clear()
         add(table, [write(i, 1, 6, v="new")], 2 + i)
-        assert refresh(settings, table).marked == 1
-        assert len({bucket for bucket in opened if bucket != buckets.ALL}) == 1
+        with decoded_reads("numbers") as opened:
+            assert refresh(settings, table).marked == 1
+        assert len({file.bucket for file, _ in opened if file.bucket != buckets.ALL}) == 1
     assert rows_of(table) == computed(table)
 
 
