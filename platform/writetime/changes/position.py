@@ -31,11 +31,10 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
-from writetime.core.counts import pluralize
 from writetime.schema.serialise import vint
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Vector
-from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
+from writetime.schema.values import checked, split_fields, split_sequence, split_vector
 
 _NEXT, _NEXT_NULL, _NEXT_EMPTY, _NEXT_EMPTY_REVERSED = b"\x40", b"\x3e", b"\x3f", b"\x41"
 _TERMINATOR = b"\x38"
@@ -74,27 +73,22 @@ def _encoder(cql_type: CqlType) -> Encoder:
         case Native("text" | "ascii" | "blob" | "inet" | "duration" | "empty" | "counter"):
             return _escaped
         case Native(name):
-            inner = _NATIVES[name]
-        case Collection("map", (key, value)):
-            inner = _sequence([_encoder(key), _encoder(value)])
-        case Collection(_, (element,)):
-            inner = _sequence([_encoder(element)])
-        case Vector(element, dimension):
-            encoder = _encoder(element)
-            inner = lambda data: _joined([_part(encoder, p) for p in split_vector(data, element, dimension)])  # noqa: E731
-        case _:
-            encoders = [_encoder(t) for t in cql_type.parts]
-            inner = lambda data: _tuple(split_fields(data, cql_type, len(encoders)), encoders)  # noqa: E731
+            return checked(_NATIVES[name], cql_type)
+    encoders = [_encoder(t) for t in cql_type.parts]
 
-    def encode(data: bytes) -> bytes | None:
-        try:
-            return inner(data) if data else None
-        except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(
-                f"{data[:32].hex()} ({pluralize(len(data), 'byte')}) is not a valid {cql_type}: {e}"
-            ) from None
+    def encode(data: bytes) -> bytes:
+        match cql_type:
+            case Collection():
+                parts: Iterable[bytes | None] = split_sequence(data, 4)
+            case Vector(element, dimension):
+                parts = split_vector(data, element, dimension)
+            case _:
+                parts = split_fields(data, cql_type, len(encoders))
+                while parts and parts[-1] is None:
+                    parts.pop()
+        return b"".join(map(_part, cycle(encoders), parts)) + _TERMINATOR
 
-    return encode
+    return checked(encode, cql_type)
 
 
 _ZEROS = re.compile(rb"\0+")
@@ -224,17 +218,3 @@ def _part(encoder: Encoder, part: bytes | None) -> bytes:
         return _NEXT_NULL
     data = encoder(part)
     return _NEXT_EMPTY if data is None else _NEXT + data
-
-
-def _joined(parts: Iterable[bytes]) -> bytes:
-    return b"".join(parts) + _TERMINATOR
-
-
-def _sequence(encoders: list[Encoder]) -> Callable[[bytes], bytes]:
-    return lambda data: _joined(map(_part, cycle(encoders), split_sequence(data, 4)))
-
-
-def _tuple(parts: list[bytes | None], encoders: list[Encoder]) -> bytes:
-    while parts and parts[-1] is None:
-        parts.pop()
-    return _joined(map(_part, encoders, parts))

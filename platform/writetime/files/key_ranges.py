@@ -56,13 +56,8 @@ def only_at(state: pa.Table, places: KeyRanges) -> pa.Table:
     """Return the rows of merged changes at some places, with the static rows and deletions of their partitions. This
     removes the parts of other rows that a merge at these places may have.
     """
-    (batch,) = state.combine_chunks().to_batches() or [None]
-    if batch is None:
-        return state
-    plain = batch.set_column(batch.schema.get_field_index("key"), "key", decoded(batch.column("key"))).set_column(
-        batch.schema.get_field_index("position"), "position", decoded(batch.column("position"))
-    )
-    return state.take(pa.array(SortedBatch(plain).rows(places)))
+    fields = {name: decoded(one_chunk(state[name])) for name in ("token", "key", "position", "end")}
+    return state.take(pa.array(SortedBatch(pa.record_batch(fields)).rows(places)))
 
 
 def places_of(changes: pa.Table) -> KeyRanges:

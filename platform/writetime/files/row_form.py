@@ -23,12 +23,8 @@ MILLIS_MAX = ((1 << 63) - 1) // 1000
 
 
 def to_micros(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) -> pa.Table:
-    """Return rows of the stored form in the row form, with the names of the lake's view.
-
-    Args:
-        rows: the table's columns by name, as `merge.live_rows` returns them.
-        schema: the table.
-        unfit: counts, by column, the rows with a timestamp that does not fit.
+    """Return rows of the stored form (of `merge.live_rows`) in the row form, with the names of the lake's view. `unfit`
+    counts, by column, the rows with a timestamp that does not fit.
     """
     arrays = []
     for column in schema.columns:

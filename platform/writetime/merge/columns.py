@@ -11,7 +11,7 @@ from writetime.core.arrow import numbers, pc, take_present
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
 from writetime.merge.precedence import NEVER, cell_times, deletion_times
-from writetime.merge.tombstones import Deletion, chosen
+from writetime.merge.tombstones import Deletion
 from writetime.merge.value_order import comparable, has_forms, serialised, serialised_row
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
@@ -29,17 +29,10 @@ def dropped_times(schema: TableSchema) -> dict[str, int]:
 def merge_column(
     column: pa.StructArray, cql_type: CqlType, group: np.ndarray, deleted: Deletion, dropped_at: int
 ) -> tuple[pa.StructArray, np.ndarray]:
-    """Merge a static or regular column.
+    """Merge a static or regular column of changes, of which each belongs to a group. `deleted` covers the cells of each
+    group, and cells written at or before `dropped_at` are void, because the column was dropped.
 
-    Args:
-        column: the column of the changes.
-        cql_type: the type of the column.
-        group: the group of each change.
-        deleted: the deletion that covers the cells of each group.
-        dropped_at: cells written then or before are void, because the column was dropped.
-
-    Returns:
-        The column of each group, and whether it has any data.
+    Return the column of each group, and whether it has any data.
     """
     if cql_type == Native("counter"):
         return merge_counter(column, group, deleted, dropped_at)
@@ -49,7 +42,7 @@ def merge_column(
     tombstones, parts = column.flatten()
     times = deletion_times(tombstones)
     latest = times.latest(group, groups)
-    own = chosen(times.write_time, times.deletion_time, latest)
+    own = Deletion(times.write_time, times.deletion_time).at(latest)
     before_drop = Deletion(np.full(groups, dropped_at), np.full(groups, np.iinfo(np.int64).max))
     kept = own.exceeds(deleted) & own.exceeds(before_drop)
     deleted = own.where(kept, deleted)

@@ -10,13 +10,14 @@ cell's deletion, because a deletion of a row, range or partition may cover that 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from writetime.changes.model import GLOBAL, LOCAL
 from writetime.core.arrow import mask_of, numbers, pc, take
-from writetime.merge.precedence import NEVER, Times, cell_times
+from writetime.merge.precedence import NEVER, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError
 
@@ -74,12 +75,8 @@ def _with_nobody(cells: pa.StructArray, empty: np.ndarray) -> pa.StructArray:
 def newest_shards(cells: pa.StructArray, dropped_at: int) -> np.ndarray:
     """Return the greatest write time of the shards of each cell, `NEVER` if there is none after `dropped_at`."""
     lists = cells.flatten()[-1]
-    return _greatest(
-        np.repeat(np.arange(len(cells)), numbers(pc.list_value_length(lists))),
-        numbers(lists.flatten().field("write_time")),
-        len(cells),
-        dropped_at,
-    )
+    cell = np.repeat(np.arange(len(cells)), numbers(pc.list_value_length(lists)))
+    return greatest(cell, numbers(lists.flatten().field("write_time")), len(cells), dropped_at)
 
 
 def merge_counter(
@@ -100,7 +97,7 @@ def merge_counter(
     # The sum wraps around, as in the database.
     value = np.zeros(groups, np.int64)
     np.add.at(value, group[first], numbers(shards.field("count"))[kept[first]])
-    newest = _greatest(group, numbers(shards.field("write_time"))[kept], groups, NEVER)
+    newest = greatest(group, numbers(shards.field("write_time"))[kept], groups, NEVER)
     some = live | is_deleted
     parts = [
         pa.array(value, mask=~live),
@@ -120,9 +117,7 @@ def _tombstones(
     times = cell_times(cells, dropped_at)
     dead = times.present & mask_of(cells.field("tombstone").fill_null(False))
     dead &= times.write_time > deleted.write_time[group]
-    best = Times(dead, times.write_time, times.rank, times.deletion_time, times.ttl).latest(
-        group, len(deleted.write_time)
-    )
+    best = replace(times, present=dead).latest(group, len(deleted.write_time))
     return best, numbers(take(cells.field("write_time"), best))
 
 
@@ -157,10 +152,11 @@ def _ranks(texts: pa.Array) -> np.ndarray:
     return ranks
 
 
-def _greatest(group: np.ndarray, write_time: np.ndarray, groups: int, after: int) -> np.ndarray:
-    greatest = np.full(groups, NEVER)
-    np.maximum.at(greatest, group, np.where(write_time > after, write_time, NEVER))
-    return greatest
+def greatest(group: np.ndarray, write_time: np.ndarray, groups: int, after: int) -> np.ndarray:
+    """Return the greatest write time of each group, `NEVER` if there is none after a time."""
+    found = np.full(groups, NEVER)
+    np.maximum.at(found, group, np.where(write_time > after, write_time, NEVER))
+    return found
 
 
 def _lists(shards: pa.StructArray, counts: np.ndarray, arrow: pa.DataType) -> pa.ListArray:

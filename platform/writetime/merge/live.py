@@ -12,18 +12,14 @@ from writetime.schema.types import Collection, CqlType, is_complex
 
 
 def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
-    """Return the live rows at a time, in the order of the database, with the table's columns by name.
+    """Return the live rows of a state of whole partitions at a time (seconds), in the order of the database, with the
+    table's columns by name.
 
-    Values have the stored form (`mapping.stored_type`). `files.row_form.fit` returns the form of views.
+    Values have the stored form (`mapping.stored_type`). `files.row_form.to_micros` returns the form of views.
 
     A row is live while its marker or one of its regular cells is live. Data with a TTL is live before its expiry
     second, and no longer in it. Live static cells are joined to each row of their partition. If there is no row, they
     form one, with nulls in the clustering and regular columns.
-
-    Args:
-        state: the result of `merge`: whole partitions.
-        schema: the table.
-        as_of: the time, in seconds.
     """
     return live(state, schema, as_of)[0]
 
@@ -59,19 +55,12 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     if not is_complex(cql_type):
         lives = cells_live(column, as_of)
         return pc.if_else(lives, column.field("value"), pa.scalar(None, stored_type(cql_type))), mask_of(lives)
-    parts = column.flatten()[1]
+    arrow, parts = stored_type(cql_type), column.flatten()[1]
     if not isinstance(cql_type, Collection):
-        fields = [
-            live_column(cells, field_type, as_of)
-            for cells, field_type in zip(parts.flatten(), cql_type.parts, strict=True)
-        ]
-        some = np.logical_or.reduce([s for _, s in fields])
-        return (
-            pa.StructArray.from_arrays(
-                [array for array, _ in fields], fields=list(stored_type(cql_type)), mask=pa.array(~some)
-            ),
-            some,
-        )
+        pairs = zip(parts.flatten(), cql_type.parts, strict=True)
+        fields, lives = zip(*(live_column(cells, field_type, as_of) for cells, field_type in pairs), strict=True)
+        some = np.logical_or.reduce(lives)
+        return pa.StructArray.from_arrays(fields, fields=list(arrow), mask=pa.array(~some)), some
     elements = parts.flatten()
     lives = cells_live(elements, as_of)
     row = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))[mask_of(lives)]
@@ -83,15 +72,16 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
         whole[row[mask_of(elements.field("path").is_null())]] = False
         elements, row = elements.filter(pa.array(whole[row])), row[whole[row]]
     offsets = pa.array(np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(parts)))]).astype(np.int32))
-    arrow, absent = stored_type(cql_type), pa.array(~whole)
-    if cql_type.kind != "map":
-        values = elements.field("path" if cql_type.kind == "set" else "value")
-        return pa.ListArray.from_arrays(offsets, values, type=arrow, mask=absent), some
-    keys, items = elements.field("path"), elements.field("value")
+    absent = pa.array(~whole)
     if pa.types.is_map(arrow):
+        keys, items = elements.field("path"), elements.field("value")
         return pa.MapArray.from_arrays(offsets, keys, items, type=arrow, mask=absent), some
-    entries = pa.StructArray.from_arrays([keys, items], fields=list(arrow.value_type))
-    return pa.ListArray.from_arrays(offsets, entries, type=arrow, mask=absent), some
+    if cql_type.kind == "map":
+        entries = [elements.field("path"), elements.field("value")]
+        values = pa.StructArray.from_arrays(entries, fields=list(arrow.value_type))
+    else:
+        values = elements.field("path" if cql_type.kind == "set" else "value")
+    return pa.ListArray.from_arrays(offsets, values, type=arrow, mask=absent), some
 
 
 def cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:

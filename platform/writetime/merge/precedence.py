@@ -44,18 +44,11 @@ class Times:
         *,
         of_tombstones: bool = False,
     ) -> np.ndarray:
-        """Return the latest entry of each group, -1 if there is none.
-
-        Args:
-            group: the group of each entry.
-            groups: the number of groups.
-            values: returns bytes or text that decide between entries that are otherwise equal.
-            of_tombstones: whether they decide between tombstones too.
+        """Return the latest entry of each group, -1 if there is none. `values` returns bytes or text that decide
+        between entries that are otherwise equal, also between tombstones if `of_tombstones`.
         """
-        decided = _TOMBSTONE + of_tombstones
-        best, tied = kernels.latest(
-            group, self.present, self.write_time, self.rank, self.deletion_time, self.ttl, groups, decided
-        )
+        times = self.present, self.write_time, self.rank, self.deletion_time, self.ttl
+        best, tied = kernels.latest(group, *times, groups, _TOMBSTONE + of_tombstones)
         if values is not None and len(tied):
             return kernels.largest(group, tied, *bytes_of(values(tied)), best)
         return best

@@ -9,7 +9,7 @@ greatest deletion that covers it counts. So the canonical form has:
 - row tombstones only where they are greater than both (`Row.Merger`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -38,22 +38,22 @@ class Deletion:
             np.where(mask, self.write_time, other.write_time), np.where(mask, self.deletion_time, other.deletion_time)
         )
 
+    @classmethod
+    def none(cls, count: int) -> "Deletion":
+        """Return missing deletions."""
+        return cls(np.full(count, NEVER), np.full(count, NEVER))
+
     def at(self, indices: np.ndarray) -> "Deletion":
         """Return the deletions at these indices, none where the index is -1."""
-        return chosen(self.write_time, self.deletion_time, indices)
+        none = Deletion.none(len(indices))
+        if not len(self.write_time):
+            return none
+        return Deletion(self.write_time[indices], self.deletion_time[indices]).where(indices >= 0, none)
 
     def array(self) -> pa.StructArray:
         """Return the deletions as the field `tombstone` of changes."""
         arrays = [pa.array(self.write_time), pa.array(self.deletion_time)]
         return pa.StructArray.from_arrays(arrays, fields=list(TOMBSTONE), mask=pa.array(self.write_time == NEVER))
-
-
-def chosen(write_time: np.ndarray, deletion_time: np.ndarray, indices: np.ndarray) -> Deletion:
-    """Return the deletions with these numbers at these indices, none where the index is -1."""
-    if not len(write_time):
-        return Deletion(np.full(len(indices), NEVER), np.full(len(indices), NEVER))
-    missing = indices < 0
-    return Deletion(np.where(missing, NEVER, write_time[indices]), np.where(missing, NEVER, deletion_time[indices]))
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,9 @@ class Tombstones:
 
 def find_tombstones(order: Order, tombstones: pa.StructArray) -> Tombstones:
     """Fold the tombstones of changes."""
+    none, end = Deletion.none(order.groups), np.full(order.groups, -1)
     if tombstones.null_count == len(tombstones):
-        nowhere = np.full(order.groups, -1)
-        none = chosen(np.empty(0), np.empty(0), nowhere)
-        return Tombstones(none, nowhere, none)
+        return Tombstones(none, end, none)
     times = deletion_times(tombstones)
     single = _fold(order, times)
     kinds = order.kinds[order.change(order.head)]
@@ -78,10 +77,8 @@ def find_tombstones(order: Order, tombstones: pa.StructArray) -> Tombstones:
     groups = np.flatnonzero(kinds == PARTITION_TOMBSTONE)
     of_partition[order.partition[groups]] = groups
     partition = single.at(of_partition[order.partition])
-    end = np.full(order.groups, -1)
     if not len(order.ranges):
         rows_only = single.exceeds(partition) | (kinds == PARTITION_TOMBSTONE)
-        none = chosen(np.empty(0), np.empty(0), end)
         return Tombstones(single.where(rows_only, none), end, single.where(single.exceeds(partition), partition))
     ranges = _ranges(order, times)
     open_ = ranges.exceeds(partition)
@@ -96,9 +93,8 @@ def find_tombstones(order: Order, tombstones: pa.StructArray) -> Tombstones:
 
 def _fold(order: Order, times: Times) -> Deletion:
     """Return the greatest deletion of each partition and row in its own group."""
-    present = times.present & (order.kinds != RANGE_TOMBSTONE)
-    single = Times(present, times.write_time, times.rank, times.deletion_time, times.ttl)
-    return chosen(times.write_time, times.deletion_time, single.latest(order.group, order.groups))
+    single = replace(times, present=times.present & (order.kinds != RANGE_TOMBSTONE))
+    return Deletion(times.write_time, times.deletion_time).at(single.latest(order.group, order.groups))
 
 
 def _ranges(order: Order, times: Times) -> Deletion:
@@ -108,7 +104,7 @@ def _ranges(order: Order, times: Times) -> Deletion:
     starts = order.group[order.ranges][greatest_first]
     ends = order.group[len(order.kinds) :][greatest_first]
     covering = kernels.paint(starts, ends, order.groups)
-    return chosen(write_time[greatest_first], deletion_time[greatest_first], covering)
+    return Deletion(write_time[greatest_first], deletion_time[greatest_first]).at(covering)
 
 
 def _segments(order: Order, ranges: Deletion, open_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ encoding" and "Schema Resolution" (only that of records by field name is needed 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,9 @@ class AvroReader:
         first = 0
         while first < len(messages):
             last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + WINDOW_BYTES, "right")) - 1)
-            output = _Output(self, last - first, int(bounds[last] - bounds[first]))
-            fault = _decode(
-                output.program,
-                output.counts,
-                data,
-                bounds[first:last] + header,
-                bounds[first + 1 : last + 1],
-                output.numbers,
-                output.flags,
-                output.texts,
-            )
+            output = self._output(last - first, int(bounds[last] - bounds[first]))
+            starts, ends = bounds[first:last] + header, bounds[first + 1 : last + 1]
+            fault = _decode(output.program, output.counts, data, starts, ends, *output.buffers)
             if fault >= 0:
                 raise WritetimeError(f"message {first + fault} does not follow its Avro schema")
             batch = pa.RecordBatch.from_struct_array(self._build(output, None))
@@ -119,14 +112,16 @@ class AvroReader:
         number, text = self._number(arrow, domain), self._text(arrow) if op == _BYTES else -1
         self._add(op, domain, number=number, text=text)
         # Changes once held timestamps as microseconds, always of whole milliseconds.
-        micros = isinstance(avro, dict) and avro.get("logicalType") == "timestamp-micros"
-        if micros and arrow == pa.int64():
-            return lambda output, validity: pc.divide(output.leaf(arrow, domain, number, text, validity), 1000), least
-        if kind == "string" and arrow is not None and pa.types.is_binary(arrow):
-            return (
-                lambda output, validity: bytes_of_texts(output.leaf(pa.string(), domain, number, text, validity))
-            ), least
-        return lambda output, validity: output.leaf(arrow, domain, number, text, validity), least
+        micros = isinstance(avro, dict) and avro.get("logicalType") == "timestamp-micros" and arrow == pa.int64()
+        as_bytes = kind == "string" and arrow is not None and pa.types.is_binary(arrow)
+
+        def build(output: "_Output", validity: pa.Buffer | None) -> pa.Array:
+            if as_bytes:
+                return bytes_of_texts(output.leaf(pa.string(), domain, number, text, validity))
+            values = output.leaf(arrow, domain, number, text, validity)
+            return pc.divide(values, 1000) if micros else values
+
+        return build, least
 
     def _nullable(self, union: list[Any], arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:
         if len(union) != 2 or union[0] != "null":
@@ -218,8 +213,8 @@ class AvroReader:
         self._program.append([op, number, flag, text, 0, domain, inner, target])
         return len(self._program) - 1
 
-    def layout(self, count: int, size: int) -> tuple[np.ndarray, list[int], list[int]]:
-        """Return the program for a window of messages, and where each of its numbers and flags starts."""
+    def _output(self, count: int, size: int) -> "_Output":
+        """Return the buffers for a window of so many messages and bytes, and the program with their places."""
         most = [count, *(size // least + 1 for least in self._least[1:])]
         program = np.array(self._program, np.int64).reshape(-1, _FIELDS)
         starts = []
@@ -230,32 +225,25 @@ class AvroReader:
             starts.append(ends.tolist())
         texts = program[:, _TEXT]
         program[:, _TEXT] = np.where(texts >= 0, texts * size, -1)
-        return program, starts[0], starts[1]
-
-    @property
-    def domains(self) -> int:
-        """The number of domains."""
-        return len(self._least)
-
-    @property
-    def texts(self) -> int:
-        """The number of columns of text or bytes."""
-        return self._texts
+        numbers, flags = np.zeros(starts[0][-1], np.int64), np.zeros(starts[1][-1], np.uint8)
+        buffers = numbers, flags, np.empty(self._texts * size, np.uint8)
+        return _Output(program, np.zeros(len(self._least), np.int64), buffers, starts[0], starts[1], size)
 
 
+@dataclass
 class _Output:
     """The buffers for the values of one window, and the arrays over them.
 
-    They have the largest size that the window may need, of which the system allocates only the used part.
+    They have the largest size that the window may need, of which the system allocates only the used part. `counts` are
+    the entries of each domain; `buffers` are the numbers, flags and texts, of which each has a place of its own.
     """
 
-    def __init__(self, reader: AvroReader, count: int, size: int) -> None:
-        self.program, self._number_starts, self._flag_starts = reader.layout(count, size)
-        self.counts = np.zeros(reader.domains, np.int64)
-        self.numbers = np.zeros(self._number_starts[-1], np.int64)
-        self.flags = np.zeros(self._flag_starts[-1], np.uint8)
-        self.texts = np.empty(reader.texts * size, np.uint8)
-        self._size = size
+    program: np.ndarray
+    counts: np.ndarray
+    buffers: tuple[np.ndarray, np.ndarray, np.ndarray]
+    number_starts: list[int]
+    flag_starts: list[int]
+    size: int
 
     def leaf(
         self, arrow: pa.DataType | None, domain: int, number: int, text: int, validity: pa.Buffer | None
@@ -265,8 +253,8 @@ class _Output:
         count = self.count(domain)
         if text >= 0:
             offsets = self.offsets(domain, number)
-            start = text * self._size
-            content = pa.py_buffer(self.texts[start : start + np.frombuffer(offsets, np.int32)[-1]])
+            start = text * self.size
+            content = pa.py_buffer(self.buffers[2][start : start + np.frombuffer(offsets, np.int32)[-1]])
             return pa.Array.from_buffers(arrow, count, [validity, offsets, content])
         values = self._values(domain, number)
         if pa.types.is_boolean(arrow):
@@ -286,8 +274,8 @@ class _Output:
 
     def validity(self, domain: int, flag: int) -> pa.Buffer | None:
         """Return which values of a union are not null; None if all are."""
-        start = self._flag_starts[flag]
-        flags = self.flags[start : start + self.count(domain)]
+        start = self.flag_starts[flag]
+        flags = self.buffers[1][start : start + self.count(domain)]
         return None if flags.all() else _bits(flags)
 
     def offsets(self, domain: int, number: int) -> pa.Buffer:
@@ -298,8 +286,8 @@ class _Output:
         return pa.py_buffer(offsets)
 
     def _values(self, domain: int, number: int) -> np.ndarray:
-        start = self._number_starts[number]
-        return self.numbers[start : start + self.count(domain)]
+        start = self.number_starts[number]
+        return self.buffers[0][start : start + self.count(domain)]
 
 
 def _bits(flags: np.ndarray) -> pa.Buffer:

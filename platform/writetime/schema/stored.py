@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import Udt, parse_cql
 
+_KINDS = ("partition_key", "clustering", "static", "regular")
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -63,7 +65,7 @@ def to_json(schema: TableSchema) -> dict[str, Any]:
         ],
         "columns": [
             {"name": c.name, "type": str(c.type), "kind": kind} | ({"reversed": True} if c.reversed else {})
-            for kind in ("partition_key", "clustering", "static", "regular")
+            for kind in _KINDS
             for c in getattr(schema, kind)
         ],
         "dropped": [
@@ -90,13 +92,14 @@ def from_json(stored: Any) -> TableSchema:
     for found in table.types:
         fields = tuple((field.name, parse_cql(field.type, udts)) for field in found.fields)
         udts[found.name] = Udt(table.keyspace, found.name, fields)
-    columns: dict[str, list[Column]] = {"partition_key": [], "clustering": [], "static": [], "regular": []}
-    for column in table.columns:
-        columns[column.kind].append(Column(column.name, parse_cql(column.type, udts), column.reversed))
+
+    def of(kind: str) -> tuple[Column, ...]:
+        return tuple(Column(c.name, parse_cql(c.type, udts), c.reversed) for c in table.columns if c.kind == kind)
+
     return TableSchema(
         table.keyspace,
         table.name,
-        **{kind: tuple(of_kind) for kind, of_kind in columns.items()},
+        **{kind: of(kind) for kind in _KINDS},
         dropped=tuple(DroppedColumn(d.name, parse_cql(d.type, udts), d.static, d.dropped_at) for d in table.dropped),
         id=table.id,
         gc_grace_seconds=table.gc_grace_seconds,

@@ -102,16 +102,12 @@ def settled_rows(
     tables: Iterable[str] | None = None,
     **others: str,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the tables of `system_schema` that schemas are built from, and the columns of `others`.
+    """Return the rows of the tables of `system_schema` that schemas are built from, and the named columns of its tables
+    `others`. `ask` returns the rows of a query. Only those of some keyspaces, and of tables with some names, are
+    needed; None stands for all. There may be rows of others.
 
     They are read until two results in a row are equal. A schema change writes its tables one after the other, so a
     single read may mix two schemas, such as a column that is both live and dropped.
-
-    Args:
-        ask: returns the rows of a query.
-        keyspaces: those whose tables are needed; all if None. There may be rows of others.
-        tables: the names of the tables of these keyspaces that are needed; all if None.
-        others: further tables of `system_schema`, and the columns to select of each.
     """
     of_keyspaces = _where("keyspace_name", keyspaces)
     of_tables = of_keyspaces + _where("table_name", tables) if of_keyspaces else []
@@ -139,12 +135,10 @@ def settled_rows(
             ),
         }
 
-    found = None
-    while True:
-        rows = read_all()
-        if rows == found:
-            return rows
-        found = rows
+    before, rows = None, read_all()
+    while rows != before:
+        before, rows = rows, read_all()
+    return rows
 
 
 def _where(column: str, names: Iterable[str] | None) -> list[str]:
@@ -190,15 +184,9 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[R
 def read_schemas(
     session: Any, keyspaces: Iterable[str] | None = None, tables: Iterable[str] | None = None
 ) -> dict[str, TableSchema | WritetimeError]:
-    """Read the schemas of all tables, or of those of some keyspaces, through a session of the Cassandra driver.
-
-    Args:
-        session: any of the driver.
-        keyspaces: those whose tables are needed; all if None.
-        tables: the names of the tables of these keyspaces that are needed; all if None.
-
-    Returns:
-        By full name, each table's schema, or why it cannot be read: one table does not hide the others.
+    """Read the schemas of all tables, or of those of some keyspaces and with some names, through a session of the
+    Cassandra driver. Return by full name each table's schema, or why it cannot be read: one table does not hide the
+    others.
     """
     keyspaces = None if keyspaces is None else set(keyspaces)
     rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)], keyspaces, tables)

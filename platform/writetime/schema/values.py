@@ -8,7 +8,7 @@ import ipaddress
 import struct
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ class UnknownFields(BadValue):
 
 
 Decoder = Callable[[bytes], Any]
+_T = TypeVar("_T")
 
 
 def decoder(cql_type: CqlType) -> Decoder:
@@ -53,18 +54,20 @@ def decoder(cql_type: CqlType) -> Decoder:
             inner = _struct(cql_type)
         case _:
             raise AssertionError(cql_type)
+    return checked(inner, cql_type)
 
-    def decode(data: bytes) -> Any:
-        if not data:
-            return None
+
+def checked(read: Callable[[bytes], _T], cql_type: CqlType) -> Callable[[bytes], _T | None]:
+    """Return a function that reads the bytes of a value. Empty bytes give None, and invalid ones raise `BadValue`."""
+
+    def read_checked(data: bytes) -> _T | None:
         try:
-            return inner(data)
+            return read(data) if data else None
         except (struct.error, IndexError, ValueError) as e:
-            raise BadValue(
-                f"{data[:32].hex()} ({pluralize(len(data), 'byte')}) is not a valid {cql_type}: {e}"
-            ) from None
+            size = pluralize(len(data), "byte")
+            raise BadValue(f"{data[:32].hex()} ({size}) is not a valid {cql_type}: {e}") from None
 
-    return decode
+    return read_checked
 
 
 def _unpack(code: str) -> Decoder:
