@@ -32,34 +32,17 @@ from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, is_c
 ROW, STATIC, RANGE_TOMBSTONE, PARTITION_TOMBSTONE = range(4)
 KINDS = ("row", "static", "range_tombstone", "partition_tombstone")
 
-MARKER = pa.struct([("write_time", pa.int64()), ("ttl", pa.int32()), ("expiry", pa.int64())])
-TOMBSTONE = pa.struct([("write_time", pa.int64()), ("deletion_time", pa.int64())])
+_TEXT, _NUMBER, _FLAG = pa.string(), pa.int64(), pa.bool_()
+MARKER = pa.struct([("write_time", _NUMBER), ("ttl", pa.int32()), ("expiry", _NUMBER)])
+TOMBSTONE = pa.struct([("write_time", _NUMBER), ("deletion_time", _NUMBER)])
+_CAPTURED_AT = pa.timestamp("us", "UTC")
 ORIGIN = pa.struct(
-    [
-        ("source", pa.string()),
-        ("node", pa.string()),
-        ("file", pa.string()),
-        ("offset", pa.int64()),
-        ("captured_at", pa.timestamp("us", "UTC")),
-    ]
+    [("source", _TEXT), ("node", _TEXT), ("file", _TEXT), ("offset", _NUMBER), ("captured_at", _CAPTURED_AT)]
 )
 # A part of a counter. `kind` is `global`, or in Cassandra 2.0 and older `local` or `remote`; `id` names the node.
-SHARD = pa.struct(
-    [
-        ("id", pa.string()),
-        ("kind", pa.string()),
-        ("clock", pa.int64()),
-        ("count", pa.int64()),
-        ("write_time", pa.int64()),
-    ]
-)
+SHARD = pa.struct([("id", _TEXT), ("kind", _TEXT), ("clock", _NUMBER), ("count", _NUMBER), ("write_time", _NUMBER)])
 GLOBAL, LOCAL, REMOTE = SHARD_KINDS = ("global", "local", "remote")
-_CELL_TIMES = [
-    ("write_time", pa.int64()),
-    ("ttl", pa.int32()),
-    ("deletion_time", pa.int64()),
-    ("tombstone", pa.bool_()),
-]
+_CELL_TIMES = [("write_time", _NUMBER), ("ttl", pa.int32()), ("deletion_time", _NUMBER), ("tombstone", _FLAG)]
 
 RESERVED = ("kind", "key", "token", "position", "end", "marker", "tombstone", "origin")
 """Fields of every change. A column may have the same name; see `field_name`."""

@@ -16,9 +16,8 @@ from writetime.changes.position import STATIC_POSITION
 from writetime.core.arrow import bytes_of, decoded, one_chunk, pc, take, valid
 from writetime.core.compiled import kernel, njit
 from writetime.merge.order import kind_codes
-from writetime.storage.kernel.memory import load8, load64, load_native32
+from writetime.storage.kernel.memory import compare_bytes, load8, load_native32
 
-_SIGN = -(1 << 63)
 _STATIC = STATIC_POSITION[0]
 _FIRST, _BEHIND = b"", b"\xff"
 """The positions before and after all others of a partition."""
@@ -110,9 +109,7 @@ def in_order(tokens: np.ndarray, keys: pa.Array, first: pa.Array, end: pa.Array)
 def partitions(tokens: pa.Array, keys: pa.Array) -> KeyRanges:
     """Return whole partitions, which are in order."""
     count = len(tokens)
-    first, end = (
-        pa.array([value], pa.binary()).take(pa.array(np.zeros(count, np.int64))) for value in (_FIRST, _BEHIND)
-    )
+    first, end = (pa.repeat(pa.scalar(value, pa.binary()), count) for value in (_FIRST, _BEHIND))
     return KeyRanges(tokens.to_numpy(), keys, first, end)
 
 
@@ -168,30 +165,6 @@ def _addresses(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[int, ...]:
 
 
 @njit
-def _compare(offsets: int, data: int, i: int, other_offsets: int, other_data: int, j: int) -> int:
-    """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
-    a, b = load_native32(offsets + 4 * i), load_native32(other_offsets + 4 * j)
-    a_length = load_native32(offsets + 4 * i + 4) - a
-    b_length = load_native32(other_offsets + 4 * j + 4) - b
-    a += data
-    b += other_data
-    end = a + min(a_length, b_length)
-    while end - a >= 8:
-        x, y = load64(a), load64(b)
-        if x != y:
-            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
-        a += 8
-        b += 8
-    while a < end:
-        x, y = load8(a), load8(b)
-        if x != y:
-            return -1 if x < y else 1
-        a += 1
-        b += 1
-    return a_length - b_length
-
-
-@njit
 def _token_place(tokens: np.ndarray, low: int, high: int, token: int, past: int) -> int:
     """Return the first row with a token that is not less than this one, or is greater if `past` is 1."""
     while low < high:
@@ -210,7 +183,7 @@ def _place(offsets: int, data: int, low: int, high: int, other_offsets: int, oth
     """
     while low < high:
         middle = (low + high) >> 1
-        if _compare(offsets, data, middle, other_offsets, other_data, j) < past:
+        if compare_bytes(offsets, data, middle, other_offsets, other_data, j) < past:
             low = middle + 1
         else:
             high = middle
@@ -254,9 +227,9 @@ def _find(
             step *= 2
         last = _token_place(tokens, start + step // 2, min(start + step, rows), token, 1)
         first = _place(keys, key_data, start, last, wanted_keys, wanted_key_data, i, 0)
-        if first == last or _compare(keys, key_data, first, wanted_keys, wanted_key_data, i) != 0:
+        if first == last or compare_bytes(keys, key_data, first, wanted_keys, wanted_key_data, i) != 0:
             continue
-        if _compare(keys, key_data, last - 1, wanted_keys, wanted_key_data, i) != 0:
+        if compare_bytes(keys, key_data, last - 1, wanted_keys, wanted_key_data, i) != 0:
             last = _place(keys, key_data, first, last, wanted_keys, wanted_key_data, i, 1)
         partition[i, 0], partition[i, 1] = first, last
         head = first
@@ -284,8 +257,8 @@ def _reach(ranges: np.ndarray, tokens: np.ndarray, keys: int, key_data: int, end
         row, before = ranges[k], reach[k - 1]
         if (
             tokens[row] == tokens[before]
-            and _compare(keys, key_data, row, keys, key_data, before) == 0
-            and _compare(ends, end_data, before, ends, end_data, row) > 0
+            and compare_bytes(keys, key_data, row, keys, key_data, before) == 0
+            and compare_bytes(ends, end_data, before, ends, end_data, row) > 0
         ):
             reach[k] = before
     return reach
@@ -314,15 +287,15 @@ def _covering(
         # The first range tombstone that reaches the place, or that an earlier one reaching the place precedes.
         while low < high:
             middle = (low + high) >> 1
-            if _compare(range_ends, range_end_data, reach[middle], firsts, first_data, i) <= 0:
+            if compare_bytes(range_ends, range_end_data, reach[middle], firsts, first_data, i) <= 0:
                 low = middle + 1
             else:
                 high = middle
         for k in range(low, last):
             row = ranges[k]
-            if _compare(positions, position_data, row, ends, end_data, i) >= 0:
+            if compare_bytes(positions, position_data, row, ends, end_data, i) >= 0:
                 break
-            if _compare(range_ends, range_end_data, row, firsts, first_data, i) > 0:
+            if compare_bytes(range_ends, range_end_data, row, firsts, first_data, i) > 0:
                 if count == len(found):
                     larger = np.empty(2 * count, np.int64)
                     larger[:count] = found

@@ -9,7 +9,7 @@ Repeating values are codes in the order of the values.
 import numpy as np
 
 from writetime.core.compiled import kernel, njit
-from writetime.storage.kernel.memory import load8, load32, load64, load_native32
+from writetime.storage.kernel.memory import compare_bytes, load8, load64, load_native32
 
 _BLOCK = 16
 _LONG = 8
@@ -17,38 +17,11 @@ _SIGN = -(1 << 63)
 
 
 @njit
-def _compare_bytes(offsets: int, data: int, i: int, j: int) -> int:
-    """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
-    a, b = load_native32(offsets + 4 * i), load_native32(offsets + 4 * j)
-    a_length, b_length = load_native32(offsets + 4 * i + 4) - a, load_native32(offsets + 4 * j + 4) - b
-    a += data
-    b += data
-    end = a + min(a_length, b_length)
-    while end - a >= 8:
-        x, y = load64(a), load64(b)
-        if x != y:
-            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
-        a += 8
-        b += 8
-    if end - a >= 4:
-        x, y = load32(a), load32(b)
-        if x != y:
-            return -1 if x < y else 1
-        a += 4
-        b += 4
-    while a < end:
-        x, y = load8(a), load8(b)
-        if x != y:
-            return -1 if x < y else 1
-        a += 1
-        b += 1
-    return a_length - b_length
-
-
-@njit
 def _compare(key: tuple, i: int, j: int) -> int:
     codes, offsets, data = key
-    return load_native32(codes + 4 * i) - load_native32(codes + 4 * j) if codes else _compare_bytes(offsets, data, i, j)
+    if codes:
+        return load_native32(codes + 4 * i) - load_native32(codes + 4 * j)
+    return compare_bytes(offsets, data, i, offsets, data, j)
 
 
 @njit
@@ -248,9 +221,10 @@ def largest(
     """
     best = best.copy()
     of_group = np.full(len(best), -1, np.int64)
+    own = offsets.ctypes.data, data.ctypes.data
     for k in range(len(items)):
         g = group[items[k]]
-        if of_group[g] < 0 or _compare_bytes(offsets.ctypes.data, data.ctypes.data, k, of_group[g]) > 0:
+        if of_group[g] < 0 or compare_bytes(own[0], own[1], k, own[0], own[1], of_group[g]) > 0:
             of_group[g] = k
             best[g] = items[k]
     return best

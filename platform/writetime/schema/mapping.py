@@ -8,7 +8,7 @@ Spark's types are those that pyspark itself derives from the Arrow types.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -122,34 +122,32 @@ def _avro(cql_type: CqlType, name: str, namespace: str, natives: Mapping[str, Fo
         taken.add(found)
         return found
 
-    def full(wanted: str) -> str:
-        return f"{namespace}.{named(wanted)}" if namespace else named(wanted)
+    def record(wanted: str, fields: Iterator[Any]) -> dict[str, Any]:
+        """Reserve the name of a record before those inside its fields, which are made here."""
+        own = named(wanted)
+        return {"type": "record", "name": f"{namespace}.{own}" if namespace else own, "fields": list(fields)}
 
     match cql_type:
         case Native("duration"):
-            record = named(f"{name}_duration")
             fields = [{"name": f.name, "type": "int" if f.type == pa.int32() else "long"} for f in DURATION]
-            return {"type": "record", "name": record, "namespace": namespace or "writetime", "fields": fields}
+            own = {"name": named(f"{name}_duration"), "namespace": namespace or "writetime"}
+            return {"type": "record", **own, "fields": fields}
         case Native(native):
             return natives[native].avro
         case Collection("map", (key, value)):
-            entry = full(f"{name}_entry")
-            fields = [{"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value))]
-            return {"type": "array", "items": {"type": "record", "name": entry, "fields": fields}}
+            parts = ({"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value)))
+            return {"type": "array", "items": record(f"{name}_entry", parts)}
         case Collection(_, (element,)) | Vector(element, _):
             return {"type": "array", "items": nullable(element, "element")}
         case Tuple(arguments):
-            record = full(name)
-            fields = [{"name": f"_{i}", "type": nullable(t, str(i))} for i, t in enumerate(arguments, 1)]
-            return {"type": "record", "name": record, "fields": fields}
-        case Udt(_, _, udt_fields):
-            record = full(name)
-            names = [avro_name(n) for n, _ in cql_type.distinct_fields]
-            fields = [
-                {"name": name, "type": nullable(t, name), "doc": n, "default": None}
-                for name, (n, t) in zip(names, udt_fields, strict=True)
-            ]
-            return {"type": "record", "name": record, "fields": fields}
+            return record(name, ({"name": f"_{i}", "type": nullable(t, str(i))} for i, t in enumerate(arguments, 1)))
+        case Udt(_, _, fields):
+            names = [avro_name(distinct) for distinct, _ in cql_type.distinct_fields]
+            placed = zip(names, fields, strict=True)
+            return record(
+                name,
+                ({"name": n, "type": nullable(t, n), "doc": field, "default": None} for n, (field, t) in placed),
+            )
     raise AssertionError(cql_type)
 
 
