@@ -180,11 +180,8 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
 
 
 def read(path: Path, size: int) -> Decoded:
-    """Map a decoded file, made from a file of this size (bytes).
-
-    Raises:
-        DamagedDecodedFile: see the class.
-        OSError: the file cannot be read.
+    """Map a decoded file, made from a file of this size (bytes). If it is not complete, unchanged and of this version,
+    that is a DamagedDecodedFile, and if it cannot be read, an OSError.
     """
     try:
         with pa.memory_map(str(path)) as file:

@@ -27,10 +27,8 @@ _OWN = ("kind", "key", "token", "position", "end", "marker", "tombstone")
 def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
     """Return a table of changes with the fields of `change_schema(schema)`; `origin` may be missing.
 
-    A field of `REPEATING` that has a dictionary keeps it.
-
-    Raises:
-        SchemaError: a required field is missing, or a field's type cannot become the present one.
+    A field of `REPEATING` that has a dictionary keeps it. A required field that is missing, or a type that cannot
+    become the present one, is a SchemaError.
     """
     full = change_schema(schema)
     if table.schema.equals(full):

@@ -53,13 +53,8 @@ def comparable(array: pa.Array, cql_type: CqlType, others: pa.Array | None = Non
             return _numbers(array, cql_type.name, flip=cql_type.name in (*_SIGNED, "date"))
         if cql_type.name == "timeuuid":
             return _time_order(array)
-    inner, encode = serialiser(cql_type), position_encoder([Column("value", cql_type)])
-    values = plain(array).to_pylist()
-    if others is not None and others.null_count < len(others):
-        pairs = zip(values, others.to_pylist(), strict=True)
-        raw = [inner(value) if other is None else other for value, other in pairs]
-        return pa.array([encode([data], AT) if data else None for data in raw], pa.binary())
-    return pa.array([None if v is None else encode([inner(v)], AT) for v in values], pa.binary())
+    encode = position_encoder([Column("value", cql_type)])
+    return pa.array([encode([d], AT) if d else None for d in _exact_bytes(array, cql_type, others)], pa.binary())
 
 
 def serialised_row(
@@ -69,11 +64,13 @@ def serialised_row(
     each array as for `serialised`.
     """
     blobs = position_encoder([Column("value", Native("blob"))] * len(types))
-    columns = []
-    for array, cql_type, other in zip(arrays, types, others or [None] * len(types), strict=True):
-        bytes_ = [None] * len(array) if other is None else other.to_pylist()
-        columns.append(serialised_values(plain(array).to_pylist(), bytes_, cql_type))
+    columns = map(_exact_bytes, arrays, types, others or [None] * len(types))
     return pa.array([blobs(row, AT) for row in zip(*columns, strict=True)], pa.binary())
+
+
+def _exact_bytes(array: pa.Array, cql_type: CqlType, others: pa.Array | None) -> list[bytes]:
+    exact = [None] * len(array) if others is None else others.to_pylist()
+    return serialised_values(plain(array).to_pylist(), exact, cql_type)
 
 
 def has_forms(cql_type: CqlType) -> bool:

@@ -35,6 +35,7 @@ WINDOW_BYTES = 4 << 20
 _LEAVES = {
     "int": (_LONG, 1),
     "long": (_LONG, 1),
+    "enum": (_LONG, 1),
     "boolean": (_BOOLEAN, 1),
     "float": (_FLOAT, 4),
     "double": (_DOUBLE, 8),
@@ -46,10 +47,8 @@ _Build = Callable[["_Output", pa.Buffer | None], pa.Array]
 
 
 class AvroReader:
-    """Decodes messages of one writer's schema to structs of an Arrow type.
-
-    Raises:
-        WritetimeError: the writer's schema has a field that cannot become the reader's.
+    """Decodes messages of one writer's schema to structs of an Arrow type. A field of the writer that cannot become the
+    reader's is a WritetimeError.
     """
 
     def __init__(self, writer: Any, reader: pa.StructType) -> None:
@@ -64,10 +63,8 @@ class AvroReader:
         self._build, _ = self._compile(writer, reader, 0, "")
 
     def decode(self, messages: pa.Array, header: int = 0) -> pa.Table:
-        """Return the values of messages (of large_binary, not null), each with a header to skip.
-
-        Raises:
-            WritetimeError: a message does not follow the writer's schema.
+        """Return the values of messages (of large_binary, not null), each with a header to skip. One that does not
+        follow the writer's schema is a WritetimeError.
         """
         _, offsets, content = messages.buffers()
         bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
@@ -102,8 +99,6 @@ class AvroReader:
             return self._record(avro, arrow, domain, path)
         if kind == "array":
             return self._array(avro["items"], arrow, domain, path)
-        if kind == "enum":
-            return self._enum(avro["symbols"], arrow, domain, path)
         if kind not in _LEAVES:
             raise WritetimeError(f"Avro type {kind!r} of field {path} is not one that Writetime writes")
         op, least = _LEAVES[kind]
@@ -116,10 +111,14 @@ class AvroReader:
         as_bytes = kind == "string" and arrow is not None and pa.types.is_binary(arrow)
 
         def build(output: "_Output", validity: pa.Buffer | None) -> pa.Array:
-            if as_bytes:
-                return bytes_of_texts(output.leaf(pa.string(), domain, number, text, validity))
-            values = output.leaf(arrow, domain, number, text, validity)
-            return pc.divide(values, 1000) if micros else values
+            own = pa.int64() if kind == "enum" else pa.string() if as_bytes else arrow
+            values = output.leaf(own, domain, number, text, validity)
+            if kind != "enum":
+                return bytes_of_texts(values) if as_bytes else pc.divide(values, 1000) if micros else values
+            try:
+                return pa.array(avro["symbols"]).take(values)
+            except pa.ArrowIndexError:
+                raise WritetimeError(f"field {path} has a number that its enum does not have") from None
 
         return build, least
 
@@ -177,21 +176,6 @@ class AvroReader:
             elements = build_elements(output, None)
             offsets = output.offsets(domain, number)
             return pa.Array.from_buffers(arrow, output.count(domain), [validity, offsets], children=[elements])
-
-        return build, 1
-
-    def _enum(self, symbols: list[str], arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:
-        if arrow is not None and arrow != pa.string():
-            raise WritetimeError(f"field {path} was written as an enum, which cannot become {arrow}")
-        number = self._number(arrow, domain)
-        self._add(_LONG, domain, number=number)
-
-        def build(output: "_Output", validity: pa.Buffer | None) -> pa.Array:
-            indices = output.leaf(pa.int64(), domain, number, -1, validity)
-            try:
-                return pa.array(symbols).take(indices)
-            except pa.ArrowIndexError:
-                raise WritetimeError(f"field {path} has a number that its enum does not have") from None
 
         return build, 1
 
@@ -300,7 +284,7 @@ def _fits(avro: str, arrow: pa.DataType) -> bool:
         return pa.types.is_binary(arrow) or (avro == "string" and pa.types.is_string(arrow))
     if avro in ("int", "long"):
         return pa.types.is_integer(arrow) or pa.types.is_temporal(arrow)
-    return arrow == {"boolean": pa.bool_(), "float": pa.float32(), "double": pa.float64()}[avro]
+    return arrow == {"enum": pa.string(), "boolean": pa.bool_(), "float": pa.float32(), "double": pa.float64()}[avro]
 
 
 @njit

@@ -15,10 +15,8 @@ _DASHES = (8, 12, 16, 20)
 
 
 def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Return the values of serialised ones (binary); null where one is null, or is empty and not text or blob.
-
-    Raises:
-        BadValue: invalid bytes for the type.
+    """Return the values of serialised ones (binary); null where one is null, or is empty and not text or blob. Invalid
+    bytes for the type are a BadValue.
     """
     match cql_type:
         case Native("blob" | "empty"):

@@ -82,11 +82,7 @@ def parse_schemas(
 
 
 def parse_table(text: str, keyspace: str = "") -> TableSchema:
-    """Read the one table of a CQL text, as `parse_schemas`.
-
-    Raises:
-        SchemaError: it has no table, or more than one.
-    """
+    """Read the one table of a CQL text, as `parse_schemas`. Another number of tables is a SchemaError."""
     schemas = parse_schemas(text, keyspace)
     if len(schemas) != 1:
         raise SchemaError(f"one CREATE TABLE expected, found {len(schemas)}")

@@ -76,12 +76,7 @@ def to_json(schema: TableSchema) -> dict[str, Any]:
 
 
 def from_json(stored: Any) -> TableSchema:
-    """Return the schema that `to_json` stored.
-
-    Raises:
-        SchemaError: it is not such an object.
-        CqlTypeError: a type in it cannot be read.
-    """
+    """Return the schema that `to_json` stored. Any other object is a SchemaError, or a CqlTypeError."""
     try:
         table = _Table.model_validate(stored)
     except ValidationError as e:

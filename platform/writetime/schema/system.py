@@ -195,11 +195,8 @@ def read_schemas(
 
 
 def read_schema(session: Any, table: str) -> TableSchema:
-    """Read the schema of `keyspace.table` through a session of the Cassandra driver.
-
-    Raises:
-        SchemaError: there is no such table.
-        WritetimeError: the table cannot be read.
+    """Read the schema of `keyspace.table` through a session of the Cassandra driver. A missing table is a SchemaError,
+    and one that cannot be read the WritetimeError that says why.
     """
     keyspace, _, name = table.partition(".")
     found = read_schemas(session, [keyspace], [name]).get(table)

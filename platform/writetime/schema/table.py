@@ -78,17 +78,13 @@ class TableSchema:
 
     def create_statement(self) -> str:
         """Return a CREATE TABLE statement for the live columns (their user-defined types must exist)."""
-        lines = [f"  {quote_name(c.name)} {c.type}" for c in self.partition_key + self.clustering]
-        lines += [f"  {quote_name(c.name)} {c.type} STATIC" for c in self.static]
-        lines += [f"  {quote_name(c.name)} {c.type}" for c in self.regular]
+        lines = [f"  {quote_name(c.name)} {c.type}{' STATIC' if c in self.static else ''}" for c in self.columns]
         key = ", ".join(quote_name(c.name) for c in self.partition_key)
         clustering = "".join(f", {quote_name(c.name)}" for c in self.clustering)
         order = ", ".join(f"{quote_name(c.name)} {'DESC' if c.reversed else 'ASC'}" for c in self.clustering)
         suffix = f" WITH CLUSTERING ORDER BY ({order})" if order else ""
-        table = f"{quote_name(self.keyspace)}.{quote_name(self.name)}"
-        return (
-            f"CREATE TABLE {table} (\n" + ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"]) + f"\n){suffix}"
-        )
+        body = ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"])
+        return f"CREATE TABLE {quote_name(self.keyspace)}.{quote_name(self.name)} (\n{body}\n){suffix}"
 
     def udts(self, *, of_dropped: bool = False) -> list[Udt]:
         """Return the user-defined types that the columns use, each after the types that it uses itself; with
@@ -104,9 +100,7 @@ class TableSchema:
 
 def is_later(schema: TableSchema, other: TableSchema) -> bool:
     """Return whether a table was created later than another one of the same name. Databases derive ids from the time.
-
-    Raises:
-        SchemaError: the tables have different ids, and one of these has no time, because a user chose it.
+    If the ids differ and one has no time, because a user chose it, that is a SchemaError.
     """
     one, two = schema.id, other.id
     if one is None or two is None or one == two:
@@ -146,11 +140,8 @@ class SchemaHistory:
             self.add(schema)
 
     def add(self, schema: TableSchema) -> None:
-        """Add a newer schema of a table.
-
-        Raises:
-            SchemaError: it has no table id, or its primary key differs from the earlier one by more than fields of
-                user-defined types that were added or renamed.
+        """Add a newer schema of a table. It is a SchemaError if it has no table id, or if its primary key differs from
+        the earlier one by more than fields of user-defined types that were added or renamed.
         """
         if schema.id is None:
             raise SchemaError(f"the schema of {schema.full_name} has no table id")

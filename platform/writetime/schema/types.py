@@ -236,21 +236,16 @@ class MarshalKey:
 
 
 def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
-    """Read a CQL type; `udts` are the keyspace's user-defined types by name.
-
-    Raises:
-        CqlTypeError: the text is not a CQL type, or names an unknown user-defined type.
+    """Read a CQL type; `udts` are the keyspace's user-defined types by name. A text that is no CQL type, or that names
+    an unknown user-defined type, is a CqlTypeError.
     """
     with _naming(f"CQL type {text[:200]!r}"):
         return _of_cql(_tree(text, _CQL_TOKEN), udts or {})
 
 
 def parse_marshal(text: str) -> CqlType:
-    """Read a marshal class name as in an SSTable's header.
-
-    Raises:
-        CqlTypeError: it cannot be read, or names a class without a CQL type (a custom type, `DynamicCompositeType`,
-        ...).
+    """Read a marshal class name as in an SSTable's header. One that cannot be read, or that names a class without a CQL
+    type (a custom type, `DynamicCompositeType`, ...), is a CqlTypeError.
     """
     with _naming(f"marshal type {text[:200]!r}"):
         return _of_class(_tree(text, _MARSHAL_TOKEN))

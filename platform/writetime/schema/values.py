@@ -142,12 +142,9 @@ def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
 
 
 def split_fields(data: bytes, cql_type: CqlType, count: int) -> list[bytes | None]:
-    """Split the fields of a tuple or user-defined type, which has `count` of them.
+    """Split the fields of a tuple or user-defined type, which has `count` of them; more are `UnknownFields`.
 
     A value may end early: it was written before ALTER TYPE added the missing fields, which are null.
-
-    Raises:
-        UnknownFields: it has more.
     """
     parts = list(split_sequence(data))
     if len(parts) > count:

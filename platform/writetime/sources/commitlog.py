@@ -162,10 +162,7 @@ class CommitLogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvai
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the offset up to which a batch may read: the trusted offset of the newest segment, or of the last one
-        within the limit.
-
-        Raises:
-            MissingFile: the stream's segment was deleted before its end was read.
+        within the limit. If the stream's segment was deleted before its end was read, that is a MissingFile.
         """
         self._unread(start)
         found = self._available if self._available is not None else self._indexed()
@@ -183,11 +180,7 @@ class CommitLogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvai
         return {"segment": last.id, "position": None if until == END else until, "since": since}
 
     def partitions(self, start: Offset, end: Offset) -> list[SegmentPart]:
-        """Return the parts of the segments between two offsets.
-
-        Raises:
-            MissingFile: a segment was deleted before it was read.
-        """
+        """Return the parts of the segments between two offsets. A segment that was deleted before is a MissingFile."""
         parts: list[SegmentPart] = []
         position = END if end["position"] is None else end["position"]
         same = start["segment"] == end["segment"]

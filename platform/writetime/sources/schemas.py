@@ -43,11 +43,7 @@ class Selection:
 
     @classmethod
     def of(cls, table: TableSchema, fields: Sequence[str] | None) -> "Selection":
-        """Select fields and parts of fields by name; all fields by default.
-
-        Raises:
-            WritetimeError: changes of this table do not have the field.
-        """
+        """Select fields and parts of fields by name; all fields by default. Another name is a WritetimeError."""
         full = change_schema(table)
         parts: dict[str, list[str] | None] = {}
         for name in full.names if fields is None else fields:
@@ -65,10 +61,8 @@ class Selection:
 
     @classmethod
     def given(cls, table: TableSchema, given: StructType) -> "Selection":
-        """Select the fields of a schema given to Spark.
-
-        Raises:
-            WritetimeError: changes of this table do not have such a field, or have it with another type.
+        """Select the fields of a schema given to Spark. One that changes of this table do not have, or have with
+        another type, is a WritetimeError.
         """
         full = cls.of(table, None).spark()
         names: list[str] = []
@@ -126,11 +120,7 @@ def option_fields(options: Mapping[str, str]) -> list[str] | None:
 
 
 def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> Any:
-    """Return an option with a few possible values, the first of them by default.
-
-    Raises:
-        WritetimeError: it has another value.
-    """
+    """Return an option with a few possible values, the first of them by default. Another value is a WritetimeError."""
     value = options.get(name, choices[0])
     if value not in choices:
         raise WritetimeError(f"the option {name} is {value!r}; it must be one of {', '.join(choices)}")
@@ -138,11 +128,7 @@ def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str])
 
 
 def option_count(options: Mapping[str, str], name: str) -> int | None:
-    """Return an option that is a positive number, or None if it is not set.
-
-    Raises:
-        WritetimeError: it is not a positive number.
-    """
+    """Return an option that is a positive number, or None if it is not set. Another value is a WritetimeError."""
     if (value := options.get(name)) is None:
         return None
     if not (value.isascii() and value.isdecimal()) or not int(value):
@@ -151,13 +137,11 @@ def option_count(options: Mapping[str, str], name: str) -> int | None:
 
 
 def option_tokens(options: Mapping[str, str], schema: TableSchema) -> tuple[int, int]:
-    """Return the first and last token to read, by the options `first_token`, `last_token` and `partition_key`.
+    """Return the first and last token to read, by the options `first_token`, `last_token` and `partition_key`, a JSON
+    object with a value for each partition key column; anything else is a WritetimeError.
 
     These are options and not filters that are pushed down. Spark 4.2 keeps a reader's result for the filters of one
     query for every later query of the same DataFrame, which then misses rows.
-
-    Raises:
-        WritetimeError: `partition_key` is not a JSON object with a value for each partition key column.
     """
     if "partition_key" in options:
         values = json.loads(options["partition_key"])

@@ -163,11 +163,8 @@ class ScyllaCdcBatchReader(_Reader, DataSourceReader):
     """Reads the streams of a log over an interval of write times."""
 
     def partitions(self) -> list[LogPart]:
-        """Distribute the streams.
-
-        Raises:
-            LogGap: the log does not have all requested writes.
-            WritetimeError: the end is not settled yet.
+        """Distribute the streams. If the log does not have all requested writes, that is a LogGap, and if the end is
+        not settled yet, a WritetimeError.
         """
         asked = self._asked
         with asked.source() as source:
@@ -199,22 +196,15 @@ class ScyllaCdcStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvai
             self._available = source.settled()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the offset up to which a batch may read.
-
-        Raises:
-            LogGap: the next rows are not in the log.
-        """
+        """Return the offset up to which a batch may read. If the next rows are not in the log, that is a LogGap."""
         del limit
         with self._asked.source() as source:
             settled = source.settled() if self._available is None else self._available
             return asdict(next_offset(source, Offset(**start), settled, self._asked.snapshot_at))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPart]:
-        """Return the parts between two offsets.
-
-        Raises:
-            LogGap: they are no longer in the log.
-            StaleSets: the nodes lack a set of streams that `latestOffset` knew.
+        """Return the parts between two offsets. If they are no longer in the log, that is a LogGap, and if the nodes
+        lack a set of streams that `latestOffset` knew, a StaleSets.
         """
         return until_fresh(lambda: self._parts(Offset(**start), Offset(**end)))
 
