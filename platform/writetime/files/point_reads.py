@@ -83,9 +83,7 @@ def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Ca
 
     def placed(batch: pa.RecordBatch) -> KeyRanges:
         # All of them are rows or static rows, which have no end.
-        table = pa.table(
-            [batch.column(name) for name in ("kind", "token", "key", "position")], ["kind", "token", "key", "position"]
-        )
+        table = pa.Table.from_batches([batch]).select(["kind", "token", "key", "position"])
         return places_of(table.append_column("end", pa.nulls(len(table), pa.binary())))
 
     found = [

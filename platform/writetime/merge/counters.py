@@ -46,30 +46,18 @@ def mergeable_counters(cells: pa.StructArray, what: str) -> pa.StructArray:
             f"the counter {what} has local shards, of Cassandra 2.0 or older: they are added, so a repeat cannot be "
             "distinguished from a second shard; leave the table out"
         )
-    empty = np.flatnonzero(mask_of(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(1), 0))))
-    return _with_nobody(cells, empty) if len(empty) else cells
+    empty = pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(1), 0))
+    return _with_nobody(cells, empty) if pc.any(empty).as_py() else cells
 
 
-def _with_nobody(cells: pa.StructArray, empty: np.ndarray) -> pa.StructArray:
-    lists = cells.flatten()[-1]
-    parts = [
-        pa.array([_NOBODY] * len(empty)),
-        pa.array([GLOBAL] * len(empty)),
-        pa.array(np.zeros(len(empty), np.int64)),
-        pa.array(np.zeros(len(empty), np.int64)),
-        take(cells.field("write_time"), empty),
-    ]
-    shards = lists.flatten()
-    added = pa.StructArray.from_arrays(parts, fields=list(shards.type))
-    counts = numbers(pc.list_value_length(lists))
-    owners = np.concatenate([np.repeat(np.arange(len(cells)), counts), empty])
-    in_order = np.argsort(owners, kind="stable")
-    found = _lists(
-        pa.concat_arrays([shards, added]).take(pa.array(in_order)),
-        np.bincount(owners, minlength=len(cells)),
-        lists.type,
-    )
-    return pa.StructArray.from_arrays([*cells.flatten()[:-1], found], fields=list(cells.type), mask=cells.is_null())
+def _with_nobody(cells: pa.StructArray, empty: pa.Array) -> pa.StructArray:
+    *others, lists = cells.flatten()
+    count, zeros = len(cells), pa.array(np.zeros(len(cells), np.int64))
+    parts = [pa.repeat(_NOBODY, count), pa.repeat(GLOBAL, count), zeros, zeros, cells.field("write_time")]
+    nobody = pa.StructArray.from_arrays(parts, fields=list(lists.type.value_type))
+    alone = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), nobody, type=lists.type)
+    found = pc.if_else(empty, alone, lists)
+    return pa.StructArray.from_arrays([*others, found], fields=list(cells.type), mask=cells.is_null())
 
 
 def newest_shards(cells: pa.StructArray, dropped_at: int) -> np.ndarray:

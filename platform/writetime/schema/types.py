@@ -17,45 +17,35 @@ from writetime.schema.names import distinct
 
 MARSHAL = "org.apache.cassandra.db.marshal."
 
-# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length from
-# `valueLengthIfFixed` of that class: None if a value on disk is preceded by its length.
-_NATIVES: dict[str, tuple[str, int | None]] = {
-    "ascii": ("AsciiType", None),
-    "bigint": ("LongType", 8),
-    "blob": ("BytesType", None),
-    "boolean": ("BooleanType", 1),
-    "counter": ("CounterColumnType", None),
-    "date": ("SimpleDateType", None),
-    "decimal": ("DecimalType", None),
-    "double": ("DoubleType", 8),
-    "duration": ("DurationType", None),
-    "empty": ("EmptyType", 0),
-    "float": ("FloatType", 4),
-    "inet": ("InetAddressType", None),
-    "int": ("Int32Type", 4),
-    "smallint": ("ShortType", None),
-    "text": ("UTF8Type", None),
-    "time": ("TimeType", None),
-    "timestamp": ("TimestampType", 8),
-    "timeuuid": ("TimeUUIDType", 16),
-    "tinyint": ("ByteType", None),
-    "uuid": ("UUIDType", 16),
-    "varint": ("IntegerType", None),
+# The native types: the class of org.apache.cassandra.db.marshal that stores it; the length from `valueLengthIfFixed` of
+# that class, None if a value on disk is preceded by its length; and the code in `struct` if a value is one big-endian
+# number. (In files, a counter consists of shards instead: `storage.counter_contexts`.)
+_NATIVES: dict[str, tuple[str, int | None, str | None]] = {
+    "ascii": ("AsciiType", None, None),
+    "bigint": ("LongType", 8, "q"),
+    "blob": ("BytesType", None, None),
+    "boolean": ("BooleanType", 1, None),
+    "counter": ("CounterColumnType", None, "q"),
+    "date": ("SimpleDateType", None, None),
+    "decimal": ("DecimalType", None, None),
+    "double": ("DoubleType", 8, "d"),
+    "duration": ("DurationType", None, None),
+    "empty": ("EmptyType", 0, None),
+    "float": ("FloatType", 4, "f"),
+    "inet": ("InetAddressType", None, None),
+    "int": ("Int32Type", 4, "i"),
+    "smallint": ("ShortType", None, "h"),
+    "text": ("UTF8Type", None, None),
+    "time": ("TimeType", None, "q"),
+    "timestamp": ("TimestampType", 8, "q"),
+    "timeuuid": ("TimeUUIDType", 16, None),
+    "tinyint": ("ByteType", None, "b"),
+    "uuid": ("UUIDType", 16, None),
+    "varint": ("IntegerType", None, None),
 }
-# The types whose values are one big-endian number, with its code in `struct`. (In files, a counter consists of shards
-# instead: `storage.counter_contexts`.)
-NUMBERS = {
-    "bigint": "q",
-    "counter": "q",
-    "double": "d",
-    "float": "f",
-    "int": "i",
-    "smallint": "h",
-    "time": "q",
-    "timestamp": "q",
-    "tinyint": "b",
-}
-_NATIVE_OF_CLASS = {cls: name for name, (cls, _) in _NATIVES.items()} | {
+NUMBERS = {name: code for name, (_, _, code) in _NATIVES.items() if code}
+"""The codes in `struct` of the types whose values are one big-endian number."""
+_NATIVE_OF_CLASS = {cls: name for name, (cls, _, _) in _NATIVES.items()} | {
     "DateType": "timestamp",  # the stored form of `timestamp` before Cassandra 2.0
     "LegacyTimeUUIDType": "timeuuid",
 }
