@@ -12,31 +12,7 @@ from datetime import UTC, datetime
 from functools import partial, reduce, wraps
 from typing import Any
 
-from dagster import (
-    AssetKey,
-    AssetSelection,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    DefaultScheduleStatus,
-    DefaultSensorStatus,
-    Definitions,
-    GraphDefinition,
-    JobDefinition,
-    OpDefinition,
-    RunRequest,
-    RunsFilter,
-    ScheduleDefinition,
-    ScheduleEvaluationContext,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    define_asset_job,
-    in_process_executor,
-    schedule,
-    sensor,
-)
+import dagster as dg
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -62,56 +38,56 @@ _ROUNDS = {
         "batches.",
     ),
 }
-asset_job = partial(define_asset_job, executor_def=in_process_executor)
+asset_job = partial(dg.define_asset_job, executor_def=dg.in_process_executor)
 """Returns a job of assets and checks. Its steps share a process, and so one Spark session."""
-_NOT_BEGUN = [DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING]
-_UNFINISHED = [*_NOT_BEGUN, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+_NOT_BEGUN = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING]
+_UNFINISHED = [*_NOT_BEGUN, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
-def is_under_way(instance: DagsterInstance, job_name: str, since: float = 0.0, *, runs: int = 1) -> bool:
+def is_under_way(instance: dg.DagsterInstance, job_name: str, since: float = 0.0, *, runs: int = 1) -> bool:
     """Return whether at least `runs` runs of a job are queued or running that were requested after `since` (seconds
     since 1970).
     """
     return len(_unfinished(instance, job_name, since)) >= runs
 
 
-def assets_under_way(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
+def assets_under_way(instance: dg.DagsterInstance, job_name: str) -> set[dg.AssetKey]:
     """Return the assets that the queued and running runs of a job are working on: those whose steps have begun and have
     not succeeded, such as a step that waits for its next attempt. If a run has not begun, all of its assets count.
     """
-    found: set[AssetKey] = set()
+    found: set[dg.AssetKey] = set()
     for run in _unfinished(instance, job_name):
         found |= _not_done(instance, run.run_id, begun=run.status not in _NOT_BEGUN)
     return found
 
 
-def _unfinished(instance: DagsterInstance, job_name: str, since: float = 0.0) -> list[DagsterRun]:
+def _unfinished(instance: dg.DagsterInstance, job_name: str, since: float = 0.0) -> list[dg.DagsterRun]:
     """Return the runs of a job that are queued or running, and were requested after `since`."""
     # Without the name of the job: with it, SQLite reads all runs that the job ever had.
-    found = instance.get_runs(RunsFilter(statuses=_UNFINISHED, created_after=datetime.fromtimestamp(since, UTC)))
+    found = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED, created_after=datetime.fromtimestamp(since, UTC)))
     return [run for run in found if run.job_name == job_name]
 
 
-def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
+def failed_lately(instance: dg.DagsterInstance, job_name: str) -> bool:
     """Return whether the last run of a job failed recently. A sensor then waits, so it does not retry a lasting fault
     at each tick.
     """
-    [last] = instance.get_run_records(RunsFilter(job_name=job_name), limit=1) or [None]
-    if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
+    [last] = instance.get_run_records(dg.RunsFilter(job_name=job_name), limit=1) or [None]
+    if last is None or last.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
         return False
     return time.time() - (last.end_time or 0) < PAUSE_SECONDS
 
 
-def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[AssetKey]:
+def assets_that_failed_lately(instance: dg.DagsterInstance, job_name: str) -> set[dg.AssetKey]:
     """Return the assets that failed in a recent run of a job and have not been materialized since. A sensor leaves them
     out, so an asset with a lasting fault does not stop the others. If the process of a run died, all assets that it had
     not finished count as failed.
     """
     since = time.time() - PAUSE_SECONDS
-    recent = RunsFilter(
-        job_name=job_name, statuses=[DagsterRunStatus.FAILURE], updated_after=datetime.fromtimestamp(since, UTC)
+    recent = dg.RunsFilter(
+        job_name=job_name, statuses=[dg.DagsterRunStatus.FAILURE], updated_after=datetime.fromtimestamp(since, UTC)
     )
-    failed: dict[AssetKey, float] = {}
+    failed: dict[dg.AssetKey, float] = {}
     for run in instance.get_run_records(recent):
         ended = run.end_time or 0.0
         if ended > since:
@@ -124,12 +100,12 @@ def assets_that_failed_lately(instance: DagsterInstance, job_name: str) -> set[A
     return set(failed)
 
 
-def _not_done(instance: DagsterInstance, run_id: str, *, begun: bool) -> set[AssetKey]:
+def _not_done(instance: dg.DagsterInstance, run_id: str, *, begun: bool) -> set[dg.AssetKey]:
     """Return the assets of a run whose steps have not succeeded, or only those whose steps have begun."""
     kinds = {
-        DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
-        DagsterEventType.STEP_START,
-        DagsterEventType.STEP_SUCCESS,
+        dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+        dg.DagsterEventType.STEP_START,
+        dg.DagsterEventType.STEP_SUCCESS,
     }
     records = instance.get_records_for_run(run_id, of_type=kinds).records
     events = [record.event_log_entry.get_dagster_event() for record in records]
@@ -139,21 +115,21 @@ def _not_done(instance: DagsterInstance, run_id: str, *, begun: bool) -> set[Ass
     return {key for key, step in planned.items() if step not in done and (step in started or not begun)}
 
 
-def with_rounds(definitions: Definitions) -> Definitions:
+def with_rounds(definitions: dg.Definitions) -> dg.Definitions:
     """Return the definitions with the jobs `observe` and `audit`, which join jobs of stages, and their schedules."""
     # A job of assets has its selection, and a job of ops is built already.
-    jobs = {job.name: job for job in definitions.jobs or [] if not isinstance(job, JobDefinition)}
-    rounds = Definitions()
+    jobs = {job.name: job for job in definitions.jobs or [] if not isinstance(job, dg.JobDefinition)}
+    rounds = dg.Definitions()
     for name, (parts, cron, description) in _ROUNDS.items():
         if selections := [jobs[part].selection for part in parts if part in jobs]:
             again = {ALERT_AGAIN: str(_ALERT_AGAIN_SECONDS)}
             whole = asset_job(name, reduce(operator.or_, selections), description=description, run_tags=again)
             timed = on_schedule(name, cron, f"All stages: {description}")
-            rounds = Definitions.merge(rounds, Definitions(jobs=[whole], schedules=[timed]))
-    return Definitions.merge(definitions, rounds)
+            rounds = dg.Definitions.merge(rounds, dg.Definitions(jobs=[whole], schedules=[timed]))
+    return dg.Definitions.merge(definitions, rounds)
 
 
-def switched(definitions: Definitions, settings: Settings) -> Definitions:
+def switched(definitions: dg.Definitions, settings: Settings) -> dg.Definitions:
     """Return the definitions with all schedules and sensors on if `dagster.automation` is true. A schedule or sensor
     that someone turned on or off in the web UI keeps that state.
     """
@@ -162,11 +138,11 @@ def switched(definitions: Definitions, settings: Settings) -> Definitions:
     schedules = [copy.copy(found) for found in definitions.schedules or []]
     sensors = [copy.copy(found) for found in definitions.sensors or []]
     for found in schedules:
-        assert isinstance(found, ScheduleDefinition)
-        found._default_status = DefaultScheduleStatus.RUNNING
+        assert isinstance(found, dg.ScheduleDefinition)
+        found._default_status = dg.DefaultScheduleStatus.RUNNING
     for found in sensors:
-        assert isinstance(found, SensorDefinition)
-        found._default_status = DefaultSensorStatus.RUNNING
+        assert isinstance(found, dg.SensorDefinition)
+        found._default_status = dg.DefaultSensorStatus.RUNNING
     return changed(definitions, schedules=schedules, sensors=sensors)
 
 
@@ -174,37 +150,37 @@ def on_schedule(
     job: str,
     cron: str,
     description: str,
-    left: Callable[[Settings], Sequence[AssetKey]] | None = None,
-) -> ScheduleDefinition:
+    left: Callable[[Settings], Sequence[dg.AssetKey]] | None = None,
+) -> dg.ScheduleDefinition:
     """Return a schedule that starts a job, by its name, unless a run of it is under way. It is off until an operator
     turns it on. `left` returns the assets of the job that need a run, by the settings of the resource of Kafka. Without
     it, a run materializes all of them.
     """
 
-    @schedule(
+    @dg.schedule(
         name=f"{job}_schedule",
         job_name=job,
         cron_schedule=cron,
-        default_status=DefaultScheduleStatus.STOPPED,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
         description=description,
         required_resource_keys={"kafka"} if left else None,
     )
-    def tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         if is_under_way(context.instance, job):
-            return SkipReason(f"a run of the job `{job}` is under way")
+            return dg.SkipReason(f"a run of the job `{job}` is under way")
         if left is None:
-            return RunRequest()
+            return dg.RunRequest()
         if not (keys := left(context.resources.kafka.settings)):
-            return SkipReason("`writetime follow` does this for all tables")
-        return RunRequest(asset_selection=list(keys))
+            return dg.SkipReason("`writetime follow` does this for all tables")
+        return dg.RunRequest(asset_selection=list(keys))
 
     return tick
 
 
-def step_job(name: str, description: str, steps: Sequence[OpDefinition]) -> JobDefinition:
+def step_job(name: str, description: str, steps: Sequence[dg.OpDefinition]) -> dg.JobDefinition:
     """Return a job of steps that are no assets, and do not depend on each other."""
-    graph = GraphDefinition(name, node_defs=steps, description=description)
-    return graph.to_job(executor_def=in_process_executor)
+    graph = dg.GraphDefinition(name, node_defs=steps, description=description)
+    return graph.to_job(executor_def=dg.in_process_executor)
 
 
 def sensor_of(
@@ -214,8 +190,8 @@ def sensor_of(
     fault: str = "",
     name: str | None = None,
     job: str | None = None,
-    records: Iterable[AssetKey] = (),
-) -> Callable[[Callable[..., Any]], SensorDefinition]:
+    records: Iterable[dg.AssetKey] = (),
+) -> Callable[[Callable[..., Any]], dg.SensorDefinition]:
     """Return a decorator of the function of a sensor, which is off until an operator turns it on.
 
     Args:
@@ -227,21 +203,21 @@ def sensor_of(
         records: the assets of which it records events, if it starts no job.
     """
 
-    def build(tick: Callable[..., Any]) -> SensorDefinition:
+    def build(tick: Callable[..., Any]) -> dg.SensorDefinition:
         @wraps(tick)
-        def guarded(context: SensorEvaluationContext, **resources: Any) -> Any:
+        def guarded(context: dg.SensorEvaluationContext, **resources: Any) -> Any:
             try:
                 return tick(context, **resources)
             except (WritetimeError, OSError) as e:
-                return SkipReason(f"{fault}: {e}")
+                return dg.SkipReason(f"{fault}: {e}")
 
-        return sensor(
+        return dg.sensor(
             name=name,
             job_name=job,
             minimum_interval_seconds=seconds,
-            default_status=DefaultSensorStatus.STOPPED,
+            default_status=dg.DefaultSensorStatus.STOPPED,
             description=description,
-            asset_selection=AssetSelection.assets(*records) if records else None,
+            asset_selection=dg.AssetSelection.assets(*records) if records else None,
         )(guarded)
 
     return build

@@ -10,24 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from dagster import (
-    AssetCheckResult,
-    AssetExecutionContext,
-    AssetMaterialization,
-    AssetsDefinition,
-    AssetSpec,
-    AutomationCondition,
-    BackfillPolicy,
-    Config,
-    DagsterInstance,
-    MaterializeResult,
-    MetadataValue,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
-    StaticPartitionsDefinition,
-)
+import dagster as dg
 from pydantic import Field
 
 from writetime.clients.node_snapshots import clear_snapshot, new_tag, take_snapshot
@@ -61,10 +44,10 @@ TOKEN_RANGES = 16
 _RANGES_PER_RUN = 4
 # The number of materializations that one query reads from Dagster's storage.
 _AT_ONCE = 100
-token_ranges = StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
+token_ranges = dg.StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
 
 
-class BackfillConfig(Config):
+class BackfillConfig(dg.Config):
     """The snapshots to read."""
 
     paths: list[str] = Field(
@@ -74,11 +57,11 @@ class BackfillConfig(Config):
     )
 
 
-def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
+def snapshots(table: FollowedTable) -> dg.AssetsDefinition | dg.AssetSpec:
     """Return the snapshots of a table: those that its entry names, or those that a run takes."""
     if table.entry.snapshots:
         places = ", ".join(map(without_secrets, table.entry.snapshots))
-        return AssetSpec(
+        return dg.AssetSpec(
             key_of(table.name, "snapshots"),
             deps=[key_of(table.name, "table")],
             group_name=PARTS["snapshots"],
@@ -99,7 +82,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         "runs are deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
         "entry.",
     )
-    def take(context: AssetExecutionContext, database: DatabaseResource) -> Iterator[MaterializeResult]:
+    def take(context: dg.AssetExecutionContext, database: DatabaseResource) -> Iterator[dg.MaterializeResult]:
         tags = _Tags(context.instance, table)
         last = _taken(context.instance, table).get("tag")
         kept = [str(last.value)] if last else []
@@ -109,8 +92,8 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         tags.write(*kept, tag)
         folders = take_snapshot(database.settings, table.name, tag)
         size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
-        yield MaterializeResult(
-            metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
+        yield dg.MaterializeResult(
+            metadata={"tag": tag, "folders": dg.MetadataValue.json(list(map(str, folders))), "bytes": size}
         )
         # Only now, since a backfill after a kill must not look for a snapshot that is deleted.
         for old in kept:
@@ -120,7 +103,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     return take
 
 
-def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
+def build_backfill_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the asset that reads snapshots of a table into the lake."""
 
     @table_asset(
@@ -131,8 +114,8 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
         files=("docs/lake.md", "docs/formats.md"),
         pool=pool_of(table.name, "snapshots"),
         partitions_def=token_ranges,
-        backfill_policy=BackfillPolicy.multi_run(_RANGES_PER_RUN),
-        automation_condition=AutomationCondition.eager(),
+        backfill_policy=dg.BackfillPolicy.multi_run(_RANGES_PER_RUN),
+        automation_condition=dg.AutomationCondition.eager(),
         blocking={
             "changes_are_in_place": "Great Expectations on the changes that were read: keys, kinds, order, buckets. "
             "Changes that fail are not committed.",
@@ -142,8 +125,8 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
         "Replicas need no special handling: the merge keeps one version of each cell.",
     )
     def bring_in(
-        context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
-    ) -> Iterator[AssetCheckResult | MaterializeResult]:
+        context: dg.AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
+    ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         found = _found(lake.settings, table, config.paths or _last_taken(context, table))
         in_lake = create_table(lake.settings, found.schema)
 
@@ -156,20 +139,20 @@ def build_backfill_asset(table: FollowedTable) -> AssetsDefinition:
         buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
         new = untaken(in_lake, found, buckets)
         added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, spark.run, staged)))
-        yield MaterializeResult(
+        yield dg.MaterializeResult(
             metadata={
                 "changes_added": sum(added.values()),
                 "buckets": len(added),
                 "sstables": len(found.files),
                 "sstables_new": len(new),
-                "nodes_without_backup": MetadataValue.json(lacking_nodes(in_lake, found)),
+                "nodes_without_backup": dg.MetadataValue.json(lacking_nodes(in_lake, found)),
             }
         )
 
     return bring_in
 
 
-def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> SensorDefinition:
+def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> dg.SensorDefinition:
     """Return the sensor that records new backups at the places that entries name. It lists the places, but reads no
     backup. The sensor `new_snapshots` starts the backfill.
 
@@ -185,10 +168,10 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
         "materialization of its snapshots. The sensor `new_snapshots` starts the backfill.",
         records=[key_of(table.name, "snapshots") for table in tables],
     )
-    def new_backups(context: SensorEvaluationContext) -> SensorResult:
+    def new_backups(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         known = of_cursor(context.cursor, dict[str, str]) or {}
         seen: dict[str, str] = {}
-        events: list[AssetMaterialization] = []
+        events: list[dg.AssetMaterialization] = []
         changed: list[str] = []
         faults: list[str] = []
         for table, names in listing.look(seconds):
@@ -198,13 +181,13 @@ def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> Senso
             seen[table.name] = hashlib.sha256("\n".join(names).encode()).hexdigest()
             if names and seen[table.name] != known.get(table.name):
                 changed.append(table.name)
-                events.append(AssetMaterialization(key_of(table.name, "snapshots"), metadata={"found": len(names)}))
+                events.append(dg.AssetMaterialization(key_of(table.name, "snapshots"), metadata={"found": len(names)}))
         found = f"recorded: {', '.join(changed)}" if changed else "no place has a new backup"
         reason = "; ".join([found, *faults])
-        return SensorResult(
+        return dg.SensorResult(
             asset_events=events,
             cursor=json.dumps(known | seen),
-            skip_reason=SkipReason(reason),
+            skip_reason=dg.SkipReason(reason),
         )
 
     return new_backups
@@ -268,7 +251,7 @@ class _Tags:
     its snapshot is taken, so that the next run can delete the snapshot of a run that was killed.
     """
 
-    def __init__(self, instance: DagsterInstance, table: FollowedTable) -> None:
+    def __init__(self, instance: dg.DagsterInstance, table: FollowedTable) -> None:
         self._storage = instance.daemon_cursor_storage
         self._key = f"writetime/snapshots/{table.name}"
 
@@ -279,7 +262,7 @@ class _Tags:
         self._storage.set_cursor_values({self._key: json.dumps(tags)})
 
 
-def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:
+def _last_taken(context: dg.AssetExecutionContext, table: FollowedTable) -> list[str]:
     if table.entry.snapshots:
         return table.entry.snapshots
     folders = _taken(context.instance, table).get("folders")
@@ -292,7 +275,7 @@ def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[st
     return [str(folder) for folder in folders.value]
 
 
-def _taken(instance: DagsterInstance, table: FollowedTable) -> Mapping[str, MetadataValue]:
+def _taken(instance: dg.DagsterInstance, table: FollowedTable) -> Mapping[str, dg.MetadataValue]:
     """Return the metadata of the last snapshot that a run took, or nothing if no run took one. Materializations that
     the sensor `new_backups` and the web UI record have no folders, so they do not count.
     """

@@ -6,16 +6,7 @@ Each is a decorator of the function that does the work, and retries failures tha
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dagster import (
-    AssetChecksDefinition,
-    AssetCheckSpec,
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    asset,
-    asset_check,
-    multi_observable_source_asset,
-)
+import dagster as dg
 
 from writetime.lake.followed_tables import FollowedTable
 from writetime_dagster.assets.failures import retried
@@ -23,14 +14,14 @@ from writetime_dagster.assets.naming import PARTS, documents, key_of, pool_of
 
 
 def written_asset(
-    key: AssetKey,
+    key: dg.AssetKey,
     *,
-    deps: Sequence[AssetKey],
+    deps: Sequence[dg.AssetKey],
     kinds: set[str],
     blocking: Mapping[str, str] | None = None,
     checks: Mapping[str, str] | None = None,
     **attributes: Any,
-) -> Callable[[Callable[..., Any]], AssetsDefinition]:
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Return a decorator of the function that materializes an asset.
 
     Args:
@@ -43,13 +34,13 @@ def written_asset(
     """
     described = [(blocking or {}, True), (checks or {}, False)]
     specs = [
-        AssetCheckSpec(name, asset=key, blocking=stops, description=description)
+        dg.AssetCheckSpec(name, asset=key, blocking=stops, description=description)
         for some, stops in described
         for name, description in some.items()
     ]
 
-    def build(work: Callable[..., Any]) -> AssetsDefinition:
-        return asset(key=key, deps=deps, kinds=kinds, check_specs=specs, **attributes)(retried(work))
+    def build(work: Callable[..., Any]) -> dg.AssetsDefinition:
+        return dg.asset(key=key, deps=deps, kinds=kinds, check_specs=specs, **attributes)(retried(work))
 
     return build
 
@@ -62,7 +53,7 @@ def table_asset(
     files: Sequence[str],
     columns: Mapping[str, Any] | None = None,
     **attributes: Any,
-) -> Callable[[Callable[..., Any]], AssetsDefinition]:
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Return a decorator of the function that materializes a part of a followed table. It has its own pool.
 
     Args:
@@ -85,21 +76,21 @@ def table_asset(
     )
 
 
-def observed_asset(spec: AssetSpec, name: str | None = None) -> Callable[[Callable[..., Any]], AssetsDefinition]:
+def observed_asset(spec: dg.AssetSpec, name: str | None = None) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Return a decorator of the function that observes an asset; the step's `name` is by default the function's."""
 
-    def build(work: Callable[..., Any]) -> AssetsDefinition:
-        return multi_observable_source_asset(name=name, specs=[spec])(retried(work))
+    def build(work: Callable[..., Any]) -> dg.AssetsDefinition:
+        return dg.multi_observable_source_asset(name=name, specs=[spec])(retried(work))
 
     return build
 
 
 def check_of(
-    key: AssetKey, description: str, name: str | None = None
-) -> Callable[[Callable[..., Any]], AssetChecksDefinition]:
+    key: dg.AssetKey, description: str, name: str | None = None
+) -> Callable[[Callable[..., Any]], dg.AssetChecksDefinition]:
     """Return a decorator of the function that checks an asset outside of its runs; `name`: default the function's."""
 
-    def build(work: Callable[..., Any]) -> AssetChecksDefinition:
-        return asset_check(asset=key, name=name, description=description)(retried(work))
+    def build(work: Callable[..., Any]) -> dg.AssetChecksDefinition:
+        return dg.asset_check(asset=key, name=name, description=description)(retried(work))
 
     return build

@@ -9,17 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster import (
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetKey,
-    AssetsDefinition,
-    AssetSelection,
-    AssetSpec,
-    Definitions,
-    MetadataValue,
-    ObserveResult,
-)
+import dagster as dg
 
 from writetime.capture.metrics import summary
 from writetime.clients.kafka import beginning_offsets, end_offsets
@@ -37,10 +27,10 @@ from writetime_dagster.assets.followed import shared_watermarks
 from writetime_dagster.assets.naming import PARTS, documents, key_of, pool_of
 from writetime_dagster.resources import KafkaResource
 
-COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
-AGENTS = AssetKey(["capture", "agents"])
+COMMIT_LOGS = dg.AssetKey(["sources", "commit_logs"])
+AGENTS = dg.AssetKey(["capture", "agents"])
 
-commit_logs = AssetSpec(
+commit_logs = dg.AssetSpec(
     COMMIT_LOGS,
     group_name="sources",
     kinds={"cassandra"},
@@ -51,7 +41,7 @@ commit_logs = AssetSpec(
 
 
 @observed_asset(
-    AssetSpec(
+    dg.AssetSpec(
         AGENTS,
         deps=[COMMIT_LOGS],
         group_name="capture",
@@ -61,15 +51,15 @@ commit_logs = AssetSpec(
     ),
     name="observe_agents",
 )
-def agents(kafka: KafkaResource) -> ObserveResult:
+def agents(kafka: KafkaResource) -> dg.ObserveResult:
     """Observe the agents by their reports in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(shared_watermarks(kafka.settings).read())
     numbers = summary(found.values())
-    return ObserveResult(
+    return dg.ObserveResult(
         metadata={
             **{name: round(number, 3) for name, number in numbers.items()},
-            "held_by": MetadataValue.json({s: f["held_by"] for s, f in found.items() if f.get("held_by")}),
-            "by_agent": MetadataValue.json({source: dict(status) for source, status in found.items()}),
+            "held_by": dg.MetadataValue.json({s: f["held_by"] for s, f in found.items() if f.get("held_by")}),
+            "by_agent": dg.MetadataValue.json({source: dict(status) for source, status in found.items()}),
         },
     )
 
@@ -79,7 +69,7 @@ def agents(kafka: KafkaResource) -> ObserveResult:
     "Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds up its "
     "watermark: no segment set aside or vanished, no gap, no failed snapshot, no refused schema.",
 )
-def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
+def no_agent_is_held_up(kafka: KafkaResource) -> dg.AssetCheckResult:
     """Find agents that are silent, or whose watermark cannot move."""
     found = statuses(shared_watermarks(kafka.settings).read())
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
@@ -98,10 +88,10 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
         reasons,
         {
             "agents_held": len(held),
-            "tables_with_faults": MetadataValue.json(faults),
+            "tables_with_faults": dg.MetadataValue.json(faults),
             "agents_silent": len(silent),
-            "held_by": MetadataValue.json(held),
-            "silent_since": MetadataValue.json(silent),
+            "held_by": dg.MetadataValue.json(held),
+            "silent_since": dg.MetadataValue.json(silent),
         },
     )
 
@@ -116,11 +106,11 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
     return failed | {table: str(fault) for table, fault in status.get("not_captured", {}).items()}
 
 
-def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
+def build_changes_topic_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the asset that observes the topic of a table's changes."""
 
     @observed_asset(
-        AssetSpec(
+        dg.AssetSpec(
             key_of(table.name, "topic"),
             deps=[key_of(table.name, "table"), AGENTS],
             group_name=PARTS["topic"],
@@ -131,16 +121,16 @@ def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
         ),
         name=pool_of(table.name, "topic"),
     )
-    def observe(kafka: KafkaResource) -> ObserveResult:
+    def observe(kafka: KafkaResource) -> dg.ObserveResult:
         settings, name = kafka.settings, changes_topic(table.name)
         if not is_published(settings, table.name):
-            return ObserveResult(metadata={"topic": name, "messages": 0})
+            return dg.ObserveResult(metadata={"topic": name, "messages": 0})
         firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
         sources = shared_watermarks(settings).read()
         marks = [found.tables[table.name] for found in sources.of(table.name).values()]
         until = min((mark.until for mark in marks), default=0)
         behind = {"watermark_age_seconds": round((time_now() - until) / 1e6, 3)} if until else {}
-        return ObserveResult(
+        return dg.ObserveResult(
             metadata={
                 "topic": name,
                 "messages": sum(ends.values()) - sum(firsts.values()),
@@ -154,7 +144,7 @@ def build_changes_topic_asset(table: FollowedTable) -> AssetsDefinition:
     return observe
 
 
-def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
+def build_retention_check(table: FollowedTable) -> dg.AssetChecksDefinition:
     """Return the check that Kafka does not soon delete changes that have not landed."""
 
     @check_of(
@@ -162,7 +152,7 @@ def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
         "No change waits to land for longer than half of the topic's retention. Kafka deletes it at the end of the "
         "retention; then only a new snapshot closes the gap.",
     )
-    def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
+    def lag_is_far_from_retention(kafka: KafkaResource) -> dg.AssetCheckResult:
         settings = kafka.settings
         if not is_published(settings, table.name):
             return from_waiting(dict)
@@ -172,13 +162,13 @@ def build_retention_check(table: FollowedTable) -> AssetChecksDefinition:
     return lag_is_far_from_retention
 
 
-definitions = Definitions(
+definitions = dg.Definitions(
     assets=[commit_logs, agents],
     asset_checks=[no_agent_is_held_up],
     jobs=[
         asset_job(
             "agents",
-            AssetSelection.assets(AGENTS) | AssetSelection.checks(no_agent_is_held_up),
+            dg.AssetSelection.assets(AGENTS) | dg.AssetSelection.checks(no_agent_is_held_up),
             description="Observe the progress of the agents, and check that none is held up.",
         )
     ],

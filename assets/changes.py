@@ -8,16 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dagster import (
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetCheckSeverity,
-    AssetCheckSpec,
-    AssetsDefinition,
-    MaterializeResult,
-    MetadataValue,
-    multi_asset_check,
-)
+import dagster as dg
 
 from writetime.changes.model import change_schema
 from writetime.core.counts import pluralize
@@ -42,7 +33,7 @@ from writetime_dagster.resources import KafkaResource, LakeResource, SparkResour
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and check that the table has cdc = true"
 
 
-def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
+def build_changes_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the captured changes of a table in the lake."""
     name = "all_messages_landed"
 
@@ -62,11 +53,11 @@ def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
     )
     def land(
         spark: SparkResource, lake: LakeResource, kafka: KafkaResource
-    ) -> Iterator[AssetCheckResult | MaterializeResult]:
+    ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         settings = kafka.settings_with(lake)
         if not is_published(settings, table.name):
-            yield AssetCheckResult(check_name=name, passed=True, metadata={"fix": _NO_TOPIC})
-            yield MaterializeResult(metadata={"changes_landed": 0})
+            yield dg.AssetCheckResult(check_name=name, passed=True, metadata={"fix": _NO_TOPIC})
+            yield dg.MaterializeResult(metadata={"changes_landed": 0})
             return
         began = time.monotonic()
         landing = Landing(settings, table.name)
@@ -74,13 +65,13 @@ def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
             with reported(settings, landing):
                 added = landing.drain(spark.run)
         except Incomplete as e:
-            yield AssetCheckResult(check_name=name, passed=False, description=str(e))
+            yield dg.AssetCheckResult(check_name=name, passed=False, description=str(e))
             raise
         seconds = time.monotonic() - began
         changes = open_table(settings, table.name).changes.load()
         numbers = {"changes_landed": added, "offsets": landing.offsets_landed}
-        yield AssetCheckResult(check_name=name, passed=True, metadata=numbers)
-        yield MaterializeResult(
+        yield dg.AssetCheckResult(check_name=name, passed=True, metadata=numbers)
+        yield dg.MaterializeResult(
             metadata={
                 "changes_landed": added,
                 "changes_not_landed": not_landed(settings, table.name),
@@ -96,7 +87,7 @@ def build_changes_asset(table: FollowedTable) -> AssetsDefinition:
     return land
 
 
-def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
+def build_lag_checks(table: FollowedTable) -> dg.AssetChecksDefinition:
     """Return the checks of how far the lake is behind. They also run while nothing is landed."""
     described = {
         "lag_is_bounded": "At most `max_lag` changes wait in the topic, as the table's entry sets it.",
@@ -109,12 +100,12 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
     }
     key = key_of(table.name, "changes")
 
-    @multi_asset_check(
+    @dg.multi_asset_check(
         name=pool_of(table.name, "lag_and_freshness"),
-        specs=[AssetCheckSpec(name, asset=key, description=text) for name, text in described.items()],
+        specs=[dg.AssetCheckSpec(name, asset=key, description=text) for name, text in described.items()],
     )
     @retried
-    def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
+    def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[dg.AssetCheckResult]:
         settings = kafka.settings_with(lake)
         stops = stopped(settings, LakeTable(table_storage(settings, table.name)), shared_watermarks)
         fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
@@ -126,16 +117,16 @@ def build_lag_checks(table: FollowedTable) -> AssetChecksDefinition:
             [f"{pluralize(waiting, 'change', ',')} not landed"] if waiting > table.entry.max_lag else [],
             {"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
             check_name="lag_is_bounded",
-            severity=AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.WARN,
         )
         yield _is_fresh(until, settings.capture.stale_seconds, fix)
-        found = {"stopped": MetadataValue.json(stops)} if stops else {}
+        found = {"stopped": dg.MetadataValue.json(stops)} if stops else {}
         yield from_faults(stops, found, check_name="landing_goes_on")
 
     return look
 
 
-def _is_fresh(until: int, stale_seconds: float, fix: Mapping[str, str]) -> AssetCheckResult:
+def _is_fresh(until: int, stale_seconds: float, fix: Mapping[str, str]) -> dg.AssetCheckResult:
     """Return the check of the time (microseconds) up to which all writes are captured; 0 if it is not known."""
     freshness = _freshness(until)
     age = f"captured until {freshness['age_seconds']} s ago" if freshness else "the lake has no watermark"
@@ -143,7 +134,7 @@ def _is_fresh(until: int, stale_seconds: float, fix: Mapping[str, str]) -> Asset
         [fix.get("fix", age)] if time.time() - until / 1e6 > stale_seconds else [],
         {**freshness, **fix},
         check_name="lake_is_fresh",
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
     )
 
 
@@ -154,12 +145,12 @@ def _freshness(until: int) -> dict[str, Any]:
     if not until:
         return {}
     return {
-        "captured_until": MetadataValue.timestamp(until / 1e6),
+        "captured_until": dg.MetadataValue.timestamp(until / 1e6),
         "age_seconds": round(time.time() - until / 1e6, 1),
     }
 
 
-def build_state_asset(table: FollowedTable) -> AssetsDefinition:
+def build_state_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the merged state of a table."""
 
     @table_asset(
@@ -177,12 +168,12 @@ def build_state_asset(table: FollowedTable) -> AssetsDefinition:
         description=f"The changes of {table.name}, merged cell by cell, as levels: each run adds one for the new "
         "changes, and folds levels when there are too many. The cost grows with the new changes, not with the table.",
     )
-    def merge(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
+    def merge(spark: SparkResource, lake: LakeResource) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         in_lake = open_table(lake.settings, table.name)
         staged = StagedFiles(
             {
                 "levels_are_a_state": Suite(expectations.of_levels),
-                "write_times_are_past": Suite(expectations.of_write_times, AssetCheckSeverity.WARN),
+                "write_times_are_past": Suite(expectations.of_write_times, dg.AssetCheckSeverity.WARN),
             },
             lambda levels: expectations.levels(spark.spark_session, in_lake, levels),
             f"{table.name}: the merged levels are not as expected; they are not committed",
@@ -193,8 +184,8 @@ def build_state_asset(table: FollowedTable) -> AssetsDefinition:
         )
         now = in_lake.state.load()
         horizon = horizon_of(now)
-        dropped = {"tombstones_dropped_until": MetadataValue.timestamp(horizon / 1e6)} if horizon else {}
-        yield MaterializeResult(
+        dropped = {"tombstones_dropped_until": dg.MetadataValue.timestamp(horizon / 1e6)} if horizon else {}
+        yield dg.MaterializeResult(
             metadata={
                 "files_folded": folded,
                 "buckets_compacted": compacted,

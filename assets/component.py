@@ -6,18 +6,18 @@ This module has the component's attributes. `writetime_dagster.assets.wiring` ha
 from pathlib import Path
 from typing import Annotated
 
-from dagster import Component, ComponentLoadContext, Definitions, Model, ResolutionContext, Resolvable, Resolver
+import dagster as dg
 
 from writetime.core import config
 from writetime_dagster.assets.wiring import of_tables
 
 
-def _file(context: ResolutionContext, value: str | None) -> Path | None:
+def _file(context: dg.ResolutionContext, value: str | None) -> Path | None:
     """Return the path of the settings file. A relative path is relative to the file with the attributes."""
     return None if value is None else context.resolve_source_relative_path(value)
 
 
-class WritetimeComponent(Component, Resolvable, Model):
+class WritetimeComponent(dg.Component, dg.Resolvable, dg.Model):
     """The tables of ScyllaDB or Apache Cassandra that Writetime follows: their assets, checks, jobs, schedules and
     sensors, and those of their capture.
 
@@ -26,7 +26,7 @@ class WritetimeComponent(Component, Resolvable, Model):
 
     settings: Annotated[
         Path | None,
-        Resolver(
+        dg.Resolver(
             _file,
             model_field_type=str | None,
             description="The settings file, relative to this file. Default: the file that WRITETIME_CONFIG names, or "
@@ -36,13 +36,13 @@ class WritetimeComponent(Component, Resolvable, Model):
     ] = None
     tables: Annotated[
         list[str] | None,
-        Resolver.default(
+        dg.Resolver.default(
             description="The tables to include, as keyspace.table. Default: all tables in the settings.",
             examples=[["shop.orders"]],
         ),
     ] = None
 
-    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the tables.
 
         Raises:

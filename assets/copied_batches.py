@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecord
+import dagster as dg
 
 from writetime_dagster.assets.cursors import of_cursor
 
@@ -64,7 +64,7 @@ class CopiedBatches:
         """The batch up to which the lake has all batches."""
         return self.missing[0] - 1 if self.missing else self.last
 
-    def read_on(self, instance: DagsterInstance, key: AssetKey) -> Self | None:
+    def read_on(self, instance: dg.DagsterInstance, key: dg.AssetKey) -> Self | None:
         """Return the batches with the materializations since; None if the newest known one is gone."""
         # The newest known one is read again, which shows that it still exists.
         records = _materializations(instance, key, max(self.newest - 1, 0))
@@ -88,7 +88,7 @@ class CopiedBatches:
         return replace(self, last=new.stop - 1, missing=[*(n for n in self.missing if n >= first), *new])
 
 
-def all_copied(instance: DagsterInstance, key: AssetKey, partitions: str) -> CopiedBatches:
+def all_copied(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: str) -> CopiedBatches:
     """Return the batches by all partitions of this name, and all materializations of the asset."""
     # Read first: later ones are read again.
     newest = instance.fetch_materializations(key, limit=1).records
@@ -97,11 +97,11 @@ def all_copied(instance: DagsterInstance, key: AssetKey, partitions: str) -> Cop
     return CopiedBatches(newest[0].storage_id if newest else 0, max(known, default=0), sorted(known - done))
 
 
-def _materializations(instance: DagsterInstance, key: AssetKey, after: int) -> Iterator[EventLogRecord]:
+def _materializations(instance: dg.DagsterInstance, key: dg.AssetKey, after: int) -> Iterator[dg.EventLogRecord]:
     """Yield the materializations with later storage ids, in their order."""
     more = True
     while more:
-        since = AssetRecordsFilter(asset_key=key, after_storage_id=after)
+        since = dg.AssetRecordsFilter(asset_key=key, after_storage_id=after)
         found = instance.fetch_materializations(since, limit=_AT_ONCE, ascending=True)
         for record in found.records:
             after = record.storage_id

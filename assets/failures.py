@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
-from dagster import DagsterError, Failure, RetryRequested
+import dagster as dg
 
 from writetime.clients.database import is_without_answer
 from writetime.core.errors import Transient, WritetimeError, hide_passwords, reason_of
@@ -17,7 +17,7 @@ from writetime_dagster.resources.private_dagster import ErrorWithoutTrace
 log = logging.getLogger(__name__)
 
 
-class ToCorrect(ErrorWithoutTrace, Failure):
+class ToCorrect(ErrorWithoutTrace, dg.Failure):
     """A failure that an operator must correct. It shows one sentence without a stack trace, which would hide it."""
 
     def __init__(self, reason: str) -> None:
@@ -46,17 +46,17 @@ def retry_if_transient(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
     """
     try:
         yield
-    except (DagsterError, Failure, RetryRequested):
+    except (dg.DagsterError, dg.Failure, dg.RetryRequested):
         raise
     except Exception as e:
         if is_outage(e) or is_without_answer(e):
             hide_passwords(e)
-            raise RetryRequested(RETRIES, _WAIT_SECONDS) from e
+            raise dg.RetryRequested(RETRIES, _WAIT_SECONDS) from e
         # Another program may have replaced a file of the lake, so its absence may pass.
         if isinstance(e, WritetimeError) and not isinstance(e, FileNotFoundError):
             raise ToCorrect(reason_of(e)) from None
         hide_passwords(e)
-        raise RetryRequested(RETRIES, soon_seconds) from e
+        raise dg.RetryRequested(RETRIES, soon_seconds) from e
 
 
 def retried(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,17 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckSeverity,
-    AssetKey,
-    AssetObservation,
-    MetadataValue,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
-)
+import dagster as dg
 
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
@@ -55,7 +45,7 @@ def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> Wate
     return topic
 
 
-def left(settings: Settings, tables: Sequence[FollowedTable]) -> list[AssetKey]:
+def left(settings: Settings, tables: Sequence[FollowedTable]) -> list[dg.AssetKey]:
     """Return the states, views and row events of the tables that `writetime follow` does not follow now. While Kafka
     does not answer, return those of all tables.
     """
@@ -80,7 +70,7 @@ class _Recorded:
     recorded: dict[str, tuple[float, str]]
 
 
-def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
+def progress(tables: Sequence[FollowedTable]) -> dg.SensorDefinition:
     """Return the sensor that records the progress of the tables that `writetime follow` follows."""
 
     @sensor_of(
@@ -91,7 +81,7 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         fault="the reports of `writetime follow` cannot be read",
         records=[key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())],
     )
-    def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult:
+    def followed_tables(context: dg.SensorEvaluationContext, kafka: KafkaResource) -> dg.SensorResult:
         topic = shared_watermarks(kafka.settings)
         topic.read()
         running = followed(topic.reports)
@@ -103,10 +93,10 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
             if name in running and _is_news(report, *recorded.get(name, (0.0, "")))
         }
         events = [event for table in tables if table.name in new for event in _events(table, new[table.name])]
-        return SensorResult(
+        return dg.SensorResult(
             asset_events=events,
             cursor=json.dumps({"recorded": recorded | {name: (r.at, _digest(r)) for name, r in new.items()}}),
-            skip_reason=SkipReason(
+            skip_reason=dg.SkipReason(
                 f"recorded: {', '.join(table.name for table in tables if table.name in new)}"
                 if events
                 else "`writetime follow` has reported nothing else since"
@@ -134,23 +124,23 @@ def _digest(report: LandingReport) -> str:
     return hashlib.sha256(json.dumps([report.fault, steps]).encode()).hexdigest()[:16]
 
 
-def _events(table: FollowedTable, report: LandingReport) -> Iterator[AssetObservation | AssetCheckEvaluation]:
+def _events(table: FollowedTable, report: LandingReport) -> Iterator[dg.AssetObservation | dg.AssetCheckEvaluation]:
     """Yield the metadata of a report for Dagster."""
-    landed = {"changes_landed": report.changes, "reported": MetadataValue.timestamp(report.at)}
-    yield AssetObservation(key_of(table.name, "changes"), metadata=landed | _fault(report.fault))
+    landed = {"changes_landed": report.changes, "reported": dg.MetadataValue.timestamp(report.at)}
+    yield dg.AssetObservation(key_of(table.name, "changes"), metadata=landed | _fault(report.fault))
     for name, part in _ASSETS.items():
         if name not in report.steps or (part.startswith("row") and not table.entry.row_events):
             continue
         key, step = key_of(table.name, part), report.steps[name]
-        yield AssetObservation(key, metadata=_progress(step, report.at))
+        yield dg.AssetObservation(key, metadata=_progress(step, report.at))
         if part == "view" and table.entry.expect:
             fault = _fault(step.fault) if step.unexpected else {}
-            yield AssetCheckEvaluation(
+            yield dg.AssetCheckEvaluation(
                 key,
                 EXPECTED,
                 not step.unexpected,
                 fault,
-                severity=AssetCheckSeverity.ERROR,
+                severity=dg.AssetCheckSeverity.ERROR,
                 description=step.fault if step.unexpected else None,
             )
 
@@ -161,7 +151,7 @@ def _progress(step: StepReport, at: float) -> dict[str, Any]:
         "rows_of_the_last_batch": step.batch,
         "milliseconds_of_the_last_batch": round(step.delay * 1000),
         "behind_seconds": round(max(at - step.behind_since, 0.0), 1) if step.behind_since else 0.0,
-        "reported": MetadataValue.timestamp(at),
+        "reported": dg.MetadataValue.timestamp(at),
         **_fault(step.fault),
     }
 

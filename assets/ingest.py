@@ -6,23 +6,7 @@ This module has the assets with their checks and metadata, and the jobs, sensors
 
 import time
 
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetExecutionContext,
-    AssetKey,
-    AssetSelection,
-    AssetSpec,
-    Definitions,
-    MaterializeResult,
-    MetadataValue,
-    ObserveResult,
-    RunRequest,
-    SensorEvaluationContext,
-    SkipReason,
-    TableColumn,
-    TableSchema,
-)
+import dagster as dg
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -47,18 +31,18 @@ from writetime_dagster.assets.checks import from_faults, from_findings, from_wai
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
-HTTP_EVENTS = AssetKey(["sources", "http_events"])
-USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
-DEAD_LETTER_TOPIC = AssetKey(["ingest", "dead_letter_topic"])
-USER_EVENTS = AssetKey(["ingest", "user_events"])
-DEAD_LETTERS = AssetKey(["ingest", "dead_letters"])
+HTTP_EVENTS = dg.AssetKey(["sources", "http_events"])
+USER_EVENTS_TOPIC = dg.AssetKey(["sources", "user_events_topic"])
+DEAD_LETTER_TOPIC = dg.AssetKey(["ingest", "dead_letter_topic"])
+USER_EVENTS = dg.AssetKey(["ingest", "user_events"])
+DEAD_LETTERS = dg.AssetKey(["ingest", "dead_letters"])
 DEAD_LETTERS_TABLE = "ingest/dead_letters"
 DEAD_LETTERS_POOL = "ingest_dead_letters"
 SINK_POOL = "ingest_sink"
 # The share of dead letters above which the check warns.
 USUAL_SHARE_OF_EVENTS = 0.99
 
-http_events = AssetSpec(
+http_events = dg.AssetSpec(
     HTTP_EVENTS,
     group_name="sources",
     kinds={"python"},
@@ -67,7 +51,7 @@ http_events = AssetSpec(
 
 
 @observed_asset(
-    AssetSpec(
+    dg.AssetSpec(
         USER_EVENTS_TOPIC,
         deps=[HTTP_EVENTS],
         group_name="sources",
@@ -75,16 +59,16 @@ http_events = AssetSpec(
         description="The Kafka topic of acknowledged events, keyed by user id.",
     )
 )
-def user_events_topic(kafka: KafkaResource) -> ObserveResult:
+def user_events_topic(kafka: KafkaResource) -> dg.ObserveResult:
     """Observe how many messages the topic holds, and how many of them the sink has not stored."""
     ingest = kafka.settings.ingest
     progress = kafka.progress(ingest.topic, ingest.group)
-    return ObserveResult(
+    return dg.ObserveResult(
         metadata={
             "topic": ingest.topic,
             "end_offset": sum(progress.ends.values()),
             "consumer_lag": progress.total_lag,
-            "lag_by_partition": MetadataValue.json({str(p): n for p, n in progress.lag.items()}),
+            "lag_by_partition": dg.MetadataValue.json({str(p): n for p, n in progress.lag.items()}),
         },
     )
 
@@ -94,7 +78,7 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     "No message has waited for more than half of the topic's retention, after which Kafka deletes it. No "
     "message was deleted before it was stored, and the topic has not lost its end.",
 )
-def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
+def lag_is_far_from_retention(kafka: KafkaResource) -> dg.AssetCheckResult:
     """Count the messages that have waited so long that Kafka will soon delete them; fail if messages were lost."""
     settings = kafka.settings
     topic, group = settings.ingest.topic, settings.ingest.group
@@ -117,21 +101,21 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     },
     checks={"messages_are_events": "Great Expectations on the messages taken."},
     metadata={
-        "dagster/column_schema": TableSchema(
+        "dagster/column_schema": dg.TableSchema(
             [
-                TableColumn("user_id", "text", description="Partition key."),
-                TableColumn("event_timestamp", "timestamp", description="Clustering key, newest first."),
-                TableColumn("event_id", "uuid", description="Clustering key."),
-                TableColumn("event_type", "text"),
-                TableColumn("payload", "text", description="JSON as the client sent it."),
-                TableColumn("origin", "text", description="The Kafka message that stored the row."),
+                dg.TableColumn("user_id", "text", description="Partition key."),
+                dg.TableColumn("event_timestamp", "timestamp", description="Clustering key, newest first."),
+                dg.TableColumn("event_id", "uuid", description="Clustering key."),
+                dg.TableColumn("event_type", "text"),
+                dg.TableColumn("payload", "text", description="JSON as the client sent it."),
+                dg.TableColumn("origin", "text", description="The Kafka message that stored the row."),
             ]
         )
     },
 )
 def user_events(
-    context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource, database: DatabaseResource
-) -> MaterializeResult:
+    context: dg.AssetExecutionContext, spark: SparkResource, kafka: KafkaResource, database: DatabaseResource
+) -> dg.MaterializeResult:
     """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
 
     Each task takes a Kafka partition and an offset range. Stored rows are read back and checked; only then are the
@@ -152,12 +136,12 @@ def user_events(
         _check_accounting(receipts, drain.count_messages(settings, ranges), ranges),
         _check_rows(receipts, rows),
     ]
-    refused = [c.check_name for c in checks if not c.passed and c.severity is AssetCheckSeverity.ERROR]
+    refused = [c.check_name for c in checks if not c.passed and c.severity is dg.AssetCheckSeverity.ERROR]
     if not refused:
         drain.commit(settings, ranges)
     progress = kafka.progress(settings.ingest.topic, settings.ingest.group)
     messages = sum(outcomes.values())
-    return MaterializeResult(
+    return dg.MaterializeResult(
         metadata={
             "messages": messages,
             **{f"events_{outcome}": count for outcome, count in outcomes.items()},
@@ -172,7 +156,7 @@ def user_events(
     )
 
 
-dead_letter_topic = AssetSpec(
+dead_letter_topic = dg.AssetSpec(
     DEAD_LETTER_TOPIC,
     deps=[USER_EVENTS],
     group_name="ingest",
@@ -194,7 +178,7 @@ dead_letter_topic = AssetSpec(
         "reason, and occurs once.",
     },
 )
-def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
+def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> dg.MaterializeResult:
     """Messages that could not be stored, with reason and origin, as a table of the lake.
 
     The table records the offset up to which it has the topic, so a repeated run adds no duplicates. If the topic is
@@ -206,12 +190,12 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
     count, reasons, findings = _copy(spark.spark_session, settings, lake, topic_id, ranges) if ranges else (0, [], [])
     lines = ["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)]
     now = lake.find(DEAD_LETTERS_TABLE)
-    return MaterializeResult(
+    return dg.MaterializeResult(
         metadata={
             "rows_appended": count,
             "dagster/row_count": now.count() if now else 0,
-            "reasons": MetadataValue.md("\n".join(lines)),
-            "path": MetadataValue.path(lake.path(DEAD_LETTERS_TABLE)),
+            "reasons": dg.MetadataValue.md("\n".join(lines)),
+            "path": dg.MetadataValue.path(lake.path(DEAD_LETTERS_TABLE)),
         },
         check_results=[from_findings("every_dead_letter_is_explained", findings)],
     )
@@ -241,7 +225,7 @@ def _copy(
     return rows.count(), reasons, findings
 
 
-def _check_messages(receipts: DataFrame) -> AssetCheckResult:
+def _check_messages(receipts: DataFrame) -> dg.AssetCheckResult:
     """Warn when many messages are not events. Then a sender is broken, and not the platform."""
     findings = great_expectations.validate(
         receipts,
@@ -251,10 +235,10 @@ def _check_messages(receipts: DataFrame) -> AssetCheckResult:
             for name in ("event_id", "user_id", "event_type", "event_timestamp")
         ],
     )
-    return from_findings("messages_are_events", findings, AssetCheckSeverity.WARN)
+    return from_findings("messages_are_events", findings, dg.AssetCheckSeverity.WARN)
 
 
-def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRange]) -> AssetCheckResult:
+def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRange]) -> dg.AssetCheckResult:
     """Compare the receipts with the topic itself, counted by another consumer."""
     findings = great_expectations.validate(
         receipts,
@@ -270,7 +254,7 @@ def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRan
     return check._replace(metadata={**check.metadata, "messages_in_topic": messages, "offset_gaps": offsets - messages})
 
 
-def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
+def _check_rows(receipts: DataFrame, rows: DataFrame) -> dg.AssetCheckResult:
     """Compare each stored event with the row that the database returns."""
     key = ["user_id", "event_timestamp", "event_id"]
     # In mode `upsert`, an event that came twice has two receipts and one row.
@@ -292,17 +276,17 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
 
 ingest_job = asset_job(
     "ingest",
-    AssetSelection.assets(USER_EVENTS, DEAD_LETTERS) | AssetSelection.checks(lag_is_far_from_retention),
+    dg.AssetSelection.assets(USER_EVENTS, DEAD_LETTERS) | dg.AssetSelection.checks(lag_is_far_from_retention),
     description="Store the messages of the topic, check and commit them, and copy the dead letters to the lake.",
 )
 ingest_lag_job = asset_job(
     "ingest_lag",
-    AssetSelection.assets(USER_EVENTS_TOPIC),
+    dg.AssetSelection.assets(USER_EVENTS_TOPIC),
     description="Observe how many messages are not stored, and check that they are far from the topic's retention.",
 )
 dead_letters_job = asset_job(
     "dead_letters",
-    AssetSelection.assets(DEAD_LETTERS),
+    dg.AssetSelection.assets(DEAD_LETTERS),
     description="Copy the dead letters to the lake, including those of a `writetime sink`.",
 )
 
@@ -314,29 +298,31 @@ dead_letters_job = asset_job(
     fault="the lag cannot be read",
     job=ingest_job.name,
 )
-def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+def user_events_lag(context: dg.SensorEvaluationContext, kafka: KafkaResource) -> dg.RunRequest | dg.SkipReason:
     """Request a run while there is lag or messages were lost. This includes the rest of a run that stored only a part.
     After a run that failed to store events, wait. Leave out the asset of dead letters if it failed recently.
     """
     if is_under_way(context.instance, ingest_job.name):
-        return SkipReason("a run of the job `ingest` is under way")
+        return dg.SkipReason("a run of the job `ingest` is under way")
     failed = assets_that_failed_lately(context.instance, ingest_job.name)
     if USER_EVENTS in failed:
-        return SkipReason("storing events failed in a run of the job `ingest`; it is retried 15 minutes after its end")
+        return dg.SkipReason(
+            "storing events failed in a run of the job `ingest`; it is retried 15 minutes after its end"
+        )
     settings = kafka.settings.ingest
     progress = kafka.progress(settings.topic, settings.group)
     # A run reports messages that were lost.
     if progress.total_lag == 0 and not progress.faults:
-        return SkipReason(f"{settings.topic} has no messages to store")
+        return dg.SkipReason(f"{settings.topic} has no messages to store")
     if kafka.group_is_live(settings.group):
         messages = counted(progress.total_lag, "message")
-        return SkipReason(f"a `writetime sink` is storing the {messages} of {settings.topic}")
+        return dg.SkipReason(f"a `writetime sink` is storing the {messages} of {settings.topic}")
     # A fault of the dead letters' table must not delay events.
     keys = [USER_EVENTS] if DEAD_LETTERS in failed else None
-    return RunRequest(asset_selection=keys, tags={"writetime/lag": str(progress.total_lag)})
+    return dg.RunRequest(asset_selection=keys, tags={"writetime/lag": str(progress.total_lag)})
 
 
-definitions = Definitions(
+definitions = dg.Definitions(
     assets=[http_events, user_events_topic, user_events, dead_letter_topic, dead_letters],
     asset_checks=[lag_is_far_from_retention],
     jobs=[ingest_job, ingest_lag_job, dead_letters_job],

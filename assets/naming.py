@@ -3,19 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+import dagster as dg
 import pyarrow as pa
-from dagster import (
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    CodeReferencesMetadataValue,
-    Definitions,
-    TableColumn,
-    TableColumnConstraints,
-    TableSchema,
-    UrlCodeReference,
-    map_asset_specs,
-)
 
 from writetime.core.config import Settings
 from writetime.delta.storage import lake_storage
@@ -53,14 +42,14 @@ _DOCUMENTS = {
 }
 
 
-def key_of(table: str, part: str) -> AssetKey:
+def key_of(table: str, part: str) -> dg.AssetKey:
     """Return the key of an asset of the table `keyspace.table`, such as `keyspace/table/table_view`. The key of the
     table itself is `keyspace/table/table`.
 
     The last part names the table, because graphs show only the last part of a key.
     """
     *keyspace, name = table.split(".", 1)
-    return AssetKey([*keyspace, name, name if part == "table" else f"{name}_{part}"])
+    return dg.AssetKey([*keyspace, name, name if part == "table" else f"{name}_{part}"])
 
 
 def pool_of(table: str, part: str) -> str:
@@ -68,18 +57,18 @@ def pool_of(table: str, part: str) -> str:
     return key_of(table, part).to_python_identifier()
 
 
-def documents(*paths: str) -> dict[str, CodeReferencesMetadataValue]:
+def documents(*paths: str) -> dict[str, dg.CodeReferencesMetadataValue]:
     """Return the metadata that links an asset to files of the repository: documents, CQL."""
-    references = [UrlCodeReference(url=f"{_FILES}/{path}", label=path) for path in paths]
-    return {_REFERENCES: CodeReferencesMetadataValue(code_references=[*references])}
+    references = [dg.UrlCodeReference(url=f"{_FILES}/{path}", label=path) for path in paths]
+    return {_REFERENCES: dg.CodeReferencesMetadataValue(code_references=[*references])}
 
 
-def documented(definitions: Definitions, settings: Settings) -> Definitions:
+def documented(definitions: dg.Definitions, settings: Settings) -> dg.Definitions:
     """Return the definitions of assets that belong to no table, with their common attributes: the owners of the
     settings, the document of their group, and the kind of the database.
     """
 
-    def complete(spec: AssetSpec) -> AssetSpec:
+    def complete(spec: dg.AssetSpec) -> dg.AssetSpec:
         given = {} if _REFERENCES in spec.metadata else documents(_DOCUMENTS[str(spec.group_name)])
         completed = spec.merge_attributes(owners=settings.alerts.owners, metadata=given)
         return _with_kind_of_database(completed, settings)
@@ -87,20 +76,22 @@ def documented(definitions: Definitions, settings: Settings) -> Definitions:
     return with_specs(definitions, complete)
 
 
-def with_specs(definitions: Definitions, change: Callable[[AssetSpec], AssetSpec]) -> Definitions:
+def with_specs(definitions: dg.Definitions, change: Callable[[dg.AssetSpec], dg.AssetSpec]) -> dg.Definitions:
     """Return the definitions with each asset's spec changed."""
-    return changed(definitions, assets=map_asset_specs(change, cast("Iterable[AssetSpec]", definitions.assets or [])))
+    return changed(
+        definitions, assets=dg.map_asset_specs(change, cast("Iterable[dg.AssetSpec]", definitions.assets or []))
+    )
 
 
-def changed(definitions: Definitions, **parts: Any) -> Definitions:
+def changed(definitions: dg.Definitions, **parts: Any) -> dg.Definitions:
     """Return the definitions with other parts, such as `sensors`."""
     names = ("assets", "schedules", "sensors", "jobs", "resources", "executor", "loggers", "asset_checks", "metadata")
-    return Definitions(**{name: getattr(definitions, name) for name in names} | parts)
+    return dg.Definitions(**{name: getattr(definitions, name) for name in names} | parts)
 
 
 def of_table(
-    assets: Sequence[AssetsDefinition | AssetSpec], table: FollowedTable, settings: Settings
-) -> list[AssetsDefinition | AssetSpec]:
+    assets: Sequence[dg.AssetsDefinition | dg.AssetSpec], table: FollowedTable, settings: Settings
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """Return a table's assets with their common attributes: owners, tags of keyspace, table and stage, the kind of the
     database, and the name in the database or the address in the lake.
     """
@@ -110,7 +101,7 @@ def of_table(
     owners = table.entry.owners or settings.alerts.owners
     folder = lake_storage(settings).folder(table.name)
 
-    def complete(spec: AssetSpec) -> AssetSpec:
+    def complete(spec: dg.AssetSpec) -> dg.AssetSpec:
         stage = stages[spec.key]
         where = {"dagster/uri": folder.folder(stage).address} if stage in _IN_LAKE else {}
         if stage == "table":
@@ -118,22 +109,22 @@ def of_table(
         completed = spec.merge_attributes(owners=owners, tags={**tags, "writetime/stage": stage}, metadata=where)
         return _with_kind_of_database(completed, settings)
 
-    return [*map_asset_specs(complete, assets)]
+    return [*dg.map_asset_specs(complete, assets)]
 
 
-def _with_kind_of_database(spec: AssetSpec, settings: Settings) -> AssetSpec:
+def _with_kind_of_database(spec: dg.AssetSpec, settings: Settings) -> dg.AssetSpec:
     """Replace the kind `cassandra`, which assets use for the database, where the settings name ScyllaDB's logs."""
     if settings.capture.source != "scylla-cdc" or "cassandra" not in spec.kinds:
         return spec
     return spec.replace_attributes(kinds=(spec.kinds - {"cassandra"}) | {"scylladb"})
 
 
-def cql_columns(schema: CqlSchema | None) -> dict[str, TableSchema]:
+def cql_columns(schema: CqlSchema | None) -> dict[str, dg.TableSchema]:
     """Return the metadata that shows a table's columns with their CQL types; nothing if its schema is not known."""
-    return {} if schema is None else {"dagster/column_schema": TableSchema([*_columns(schema)])}
+    return {} if schema is None else {"dagster/column_schema": dg.TableSchema([*_columns(schema)])}
 
 
-def view_columns(schema: CqlSchema, view: pa.Schema) -> dict[str, TableSchema]:
+def view_columns(schema: CqlSchema, view: pa.Schema) -> dict[str, dg.TableSchema]:
     """Return the metadata that shows the columns of a table's view, each with its CQL type and its place in the key.
 
     Args:
@@ -142,22 +133,24 @@ def view_columns(schema: CqlSchema, view: pa.Schema) -> dict[str, TableSchema]:
     """
     described = zip(_columns(schema), view, strict=True)
     columns = [
-        TableColumn(field.name, str(field.type), f"CQL: {cql.type}. {cql.description or ''}".rstrip(), cql.constraints)
+        dg.TableColumn(
+            field.name, str(field.type), f"CQL: {cql.type}. {cql.description or ''}".rstrip(), cql.constraints
+        )
         for cql, field in described
     ]
-    return {"dagster/column_schema": TableSchema(columns)}
+    return {"dagster/column_schema": dg.TableSchema(columns)}
 
 
-def arrow_columns(schema: pa.Schema) -> dict[str, TableSchema]:
+def arrow_columns(schema: pa.Schema) -> dict[str, dg.TableSchema]:
     """Return the metadata that shows the columns of a table of the lake."""
-    return {"dagster/column_schema": TableSchema([TableColumn(f.name, str(f.type)) for f in schema])}
+    return {"dagster/column_schema": dg.TableSchema([dg.TableColumn(f.name, str(f.type)) for f in schema])}
 
 
-def _columns(schema: CqlSchema) -> Sequence[TableColumn]:
-    key = TableColumnConstraints(nullable=False)
+def _columns(schema: CqlSchema) -> Sequence[dg.TableColumn]:
+    key = dg.TableColumnConstraints(nullable=False)
     return [
-        *(TableColumn(c.name, str(c.type), "Partition key.", key) for c in schema.partition_key),
-        *(TableColumn(c.name, str(c.type), "Clustering key.") for c in schema.clustering),
-        *(TableColumn(c.name, str(c.type), "Static: one per partition.") for c in schema.static),
-        *(TableColumn(c.name, str(c.type)) for c in schema.regular),
+        *(dg.TableColumn(c.name, str(c.type), "Partition key.", key) for c in schema.partition_key),
+        *(dg.TableColumn(c.name, str(c.type), "Clustering key.") for c in schema.clustering),
+        *(dg.TableColumn(c.name, str(c.type), "Static: one per partition.") for c in schema.static),
+        *(dg.TableColumn(c.name, str(c.type)) for c in schema.regular),
     ]

@@ -10,30 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
-from dagster import (
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetExecutionContext,
-    AssetKey,
-    AssetsDefinition,
-    AssetSelection,
-    AssetSpec,
-    BackfillPolicy,
-    DagsterInstance,
-    DagsterRunStatus,
-    Definitions,
-    DynamicPartitionsDefinition,
-    MaterializeResult,
-    MetadataValue,
-    ObserveResult,
-    OpExecutionContext,
-    RunRequest,
-    RunsFilter,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    op,
-)
+import dagster as dg
 
 from writetime.clients import great_expectations
 from writetime.clients.great_expectations import gxe
@@ -71,14 +48,14 @@ RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 
 
-def source_key(queue: str) -> AssetKey:
+def source_key(queue: str) -> dg.AssetKey:
     """Return the key of the queue in the database."""
-    return AssetKey(["queues", queue])
+    return dg.AssetKey(["queues", queue])
 
 
-def batches_key(queue: str) -> AssetKey:
+def batches_key(queue: str) -> dg.AssetKey:
     """Return the key of its batches in the lake."""
-    return AssetKey(["replay", queue])
+    return dg.AssetKey(["replay", queue])
 
 
 def table_of(queue: str) -> str:
@@ -86,9 +63,9 @@ def table_of(queue: str) -> str:
     return f"replay/{queue}"
 
 
-def partitions_of(queue: str) -> DynamicPartitionsDefinition:
+def partitions_of(queue: str) -> dg.DynamicPartitionsDefinition:
     """Return the partitions, one per batch, named by its number. The sensor adds them in order."""
-    return DynamicPartitionsDefinition(name=f"replay/{queue}")
+    return dg.DynamicPartitionsDefinition(name=f"replay/{queue}")
 
 
 def name_of(queue: str) -> str:
@@ -96,11 +73,11 @@ def name_of(queue: str) -> str:
     return f"batches_{re.sub('[.-]', '_', queue)}"
 
 
-def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDefinition:
+def queue_in_database(queue: str, upstream: dg.AssetKey | None = None) -> dg.AssetsDefinition:
     """Return the asset that observes the queue; `upstream` is the asset that publishes to it, if there is one."""
 
     @observed_asset(
-        AssetSpec(
+        dg.AssetSpec(
             source_key(queue),
             deps=[upstream] if upstream else [],
             group_name="replay",
@@ -109,7 +86,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
         ),
         name=f"{name_of(queue)}_lag",
     )
-    def observe(database: DatabaseResource) -> ObserveResult:
+    def observe(database: DatabaseResource) -> dg.ObserveResult:
         """Observe the newest batch, and how far each processor is behind."""
         processors = lag(database.settings, queue)
         metadata: dict[str, int | float] = {
@@ -120,16 +97,16 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
         }
         for p in processors:
             metadata |= {f"lag_batches/{p.processor}": p.batches, f"lag_seconds/{p.processor}": p.seconds}
-        return ObserveResult(metadata=metadata)
+        return dg.ObserveResult(metadata=metadata)
 
     return observe
 
 
-def batches_are_complete(queue: str) -> AssetChecksDefinition:
+def batches_are_complete(queue: str) -> dg.AssetChecksDefinition:
     """Return the check that the queue has all batches as they were published."""
 
     @check_of(source_key(queue), "Reads all batches: numbers have no gap; items and SHA-256 match the sealed ones.")
-    def batches_are_complete(database: DatabaseResource) -> AssetCheckResult:
+    def batches_are_complete(database: DatabaseResource) -> dg.AssetCheckResult:
         """Read all batches."""
         found = check(database.settings, queue)
         shown = found.faults[:_FAULTS_SHOWN]
@@ -139,14 +116,14 @@ def batches_are_complete(queue: str) -> AssetChecksDefinition:
                 "batches": found.batches,
                 "items": found.items,
                 "faults": len(found.faults),
-                "first_faults": MetadataValue.json(shown),
+                "first_faults": dg.MetadataValue.json(shown),
             },
         )
 
     return batches_are_complete
 
 
-def batches_in_lake(queue: str) -> AssetsDefinition:
+def batches_in_lake(queue: str) -> dg.AssetsDefinition:
     """Return the asset that holds the items of a queue as rows."""
     table = table_of(queue)
 
@@ -156,7 +133,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         group_name="replay",
         kinds={"spark", "deltalake"},
         partitions_def=partitions_of(queue),
-        backfill_policy=BackfillPolicy.single_run(),
+        backfill_policy=dg.BackfillPolicy.single_run(),
         pool=name_of(queue),
         metadata=arrow_columns(SCHEMA),
         blocking={
@@ -167,8 +144,8 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         "already exists is replaced, so a backfill is a replay.",
     )
     def batches(
-        context: AssetExecutionContext, spark: SparkResource, lake: LakeResource, database: DatabaseResource
-    ) -> Iterator[AssetCheckResult | MaterializeResult]:
+        context: dg.AssetExecutionContext, spark: SparkResource, lake: LakeResource, database: DatabaseResource
+    ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         """Copy a range of batches into the lake, in one commit."""
         session = spark.spark_session
         numbers = sorted(map(int, context.partition_keys))
@@ -187,11 +164,11 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
         for n in numbers:
             context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
-        yield MaterializeResult(
+        yield dg.MaterializeResult(
             metadata={
                 "batches_in_run": len(items),
                 "rows_in_run": sum(items.values()),
-                "path": MetadataValue.path(lake.path(table)),
+                "path": dg.MetadataValue.path(lake.path(table)),
             }
         )
 
@@ -207,7 +184,7 @@ def _of_items(items: Mapping[int, int]) -> "list[gxe.Expectation]":
     ]
 
 
-def new_batches(queue: str) -> SensorDefinition:
+def new_batches(queue: str) -> dg.SensorDefinition:
     """Return the sensor that adds a partition for each batch, and requests runs."""
     key, partitions = batches_key(queue), partitions_of(queue)
 
@@ -220,7 +197,7 @@ def new_batches(queue: str) -> SensorDefinition:
         name=name_of(queue),
         job=name_of(queue),
     )
-    def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult:
+    def tick(context: dg.SensorEvaluationContext, database: DatabaseResource) -> dg.SensorResult:
         """Compare the newest batch with the batches that Dagster has materialized."""
         instance, settings = context.instance, database.settings
         first, head = extent(settings, queue)
@@ -235,14 +212,14 @@ def new_batches(queue: str) -> SensorDefinition:
         missing = copied.missing
         if not missing:
             reason = f"all {pluralize(head, 'batch')} are in the lake" if head else "the queue has no batches yet"
-            return SensorResult([], reason, copied.cursor, added)
+            return dg.SensorResult([], reason, copied.cursor, added)
         failed = _failed_runs(instance, name_of(queue))
         under_way = is_under_way(instance, name_of(queue))
         paused = failed_lately(instance, name_of(queue)) and not _was_repeated(failed)
         found = [] if under_way or paused else due(missing, settings.replay.batches_per_run, failed, time.time())
         if found:
-            request = RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})
-            return SensorResult([request], None, copied.cursor, added)
+            request = dg.RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})
+            return dg.SensorResult([request], None, copied.cursor, added)
         if under_way:
             reason = "a run is under way"
         elif paused:
@@ -252,21 +229,21 @@ def new_batches(queue: str) -> SensorDefinition:
                 f"{pluralize(len(missing), 'batch')} failed, the first is {missing[0]}: each is tried again 15 minutes "
                 "after its run, in shorter runs, and one that failed alone after an hour"
             )
-        return SensorResult([], reason, copied.cursor, added)
+        return dg.SensorResult([], reason, copied.cursor, added)
 
     return tick
 
 
-@op
+@dg.op
 @retried
-def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
+def trim_queues_op(context: dg.OpExecutionContext, database: DatabaseResource) -> None:
     """Delete old batches of all queues that have `replay.keep_days`."""
     settings = database.settings
     found, faults = for_each_queue(settings.replay.keep_days, lambda queue: trim(settings, queue))
     context.add_output_metadata(
         {
             "batches_deleted": sum(t.deleted for t in found.values()),
-            "by_queue": MetadataValue.json({queue: asdict(t) for queue, t in found.items()}),
+            "by_queue": dg.MetadataValue.json({queue: asdict(t) for queue, t in found.items()}),
         }
     )
     if faults:
@@ -308,9 +285,9 @@ def due(missing: Sequence[int], most: int, failed: Sequence[FailedRun], now: flo
     return again[:1]
 
 
-def _failed_runs(instance: DagsterInstance, job_name: str) -> list[FailedRun]:
+def _failed_runs(instance: dg.DagsterInstance, job_name: str) -> list[FailedRun]:
     """Return the failed runs of a queue's job over ranges of batches, the newest first."""
-    runs = RunsFilter(job_name=job_name, statuses=[DagsterRunStatus.FAILURE])
+    runs = dg.RunsFilter(job_name=job_name, statuses=[dg.DagsterRunStatus.FAILURE])
     return [
         FailedRun(range(int(tags[RANGE_START]), int(tags[RANGE_END]) + 1), record.end_time or 0.0)
         for record in instance.get_run_records(runs, limit=_FAILED_RUNS)
@@ -325,7 +302,7 @@ def _was_repeated(failed: Sequence[FailedRun]) -> bool:
     return any(failed[0].batches.start in run.batches for run in failed[1:])
 
 
-def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Definitions:
+def definitions(queues: Sequence[str], upstream: Mapping[str, dg.AssetKey]) -> dg.Definitions:
     """Return the definitions of these queues. `upstream` has the assets that publish to them, by queue name.
 
     Raises:
@@ -335,7 +312,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     if same := [queue for queue in queues if names.count(name_of(queue)) > 1]:
         raise WritetimeError(f"replay.queues: Dagster cannot distinguish {' and '.join(same)}")
     if not queues:
-        return Definitions()
+        return dg.Definitions()
     checks = [batches_are_complete(queue) for queue in queues]
     trim_job = step_job(
         "queues_trim",
@@ -345,24 +322,24 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     jobs = [
         asset_job(
             "queues_lag",
-            AssetSelection.assets(*map(source_key, queues)).without_checks(),
+            dg.AssetSelection.assets(*map(source_key, queues)).without_checks(),
             description="Observe the progress of the queues' processors.",
         ),
         asset_job(
             "queues_check",
-            AssetSelection.checks(*checks),
+            dg.AssetSelection.checks(*checks),
             description="Check that the queues have all batches as they were published.",
         ),
         *(
             asset_job(
                 name_of(queue),
-                AssetSelection.assets(batches_key(queue)),
+                dg.AssetSelection.assets(batches_key(queue)),
                 description="Copy batches of a replay queue into the lake.",
             )
             for queue in queues
         ),
     ]
-    return Definitions(
+    return dg.Definitions(
         assets=[*(queue_in_database(queue, upstream.get(queue)) for queue in queues), *map(batches_in_lake, queues)],
         asset_checks=checks,
         jobs=[*jobs, trim_job],

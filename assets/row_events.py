@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dagster import AssetCheckResult, AssetsDefinition, MaterializeResult, MetadataValue
+import dagster as dg
 from pyspark.sql import DataFrame
 
 from writetime.clients.kafka import end_offsets, has_topic, next_offsets
@@ -28,7 +28,7 @@ from writetime_dagster.assets.staging import StagedFiles, Suite
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
-def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
+def build_row_events_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the row events of a table in the lake."""
     columns = {} if table.schema is None else arrow_columns(event_schema(table.schema))
 
@@ -47,7 +47,7 @@ def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
         description=f"Each change of a row of {table.name} since the last run: CREATE, UPDATE or DELETE with the "
         "row before and after. One batch per run. After a failure, run it again. The cost grows with the new changes.",
     )
-    def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
+    def find(spark: SparkResource, lake: LakeResource) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         in_lake = open_table(lake.settings, table.name)
         counted: dict[str, int] = {}
         counts: Counter[str] = Counter()
@@ -71,21 +71,21 @@ def build_row_events_asset(table: FollowedTable) -> AssetsDefinition:
         began = time.monotonic()
         added = yield from staged.during(lambda: extend(in_lake, run=spark.run, staged=staged, counts=counts))
         seconds = time.monotonic() - began
-        yield MaterializeResult(
+        yield dg.MaterializeResult(
             metadata={
                 "events": added,
                 **{f"events_{kind.lower()}": counted.get(kind, 0) for kind in KINDS},
                 "bytes": sum(file.size for file in new),
                 "files": len(new),
                 "extend_seconds": round(seconds, 2),
-                "path": MetadataValue.path(in_lake.row_events.storage.address),
+                "path": dg.MetadataValue.path(in_lake.row_events.storage.address),
             }
         )
 
     return find
 
 
-def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
+def build_row_events_topic_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the row events of a table in Kafka."""
 
     @table_asset(
@@ -101,7 +101,7 @@ def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
         description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`: each once, for "
         "consumers that read committed messages.",
     )
-    def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
+    def send(lake: LakeResource, kafka: KafkaResource) -> dg.MaterializeResult:
         settings, name = kafka.settings_with(lake), row_events_topic(table.name)
         in_lake = open_table(settings, table.name)
         # The events of an earlier run may not be readable yet, and are not of this run.
@@ -112,7 +112,7 @@ def build_row_events_topic_asset(table: FollowedTable) -> AssetsDefinition:
         found = published_since(settings, table.name, before, published) if published else 0
         waiting = not_published(in_lake)
         fault = f"{counted(published, 'event', ',')} published, {found:,} in the topic, {waiting:,} waiting"
-        return MaterializeResult(
+        return dg.MaterializeResult(
             metadata={
                 "events_published": published,
                 "end_offset": sum(end_offsets(settings, name).values()),

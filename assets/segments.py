@@ -6,17 +6,7 @@ This module has the asset that publishes folders of segments, and the sensor tha
 
 from pathlib import Path
 
-from dagster import (
-    AssetKey,
-    AssetSelection,
-    Config,
-    Definitions,
-    MaterializeResult,
-    MetadataValue,
-    RunRequest,
-    SensorEvaluationContext,
-    SkipReason,
-)
+import dagster as dg
 from pydantic import Field
 
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
@@ -28,10 +18,10 @@ from writetime_dagster.assets.capture import COMMIT_LOGS
 from writetime_dagster.assets.checks import from_faults
 from writetime_dagster.resources import KafkaResource, SparkResource
 
-PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
+PUBLISHED_SEGMENTS = dg.AssetKey(["capture", "published_segments"])
 
 
-class SegmentsConfig(Config):
+class SegmentsConfig(dg.Config):
     """The segments to publish."""
 
     paths: list[str] = Field(
@@ -54,7 +44,7 @@ class SegmentsConfig(Config):
         "are shown."
     },
 )
-def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
+def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> dg.MaterializeResult:
     """The changes in folders of commit log segments, in the topics of the captured tables, each at least once.
 
     A run publishes the segments that the folders hold when it starts and that the checkpoint does not have. After a
@@ -70,18 +60,18 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
         run=in_spark(session),
         tasks=tasks_at_once(session),
     )
-    return MaterializeResult(
+    return dg.MaterializeResult(
         metadata={
             "segments": report.segments,
             "mutations": report.mutations,
             "changes": report.changes.total(),
-            "by_table": MetadataValue.json(dict(report.changes)),
-            "growing": MetadataValue.json(report.growing),
+            "by_table": dg.MetadataValue.json(dict(report.changes)),
+            "growing": dg.MetadataValue.json(report.growing),
         },
         check_results=[
             from_faults(
                 [f"{segment}: {reason}" for segment, reason in report.faults.items()],
-                {"faults": MetadataValue.json(report.faults)},
+                {"faults": dg.MetadataValue.json(report.faults)},
             )
         ],
     )
@@ -89,7 +79,7 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
 
 publish_segments_job = asset_job(
     "publish_segments",
-    AssetSelection.assets(PUBLISHED_SEGMENTS),
+    dg.AssetSelection.assets(PUBLISHED_SEGMENTS),
     description="Publish the changes in folders of commit log segments: `capture.segments`, or the `paths` of the run.",
 )
 
@@ -101,20 +91,22 @@ publish_segments_job = asset_job(
     fault="the checkpoint cannot be read",
     job=publish_segments_job.name,
 )
-def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+def new_segments(context: dg.SensorEvaluationContext, kafka: KafkaResource) -> dg.RunRequest | dg.SkipReason:
     """Compare the folders with the checkpoint."""
     if is_under_way(context.instance, publish_segments_job.name):
-        return SkipReason("a run of the job `publish_segments` is under way")
+        return dg.SkipReason("a run of the job `publish_segments` is under way")
     if failed_lately(context.instance, publish_segments_job.name):
-        return SkipReason("the last run of the job `publish_segments` failed; it is retried 15 minutes after its end")
+        return dg.SkipReason(
+            "the last run of the job `publish_segments` failed; it is retried 15 minutes after its end"
+        )
     settings = kafka.settings
     if not settings.capture.segments:
-        return SkipReason("capture.segments names no folder")
+        return dg.SkipReason("capture.segments names no folder")
     new, unlisted = unpublished(settings.capture.segments, checkpoint_of(settings))
     # A run publishes the other folders, and reports the fault.
     if not new and not unlisted:
-        return SkipReason("all segments are published")
-    return RunRequest(tags={"writetime/segments": str(len(new))})
+        return dg.SkipReason("all segments are published")
+    return dg.RunRequest(tags={"writetime/segments": str(len(new))})
 
 
-definitions = Definitions(assets=[published_segments], jobs=[publish_segments_job], sensors=[new_segments])
+definitions = dg.Definitions(assets=[published_segments], jobs=[publish_segments_job], sensors=[new_segments])

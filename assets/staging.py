@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dagster import AssetCheckResult, AssetCheckSeverity
+import dagster as dg
 from pyspark.sql import DataFrame
 
 from writetime.clients import great_expectations
@@ -24,7 +24,7 @@ class Suite:
     """The expectations of an asset check, its severity, and its remedy if it is not about Writetime itself."""
 
     expectations: "Callable[[], list[gxe.Expectation]]"
-    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
     remedy: str = ""
 
 
@@ -81,13 +81,15 @@ class StagedFiles:
                 self._count(frame)
         finally:
             frame.unpersist()
-        blocking = {name: suite for name, suite in self._suites.items() if suite.severity is AssetCheckSeverity.ERROR}
+        blocking = {
+            name: suite for name, suite in self._suites.items() if suite.severity is dg.AssetCheckSeverity.ERROR
+        }
         failed = {check: great_expectations.failed(self._findings.get(check, [])) for check in blocking}
         if faults := [fault for fault in failed.values() if fault]:
             remedies = [suite.remedy for check, suite in blocking.items() if suite.remedy and failed[check]]
             raise ToCorrect(f"{self._failure}: {'; '.join([*faults, *remedies])}")
 
-    def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
+    def during(self, work: Callable[[], _T]) -> Generator[dg.AssetCheckResult, None, _T]:
         """Do the work that stages files, yield the checks, and return the result of the work. If the work fails, yield
         the checks whose suites ran, and raise.
         """
@@ -99,6 +101,6 @@ class StagedFiles:
         yield from self._results(self._suites)
         return done
 
-    def _results(self, checks: Iterable[str]) -> Iterator[AssetCheckResult]:
+    def _results(self, checks: Iterable[str]) -> Iterator[dg.AssetCheckResult]:
         for check in checks:
             yield from_findings(check, self._findings.get(check, []), self._suites[check].severity)

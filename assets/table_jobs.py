@@ -12,25 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from dagster import (
-    AssetCheckKey,
-    AssetKey,
-    AssetObservation,
-    AssetSelection,
-    AutomationConditionSensorDefinition,
-    Config,
-    DefaultSensorStatus,
-    Definitions,
-    JobDefinition,
-    MetadataValue,
-    OpExecutionContext,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
-    op,
-)
+import dagster as dg
 from pydantic import Field
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics, topic_ids
@@ -74,10 +56,10 @@ LAND = "land"
 _MOST_RUNS = 2
 
 
-def definitions(tables: Sequence[FollowedTable]) -> Definitions:
+def definitions(tables: Sequence[FollowedTable]) -> dg.Definitions:
     """Return the jobs of these tables, with their schedules and sensors."""
     if not tables:
-        return Definitions()
+        return dg.Definitions()
     captured = [table for table in tables if table.entry.capture]
     with_backups = [table for table in tables if table.entry.snapshots]
     schedules = [
@@ -92,12 +74,12 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     ]
     if len(with_backups) < len(tables):
         schedules.append(on_schedule("snapshot", "0 1 * * 0", "Tables: takes snapshots, every Sunday."))
-    sensors: list[SensorDefinition] = [
+    sensors: list[dg.SensorDefinition] = [
         schema_changes(tables),
-        AutomationConditionSensorDefinition(
+        dg.AutomationConditionSensorDefinition(
             "new_snapshots",
-            target=AssetSelection.groups("backfill"),
-            default_status=DefaultSensorStatus.STOPPED,
+            target=dg.AssetSelection.groups("backfill"),
+            default_status=dg.DefaultSensorStatus.STOPPED,
             description="Tables: copies each new snapshot or backup into the lake, some token ranges per run.",
         ),
     ]
@@ -106,7 +88,7 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     if captured:
         sensors += [captured_changes(captured), progress(captured)]
     maintain = maintain_job([table.name for table in tables])
-    return Definitions(
+    return dg.Definitions(
         jobs=[
             *(asset_job(name, selection, description=text) for name, (selection, text) in _selections(tables).items()),
             maintain,
@@ -116,7 +98,7 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     )
 
 
-def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[AssetSelection, str]]:
+def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[dg.AssetSelection, str]]:
     """Return the assets and checks of each job, and its description."""
     captured = [table for table in tables if table.entry.capture]
     without_backups = [table for table in tables if not table.entry.snapshots]
@@ -124,9 +106,9 @@ def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[AssetSelecti
     if expecting := [table for table in tables if table.entry.expect]:
         on_whole_views |= _checks(expecting, "view", ALL_ROWS)
 
-    def renewed(*keys: AssetKey) -> AssetSelection:
+    def renewed(*keys: dg.AssetKey) -> dg.AssetSelection:
         # Otherwise each job would also verify the views that it refreshed, and read whole tables each time.
-        return AssetSelection.assets(*keys) - on_whole_views
+        return dg.AssetSelection.assets(*keys) - on_whole_views
 
     landed = _keys(captured, "changes")
     refreshed = _keys(tables, "state", "view")
@@ -164,23 +146,23 @@ def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[AssetSelecti
     return found
 
 
-def _keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
+def _keys(of: Iterable[FollowedTable], *parts: str) -> list[dg.AssetKey]:
     return [key_of(table.name, part) for table in of for part in parts]
 
 
-def _checks(of: Iterable[FollowedTable], part: str, *names: str) -> AssetSelection:
-    return AssetSelection.checks(*(AssetCheckKey(key, name) for key in _keys(of, part) for name in names))
+def _checks(of: Iterable[FollowedTable], part: str, *names: str) -> dg.AssetSelection:
+    return dg.AssetSelection.checks(*(dg.AssetCheckKey(key, name) for key in _keys(of, part) for name in names))
 
 
-def maintain_job(names: Sequence[str]) -> JobDefinition:
+def maintain_job(names: Sequence[str]) -> dg.JobDefinition:
     """Return the job that compacts and cleans tables of the lake: all followed tables, or those that a run names."""
 
-    class MaintainConfig(Config):
+    class MaintainConfig(dg.Config):
         """The tables of the lake to maintain."""
 
         tables: list[str] = Field(default=list(names), description="As keyspace.table; default: all followed tables.")
 
-    @op(
+    @dg.op(
         pool="maintain",
         description="Drops old tombstones, merges old history and row events, deletes files that no version needs, and "
         "observes how many tombstones each state then has. It does not fold changes or refresh views: the job `views` "
@@ -188,7 +170,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
     )
     @retried
     def maintain_tables(
-        context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
+        context: dg.OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
     ) -> None:
         done: dict[str, dict[str, int]] = {}
         faults: dict[str, Exception] = {}
@@ -198,12 +180,12 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
                 done[name] = upkeep(lake.settings, table, spark.run)
                 now = table.state.load()
                 counts = {"tombstones": count_tombstones(table, now), "levels": len(now.files)}
-                context.log_event(AssetObservation(key_of(name, "state"), metadata=counts))
+                context.log_event(dg.AssetObservation(key_of(name, "state"), metadata=counts))
             except Exception as e:
                 context.log.error(f"{name} was not maintained", exc_info=e)
                 faults[name] = e
         totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}
-        context.add_output_metadata({**totals, "tables": len(done), "by_table": MetadataValue.json(done)})
+        context.add_output_metadata({**totals, "tables": len(done), "by_table": dg.MetadataValue.json(done)})
         if faults:
             kind = Transient if all(map(is_outage, faults.values())) else WritetimeError
             raise kind("; ".join(f"{name}: {reason_of(e)}" for name, e in faults.items()))
@@ -213,7 +195,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
 
 def captured_changes(
     tables: Sequence[FollowedTable], *, lake_seconds: float = 20.0, patience_seconds: float = 120.0
-) -> SensorDefinition:
+) -> dg.SensorDefinition:
     """Return the sensor that starts the job `land` for captured changes.
 
     Args:
@@ -232,11 +214,11 @@ def captured_changes(
         fault="the lag cannot be read",
         job=LAND,
     )
-    def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+    def captured_changes(context: dg.SensorEvaluationContext, kafka: KafkaResource) -> dg.RunRequest | dg.SkipReason:
         if is_under_way(context.instance, LAND, time.time() - patience_seconds):
-            return SkipReason("a run of the job `land` is under way")
+            return dg.SkipReason("a run of the job `land` is under way")
         if is_under_way(context.instance, LAND, runs=_MOST_RUNS):
-            return SkipReason(f"{_MOST_RUNS} runs of the job `land` are under way")
+            return dg.SkipReason(f"{_MOST_RUNS} runs of the job `land` are under way")
         settings = kafka.settings
         failed = assets_that_failed_lately(context.instance, LAND)
         paused = {table.name for table in tables if key_of(table.name, "changes") in failed}
@@ -248,11 +230,11 @@ def captured_changes(
         lag, late = newest_changes.lag(settings, topics, context.cursor or "", lake_seconds)
         context.update_cursor(late[0] if late else "")
         if lag:
-            return RunRequest(
+            return dg.RunRequest(
                 asset_selection=[key_of(name, "changes") for name in lag],
                 tags={"writetime/lag": str(sum(lag.values()))},
             )
-        return SkipReason("; ".join(_nothing_to_land(topics, late, paused, busy)))
+        return dg.SkipReason("; ".join(_nothing_to_land(topics, late, paused, busy)))
 
     return captured_changes
 
@@ -331,7 +313,7 @@ class _NewestChanges:
         return now
 
 
-def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
+def schema_changes(tables: Sequence[FollowedTable]) -> dg.SensorDefinition:
     """Return the sensor that records schema changes."""
     names = {table.name for table in tables}
 
@@ -341,21 +323,23 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         "automatically; reload the code location to see the new columns.",
         records=_keys(tables, "table"),
     )
-    def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
+    def schema_changes(
+        context: dg.SensorEvaluationContext, database: DatabaseResource
+    ) -> dg.SensorResult | dg.SkipReason:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}
         if not now:
-            return SkipReason("the schemas cannot be read")
+            return dg.SkipReason("the schemas cannot be read")
         known = of_cursor(context.cursor, dict[str, str]) or {}
         seen = {name: hashlib.sha256(cql.encode()).hexdigest() for name, cql in now.items()}
         changed = [name for name, digest in seen.items() if known.get(name) != digest]
         observations = [
-            AssetObservation(key_of(name, "table"), metadata={"cql": MetadataValue.md(f"```sql\n{now[name]}```")})
+            dg.AssetObservation(key_of(name, "table"), metadata={"cql": dg.MetadataValue.md(f"```sql\n{now[name]}```")})
             for name in changed
         ]
-        return SensorResult(
+        return dg.SensorResult(
             asset_events=observations,
             cursor=json.dumps(known | seen),
-            skip_reason=SkipReason(f"recorded: {', '.join(changed)}" if changed else "no schema has changed"),
+            skip_reason=dg.SkipReason(f"recorded: {', '.join(changed)}" if changed else "no schema has changed"),
         )
 
     return schema_changes

@@ -13,16 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import date, time
 from typing import Any
 
-from dagster import (
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    Definitions,
-    MetadataValue,
-    ObserveResult,
-)
+import dagster as dg
 
 from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import WritetimeError
@@ -53,11 +44,13 @@ class Writer:
     the graph has no cycle when it is collapsed by group.
     """
 
-    key: AssetKey
+    key: dg.AssetKey
     group: str
 
 
-def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collection[str] | None = None) -> Definitions:
+def definitions(
+    settings: Settings, writers: Mapping[str, Writer], only: Collection[str] | None = None
+) -> dg.Definitions:
     """Return the definitions of the tables that the settings name. An invalid entry is logged, and becomes an asset
     whose description is the reason.
 
@@ -73,8 +66,8 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
     found, refused = loaded or followed_tables(settings)
     if only is not None and loaded is None:
         found, refused = _chosen(only, found, refused)
-    assets: list[AssetsDefinition | AssetSpec] = []
-    checks: list[AssetChecksDefinition] = []
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
+    checks: list[dg.AssetChecksDefinition] = []
     tables: list[FollowedTable] = []
     identifiers: dict[str, str] = {}
     for table in found:
@@ -100,22 +93,22 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
     entries = {table.name: table.entry.model_dump(exclude_unset=True) for table in tables}
     pass_on(_TABLES, json.dumps(entries, default=_as_json))
-    return Definitions.merge(
-        Definitions(assets=assets, asset_checks=checks),
-        documented(Definitions(assets=[_refused(entry) for entry in refused]), settings),
+    return dg.Definitions.merge(
+        dg.Definitions(assets=assets, asset_checks=checks),
+        documented(dg.Definitions(assets=[_refused(entry) for entry in refused]), settings),
         table_jobs.definitions(tables),
     )
 
 
 def assets_of(
     table: FollowedTable, writer: Writer | None = None
-) -> tuple[list[AssetsDefinition | AssetSpec], list[AssetChecksDefinition]]:
+) -> tuple[list[dg.AssetsDefinition | dg.AssetSpec], list[dg.AssetChecksDefinition]]:
     """Return the assets of one table, and the checks that are not part of them.
 
     Raises:
         WritetimeError: its entry cannot be followed.
     """
-    assets: list[AssetsDefinition | AssetSpec] = [source(table, writer), backfill.snapshots(table)]
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = [source(table, writer), backfill.snapshots(table)]
     assets += [backfill.build_backfill_asset(table), changes.build_state_asset(table), views.build_view_asset(table)]
     checks = [views.build_verify_check(table), *([views.build_expectations_check(table)] if table.entry.expect else [])]
     if table.entry.capture:
@@ -130,12 +123,12 @@ def assets_of(
     return assets, checks
 
 
-def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
+def source(table: FollowedTable, writer: Writer | None) -> dg.AssetsDefinition:
     """Return the asset that observes the table in the database."""
-    text = {} if table.schema is None else {"cql": MetadataValue.md(f"```sql\n{_cql(table)}```")}
+    text = {} if table.schema is None else {"cql": dg.MetadataValue.md(f"```sql\n{_cql(table)}```")}
 
     @observed_asset(
-        AssetSpec(
+        dg.AssetSpec(
             key_of(table.name, "table"),
             deps=[writer.key] if writer else [],
             group_name=writer.group if writer else PARTS["table"],
@@ -145,21 +138,21 @@ def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
         ),
         name=pool_of(table.name, "table"),
     )
-    def observe(database: DatabaseResource) -> ObserveResult:
+    def observe(database: DatabaseResource) -> dg.ObserveResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        return ObserveResult(metadata={"captured": captured})
+        return dg.ObserveResult(metadata={"captured": captured})
 
     return observe
 
 
-def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
+def is_captured_by_the_database(table: FollowedTable) -> dg.AssetChecksDefinition:
     """Return the check that the database logs a table's changes."""
 
     @check_of(
         key_of(table.name, "table"), "The database logs changes of this table for capture.", name=table_jobs.LOGGED
     )
-    def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
+    def changes_are_logged(database: DatabaseResource) -> dg.AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
         if captured:
@@ -212,8 +205,8 @@ def _cql(table: FollowedTable) -> str:
     return to_cql(replace(table.schema, id=None, dropped=()))
 
 
-def _refused(entry: RefusedEntry) -> AssetSpec:
-    return AssetSpec(
+def _refused(entry: RefusedEntry) -> dg.AssetSpec:
+    return dg.AssetSpec(
         key_of(entry.name, "table"),
         group_name=PARTS["table"],
         tags={"writetime/refused": "true"},

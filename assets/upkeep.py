@@ -5,7 +5,7 @@ The job `maintain` cleans the followed tables (`writetime_dagster.assets.table_j
 
 from collections.abc import Sequence
 
-from dagster import Definitions, JobDefinition, OpDefinition, OpExecutionContext, op
+import dagster as dg
 
 from writetime_dagster.assets.automation import on_schedule, step_job
 from writetime_dagster.assets.failures import retried
@@ -15,13 +15,13 @@ from writetime_dagster.assets.workqueue import COMPLETED_POOL, COMPLETED_TABLE
 from writetime_dagster.resources import LakeResource
 
 
-def definitions(queues: Sequence[str]) -> Definitions:
+def definitions(queues: Sequence[str]) -> dg.Definitions:
     """Return the job that cleans these tables up every night. `queues` are the replay queues."""
     description = "All stages: cleans up dead letters, completed items and replay queues in the lake, every night."
-    return Definitions(jobs=[clean_up_job(queues)], schedules=[on_schedule("clean_up", "0 3 * * *", description)])
+    return dg.Definitions(jobs=[clean_up_job(queues)], schedules=[on_schedule("clean_up", "0 3 * * *", description)])
 
 
-def clean_up_job(queues: Sequence[str]) -> JobDefinition:
+def clean_up_job(queues: Sequence[str]) -> dg.JobDefinition:
     """Return the job. Each table has its own step, so a failure of one does not stop the others."""
     return step_job(
         "clean_up",
@@ -35,12 +35,12 @@ def clean_up_job(queues: Sequence[str]) -> JobDefinition:
     )
 
 
-def _clean_up(table: str, pool: str) -> OpDefinition:
+def _clean_up(table: str, pool: str) -> dg.OpDefinition:
     """Return the step for a table. It shares the pool of the asset that writes the table, so the two never conflict."""
 
-    @op(name=f"clean_up_{pool}", pool=pool, description=f"Cleans up the table `{table}` of the lake.")
+    @dg.op(name=f"clean_up_{pool}", pool=pool, description=f"Cleans up the table `{table}` of the lake.")
     @retried
-    def clean(context: OpExecutionContext, lake: LakeResource) -> None:
+    def clean(context: dg.OpExecutionContext, lake: LakeResource) -> None:
         context.add_output_metadata(lake.clean_up(table))
 
     return clean

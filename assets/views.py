@@ -9,16 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import dagster as dg
 import orjson
-from dagster import (
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetCheckSeverity,
-    AssetsDefinition,
-    Config,
-    MaterializeResult,
-    MetadataValue,
-)
 from pydantic import Field
 
 from writetime.clients import great_expectations
@@ -43,13 +35,13 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 _SHOWN = 20
 
 
-class ViewConfig(Config):
+class ViewConfig(dg.Config):
     """How a view is refreshed."""
 
     whole: bool = Field(default=False, description="Write all rows again, and not only those that changed.")
 
 
-def build_view_asset(table: FollowedTable) -> AssetsDefinition:
+def build_view_asset(table: FollowedTable) -> dg.AssetsDefinition:
     """Return the compacted view of a table."""
     columns = {} if table.schema is None else view_columns(table.schema, view_schema(table.schema))
 
@@ -79,7 +71,7 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
     )
     def compacted_view(
         config: ViewConfig, spark: SparkResource, lake: LakeResource
-    ) -> Iterator[AssetCheckResult | MaterializeResult]:
+    ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         settings = lake.settings
         in_lake = open_table(settings, table.name)
         unfit: Counter[str] = Counter()
@@ -110,7 +102,7 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
         )
         yield from_unfit("timestamps_fit", unfit, done.written, whole=done.whole)
         files = in_lake.view.load().files
-        yield MaterializeResult(
+        yield dg.MaterializeResult(
             metadata={
                 "dagster/row_count": done.rows,
                 "rows_written": done.written,
@@ -119,20 +111,20 @@ def build_view_asset(table: FollowedTable) -> AssetsDefinition:
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
                 "refresh_seconds": round(time.monotonic() - began, 2),
-                "path": MetadataValue.path(in_lake.view.storage.address),
+                "path": dg.MetadataValue.path(in_lake.view.storage.address),
             }
         )
 
     return compacted_view
 
 
-class VerifyConfig(Config):
+class VerifyConfig(dg.Config):
     """How long to wait for replication."""
 
     wait_seconds: float = Field(default=10.0, ge=0, description="For how long differing rows are read again.")
 
 
-def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
+def build_expectations_check(table: FollowedTable) -> dg.AssetChecksDefinition:
     """Return the check of the expectations of the table's entry on all rows of the view."""
 
     @check_of(
@@ -140,7 +132,7 @@ def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
         "The expectations of the table's entry on all rows of the view. A refresh checks those about each row before "
         "it publishes them; this check also evaluates those about the whole view, such as its number of rows.",
     )
-    def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
+    def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> dg.AssetCheckResult:
         in_lake, name = open_table(lake.settings, table.name), "all_rows_are_as_expected"
         rows, keys = expectations.whole_view(spark.spark_session, in_lake), key_columns(in_lake.schema())
         return from_findings(name, great_expectations.validate(rows, name, of_entry(table), keys))
@@ -148,7 +140,7 @@ def build_expectations_check(table: FollowedTable) -> AssetChecksDefinition:
     return all_rows_are_as_expected
 
 
-def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
+def build_verify_check(table: FollowedTable) -> dg.AssetChecksDefinition:
     """Return the check of a table's view against the database."""
 
     @check_of(
@@ -160,7 +152,7 @@ def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
     )
     def rows_are_those_of_the_database(
         config: VerifyConfig, lake: LakeResource, database: DatabaseResource
-    ) -> AssetCheckResult:
+    ) -> dg.AssetCheckResult:
         settings, began = lake.settings_with(database), time.monotonic()
         try:
             report = verify(settings, open_table(settings, table.name), config.wait_seconds)
@@ -168,9 +160,9 @@ def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
             return nothing_proven(e)
         lagging = [d for d in report.differences if d.lagging]
         view, lacks_view = report.view, "not verified: the compacted view was not refreshed yet"
-        return AssetCheckResult(
+        return dg.AssetCheckResult(
             passed=report.proven and view is not None,
-            severity=AssetCheckSeverity.WARN if report.proven else AssetCheckSeverity.ERROR,
+            severity=dg.AssetCheckSeverity.WARN if report.proven else dg.AssetCheckSeverity.ERROR,
             description=_not_proven(report) if not report.proven else None if view else lacks_view,
             metadata={
                 "rows_in_the_database": sum(r.database_rows for r in report.ranges),
@@ -181,20 +173,20 @@ def build_verify_check(table: FollowedTable) -> AssetChecksDefinition:
                 "rows_lagging": report.lagging,
                 "lag_seconds": max((d.written_at - report.newest for d in lagging), default=0) / 1_000_000,
                 **(_of_view(view) if view else {}),
-                **({"stopped": MetadataValue.json(list(report.stopped))} if report.stopped else {}),
+                **({"stopped": dg.MetadataValue.json(list(report.stopped))} if report.stopped else {}),
                 "verify_seconds": round(time.monotonic() - began, 2),
-                "differences": MetadataValue.json(json.loads(orjson.dumps(report.real[:_SHOWN]))),
+                "differences": dg.MetadataValue.json(json.loads(orjson.dumps(report.real[:_SHOWN]))),
             },
         )
 
     return rows_are_those_of_the_database
 
 
-def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
+def _of_view(view: CompactedView) -> dict[str, int | dg.MetadataValue]:
     return {
         "rows_in_the_view": view.rows,
-        "view_as_of": MetadataValue.timestamp(view.as_of / 1_000_000),
-        "differences_of_the_view": MetadataValue.json(json.loads(orjson.dumps(view.differences))),
+        "view_as_of": dg.MetadataValue.timestamp(view.as_of / 1_000_000),
+        "differences_of_the_view": dg.MetadataValue.json(json.loads(orjson.dumps(view.differences))),
     }
 
 

@@ -7,7 +7,7 @@ This module lists the stages. The code location (`writetime_dagster.assets.defin
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
+import dagster as dg
 
 from writetime.core.config import Settings
 from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, upkeep, workqueue
@@ -19,10 +19,10 @@ from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeRes
 def platform(
     settings: Settings,
     *,
-    upstream: Mapping[AssetKey, Sequence[AssetKey]] | None = None,
-    publishers: Mapping[str, AssetKey] | None = None,
+    upstream: Mapping[dg.AssetKey, Sequence[dg.AssetKey]] | None = None,
+    publishers: Mapping[str, dg.AssetKey] | None = None,
     writers: Mapping[str, tables.Writer] | None = None,
-) -> Definitions:
+) -> dg.Definitions:
     """Return the definitions of the platform.
 
     The names of tables, queues and owners are read from these settings. A run reads all other settings when it starts.
@@ -40,14 +40,14 @@ def platform(
         **(writers or {}),
     }
 
-    def depend(spec: AssetSpec) -> AssetSpec:
+    def depend(spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.merge_attributes(deps=(upstream or {}).get(spec.key, ()))
 
-    stages = Definitions.merge(
+    stages = dg.Definitions.merge(
         tables.definitions(settings, {f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
         with_specs(
             documented(
-                Definitions.merge(
+                dg.Definitions.merge(
                     capture.definitions,
                     segments.definitions,
                     ingest.definitions,
@@ -60,14 +60,14 @@ def platform(
         ),
         upkeep.definitions(settings.replay.queues),
         _shared(),
-        Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=in_process_executor),
+        dg.Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=dg.in_process_executor),
     )
     return switched(with_rounds(stages), settings)
 
 
 def of_tables(
     settings: Settings, only: Collection[str] | None = None, settings_file: Path | None = None
-) -> Definitions:
+) -> dg.Definitions:
     """Return the definitions of the followed tables and of their capture. A code location with other assets can use
     them, too.
 
@@ -78,15 +78,15 @@ def of_tables(
         only: the names of the tables, as keyspace.table; None for all tables that the settings follow.
         settings_file: the file that runs read, by default that of `config_path`.
     """
-    own = documented(Definitions.merge(capture.definitions, segments.definitions), settings)
-    stages = Definitions.merge(tables.definitions(settings, {}, only), own, _shared(settings_file))
+    own = documented(dg.Definitions.merge(capture.definitions, segments.definitions), settings)
+    stages = dg.Definitions.merge(tables.definitions(settings, {}, only), own, _shared(settings_file))
     return switched(with_rounds(stages), settings)
 
 
-def _shared(settings_file: Path | None = None) -> Definitions:
+def _shared(settings_file: Path | None = None) -> dg.Definitions:
     """Return the resources that all stages use, and the sensors that report ended runs."""
     file = None if settings_file is None else str(settings_file)
-    return Definitions(
+    return dg.Definitions(
         resources={
             "spark": SparkResource(settings_file=file),
             "database": DatabaseResource(settings_file=file),

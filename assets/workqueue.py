@@ -8,24 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import dagster as dg
 import pyarrow as pa
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetKey,
-    AssetSelection,
-    AssetSpec,
-    Config,
-    Definitions,
-    MaterializeResult,
-    MetadataValue,
-    ObserveResult,
-    OpExecutionContext,
-    RunRequest,
-    SensorEvaluationContext,
-    SkipReason,
-    op,
-)
 from pydantic import Field
 from pyspark.sql import functions as F
 
@@ -42,8 +26,8 @@ from writetime_dagster.assets.failures import for_each_queue, retried
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
-EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
-COMPLETED = AssetKey(["workqueue", "completed_events"])
+EVENT_QUEUE = dg.AssetKey(["workqueue", "event_queue"])
+COMPLETED = dg.AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
 COMPLETED_POOL = "completed_events"
 _SHOWN = 20
@@ -52,22 +36,22 @@ _AGAIN_SECONDS = 3600.0
 
 
 @observed_asset(
-    AssetSpec(
+    dg.AssetSpec(
         EVENT_QUEUE,
         group_name="workqueue",
         kinds={"cassandra"},
         description="Work items of all queues, enqueued by `POST /queues/<queue>/items` or `writetime.workqueue`.",
     )
 )
-def event_queue(database: DatabaseResource) -> ObserveResult:
+def event_queue(database: DatabaseResource) -> dg.ObserveResult:
     """Observe the depth of the queues, the age of their oldest item, and their dead items."""
     with inspecting(database.settings) as inspector:
         found, faults = for_each_queue(inspector.queues(), inspector.state)
     states = list(found.values())
-    return ObserveResult(
+    return dg.ObserveResult(
         metadata={
             "queues": len(states),
-            "queues_failed": MetadataValue.json(faults),
+            "queues_failed": dg.MetadataValue.json(faults),
             "depth": sum(s.depth for s in states),
             "processing": sum(s.processing for s in states),
             "waiting_for_another_attempt": sum(s.retry for s in states),
@@ -75,7 +59,7 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
             "most_attempts": max((s.most_attempts for s in states), default=0),
             "dead_letters": sum(s.dead_letters - s.redriven for s in states),
             "workers": len({w for s in states for w in s.workers}),
-            "depth_by_queue": MetadataValue.json({s.queue: s.depth for s in states}),
+            "depth_by_queue": dg.MetadataValue.json({s.queue: s.depth for s in states}),
         },
     )
 
@@ -84,7 +68,7 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
     EVENT_QUEUE,
     "Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has unfinished items.",
 )
-def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
+def no_item_is_lost(database: DatabaseResource) -> dg.AssetCheckResult:
     """Compare all items with all states."""
     with inspecting(database.settings) as inspector:
         found, faults = for_each_queue(inspector.queues(), inspector.account)
@@ -98,7 +82,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
             "dead": sum(a.dead for a in accounts),
             "open": sum(a.open for a in accounts),
             "lost": lost,
-            "queues_failed": MetadataValue.json(faults),
+            "queues_failed": dg.MetadataValue.json(faults),
         },
     )
 
@@ -108,7 +92,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     "No item waits for longer than `workqueue.stuck_seconds`, no queue has more unfinished items than its "
     "`max_depth`, and no worker has reported a fault within the last hour.",
 )
-def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
+def no_work_is_stuck(database: DatabaseResource) -> dg.AssetCheckResult:
     """Warn of queues whose oldest unfinished item is too old, of queues with too many items, and of worker faults."""
     old, deep, faults = _stuck(database)
     of_workers = [f"queue {f.queue}, {f.place}: {f.reason}" for f in worker_faults(database.settings)]
@@ -122,11 +106,11 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         {
             "worker_faults": len(of_workers),
             "stuck_queues": len(old),
-            "oldest_seconds_by_queue": MetadataValue.json(old),
+            "oldest_seconds_by_queue": dg.MetadataValue.json(old),
             "deep_queues": len(deep),
-            "depth_by_queue": MetadataValue.json(deep),
+            "depth_by_queue": dg.MetadataValue.json(deep),
         },
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
     )
 
 
@@ -141,7 +125,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         "every_queue_is_read": "The completed items of each queue could be read. Those of other queues are in the lake."
     },
 )
-def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
+def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> dg.MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
     A run rewrites the buckets that are open, or were closed since they were last written. So a repeated run adds no
@@ -165,22 +149,22 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
         lake.replace_partitions(rows, COMPLETED_TABLE, completed.PARTITION)
         read.unpersist()
     table = lake.find(COMPLETED_TABLE)
-    return MaterializeResult(
+    return dg.MaterializeResult(
         metadata={
-            "queues_failed": MetadataValue.json(faults),
+            "queues_failed": dg.MetadataValue.json(faults),
             "buckets_written": len(places) - len(unread),
             "buckets_failed": len(unread),
-            "first_buckets_failed": MetadataValue.json(
+            "first_buckets_failed": dg.MetadataValue.json(
                 [{**place._asdict(), "reason": reason} for place, reason in [*unread.items()][:_SHOWN]]
             ),
             "rows_written": count,
             "dagster/row_count": table.count() if table else 0,
-            "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
+            "path": dg.MetadataValue.path(lake.path(COMPLETED_TABLE)),
         },
         check_results=[
             from_faults(
                 [*_failed(faults), *_unread(unread)],
-                {"queues_failed": MetadataValue.json(faults), "buckets_failed": len(unread)},
+                {"queues_failed": dg.MetadataValue.json(faults), "buckets_failed": len(unread)},
             )
         ],
     )
@@ -191,7 +175,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     "Queried by CQL: the lake has all completed items of each bucket that was read after it closed, and "
     "no extra items of other buckets.",
 )
-def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
+def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> dg.AssetCheckResult:
     """Compare the table of the lake with all states."""
     have = completed.in_lake(lake.settings, COMPLETED_TABLE)
     with inspecting(database.settings) as inspector:
@@ -211,13 +195,13 @@ def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -
             "in_the_lake": sum(brought.in_lake for brought in found),
             "not_in_the_lake_yet": sum(brought.waiting for brought in found),
             "buckets_differing": len(differing),
-            "queues_failed": MetadataValue.json(faults),
-            "first_buckets_differing": MetadataValue.json([place._asdict() for place in differing[:_SHOWN]]),
+            "queues_failed": dg.MetadataValue.json(faults),
+            "first_buckets_differing": dg.MetadataValue.json([place._asdict() for place in differing[:_SHOWN]]),
         },
     )
 
 
-class DrainConfig(Config):
+class DrainConfig(dg.Config):
     """The queue to process."""
 
     queue: str = Field(description="The queue, as `writetime queue inspect` lists it.")
@@ -225,10 +209,10 @@ class DrainConfig(Config):
     tasks: int = Field(default=2, ge=1, description="Spark tasks, each a worker that owns shards.")
 
 
-@op
+@dg.op
 @retried
 def drain_queue_op(
-    context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
+    context: dg.OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
 ) -> None:
     """Process the items of a queue on Spark."""
     handler = load_handler(config.handler)
@@ -238,7 +222,7 @@ def drain_queue_op(
 
 queue_health_job = asset_job(
     "queue_health",
-    AssetSelection.assets(EVENT_QUEUE) - AssetSelection.checks(no_item_is_lost),
+    dg.AssetSelection.assets(EVENT_QUEUE) - dg.AssetSelection.checks(no_item_is_lost),
     description="Observe the depth and age of the queues, and check that no work is stuck. Reads unfinished items.",
 )
 
@@ -258,20 +242,20 @@ class _Reported:
     fault="the queues cannot be read",
     job=queue_health_job.name,
 )
-def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
+def stuck_work(context: dg.SensorEvaluationContext, database: DatabaseResource) -> dg.RunRequest | dg.SkipReason:
     """Request a run when the stuck work is not that of the last run, and once per hour while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
-        return SkipReason("a run of the job `queue_health` is under way")
+        return dg.SkipReason("a run of the job `queue_health` is under way")
     old, deep, faults = _stuck(database)
     if not old and not deep and not faults:
         context.update_cursor("")
-        return SkipReason("no work is stuck")
+        return dg.SkipReason("no work is stuck")
     stuck, names = [sorted(old), sorted(deep), sorted(faults)], ", ".join(sorted({*old, *deep, *faults}))
     last = of_cursor(context.cursor, _Reported)
     if last and last.stuck == stuck and 0 <= time.time() - last.at < _AGAIN_SECONDS:
-        return SkipReason(f"a run has reported that work of {names} is stuck; the next one starts an hour after it")
+        return dg.SkipReason(f"a run has reported that work of {names} is stuck; the next one starts an hour after it")
     context.update_cursor(json.dumps({"stuck": stuck, "at": time.time()}))
-    return RunRequest(tags={"writetime/stuck": names[:200]})
+    return dg.RunRequest(tags={"writetime/stuck": names[:200]})
 
 
 def _written(lake: LakeResource) -> dict[ItemPartition, int]:
@@ -325,11 +309,11 @@ def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]
 
 completed_events_job = asset_job(
     "completed_events",
-    AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
+    dg.AssetSelection.assets(COMPLETED) - dg.AssetSelection.checks(lake_has_what_is_completed),
     description="Copy completed items to the lake.",
 )
 
-definitions = Definitions(
+definitions = dg.Definitions(
     assets=[event_queue, completed_events],
     asset_checks=[no_item_is_lost, no_work_is_stuck, lake_has_what_is_completed],
     jobs=[
@@ -337,7 +321,7 @@ definitions = Definitions(
         queue_health_job,
         asset_job(
             "queue_audit",
-            AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
+            dg.AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
             description="Check that no item of any queue is lost, and that the lake has all completed items. Reads all "
             "items.",
         ),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dagster import ConfigurableResource, InitResourceContext
+import dagster as dg
 from pydantic import Field
 
 from writetime.core import config
@@ -15,7 +15,7 @@ SAME = "Default: the setting of this name."
 SAME_SECRET = f"{SAME} Name a variable: `EnvVar`."
 
 
-class WritetimeResource(ConfigurableResource):
+class WritetimeResource(dg.ConfigurableResource):
     """A resource whose addresses and secrets are those of the settings, unless its fields name others.
 
     Each step of the platform uses such a resource. So each run is reported, regardless of how it was started.
@@ -61,10 +61,10 @@ class WritetimeResource(ConfigurableResource):
         """The settings file, if a field names one."""
         return None if self.settings_file is None else Path(self.settings_file)
 
-    def setup_for_execution(self, context: InitResourceContext) -> None:
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Let the run be recognised as dead once its process is gone."""
         dead_runs.begin(context)
 
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Report the run, unless another resource has."""
         run_reports.ending(context, self.file)

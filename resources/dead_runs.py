@@ -13,20 +13,20 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import dagster as dg
 import psutil
-from dagster import DagsterInstance, DagsterRunStatus, InitResourceContext, RunsFilter
 
 from writetime_dagster.resources.private_dagster import sleep_in_pools
 
 # Tag of a run outside the daemon: the host, and the process with its start, as JSON.
 PROCESS = "writetime/process"
 HOST = "writetime/host"
-_IN_PROGRESS = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+_IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 # The clock of a process's start may be a little different in each look.
 _START_SECONDS = 2.0
 
 
-def begin(context: InitResourceContext) -> None:
+def begin(context: dg.InitResourceContext) -> None:
     """Tag the run of this process, and end dead runs. A process that Dagster started gets no tag: it runs a step, or
     the daemon monitors it.
     """
@@ -41,10 +41,10 @@ def begin(context: InitResourceContext) -> None:
     end_dead_runs(instance)
 
 
-def end_dead_runs(instance: DagsterInstance) -> list[str]:
+def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """End the runs of this host whose processes are gone, and free their places in pools. Return their ids."""
     ended = []
-    for run in instance.get_runs(RunsFilter(statuses=_IN_PROGRESS, tags={HOST: host_tag()})):
+    for run in instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS, tags={HOST: host_tag()})):
         of_run, pid, start = json.loads(run.tags[PROCESS])
         # A run that repeats another one inherits its tags.
         if of_run != run.run_id or _lives(pid, start):

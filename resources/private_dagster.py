@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from dagster import DagsterError, DagsterInstance
+import dagster as dg
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ try:
 except ImportError:
     _log_lack("DagsterUserCodeProcessError", "it shows failures that an operator must correct with stack traces")
 
-    class ErrorWithoutTrace(DagsterError):
+    class ErrorWithoutTrace(dg.DagsterError):
         """The base of an error. Dagster shows it with a stack trace."""
 
 else:
@@ -76,7 +76,7 @@ def pass_on(key: str, text: str) -> None:
 
 
 @cache
-def sleep_in_pools(before_look: Callable[[DagsterInstance], object]) -> None:
+def sleep_in_pools(before_look: Callable[[dg.DagsterInstance], object]) -> None:
     """Let runs of this process that wait for a pool sleep. Call a function just before they look at their pools again.
 
     Dagster's own function (`interval_to_next_pending_claim_check`, in 1.13) returns the smallest of the seconds to wait

@@ -14,19 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckSeverity,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    EventLogEntry,
-    InitResourceContext,
-    MetadataValue,
-    RunsFilter,
-    TimestampMetadataValue,
-)
+import dagster as dg
 
 from writetime.core import alerts, config
 from writetime.core.counts import pluralize
@@ -42,19 +30,19 @@ REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
 ALERT_AGAIN = "writetime/alert_again_seconds"
 _WRONG, _ALERTED_AT = "writetime/wrong", "writetime/alerted_at"
 _EVENTS = {
-    DagsterEventType.ASSET_MATERIALIZATION,
-    DagsterEventType.ASSET_OBSERVATION,
-    DagsterEventType.ASSET_CHECK_EVALUATION,
-    DagsterEventType.STEP_FAILURE,
-    DagsterEventType.RUN_FAILURE,
-    DagsterEventType.ENGINE_EVENT,
+    dg.DagsterEventType.ASSET_MATERIALIZATION,
+    dg.DagsterEventType.ASSET_OBSERVATION,
+    dg.DagsterEventType.ASSET_CHECK_EVALUATION,
+    dg.DagsterEventType.STEP_FAILURE,
+    dg.DagsterEventType.RUN_FAILURE,
+    dg.DagsterEventType.ENGINE_EVENT,
 }
 # What changes from run to run: instants, ages and counts; not the numbers in names, and those of partitions and shards.
 _NUMBER = re.compile(r"\d{4}-\d\d-\d\d|(?<![\w/.-])(?<!partition )(?<!shard )\d[\d.,:]*")
-_ENDS_OF_STEPS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_SKIPPED, DagsterEventType.STEP_FAILURE}
+_ENDS_OF_STEPS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_SKIPPED, dg.DagsterEventType.STEP_FAILURE}
 
 
-def report(instance: DagsterInstance, run: DagsterRun) -> str:
+def report(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """Return the report of a run: the outcome of each asset, its numbers, and its checks."""
     stats = instance.get_run_stats(run.run_id)
     began = datetime.fromtimestamp(stats.start_time or 0, UTC)
@@ -74,9 +62,9 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
         lines += ["", "## Failures", "", *(f"- `{step}`: {message}" for step, message in failures)]
     for entry in entries:
         event = entry.get_dagster_event()
-        if event.event_type is DagsterEventType.ASSET_MATERIALIZATION:
+        if event.event_type is dg.DagsterEventType.ASSET_MATERIALIZATION:
             found = event.step_materialization_data.materialization
-        elif event.event_type is DagsterEventType.ASSET_OBSERVATION:
+        elif event.event_type is dg.DagsterEventType.ASSET_OBSERVATION:
             found = event.asset_observation_data.asset_observation
         else:
             continue
@@ -86,7 +74,7 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
     return "\n".join(lines) + "\n"
 
 
-def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
+def complaints(entries: Sequence[dg.EventLogEntry]) -> list[str]:
     """Return the faults of a run, one per line: failed steps, and checks that did not pass."""
     failed = [
         f"{check.asset_key.to_user_string()}: {check.check_name} {_verdict(check)}"
@@ -96,41 +84,41 @@ def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
     return [f"{step}: {message}" for step, message in _failures(entries)] + failed
 
 
-def ended(instance: DagsterInstance, run: DagsterRun, settings_file: Path | None = None) -> Path:
+def ended(instance: dg.DagsterInstance, run: dg.DagsterRun, settings_file: Path | None = None) -> Path:
     """Report a run that has ended, unless its own process has reported this end. Return the path of the report."""
     if _reported(run) == run.status.value:
         return Path(run.tags[REPORT])
     return _report(instance, run, settings_file)
 
 
-def ending(context: InitResourceContext, settings_file: Path | None = None) -> None:
+def ending(context: dg.InitResourceContext, settings_file: Path | None = None) -> None:
     """Report the run whose resources are released, once. Do nothing outside a run, or in the process of one step."""
     instance, run_id = context.instance, context.run_id
     run = instance.get_run_by_id(run_id) if instance and run_id else None
     if instance is None or run is None or _reported(run):
         return
-    if not instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_WORKER_STARTING):
+    if not instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTING):
         _report(instance, run.with_status(_status(instance, run)), settings_file)
 
 
-def _reported(run: DagsterRun) -> str | None:
+def _reported(run: dg.DagsterRun) -> str | None:
     """Return the status that was reported of a run. A run that repeats another one inherits its tags."""
     return run.tags.get(REPORTED_STATUS) if run.run_id in run.tags.get(REPORT, "") else None
 
 
-def _status(instance: DagsterInstance, run: DagsterRun) -> DagsterRunStatus:
+def _status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
     """Return the status that a run is about to have."""
-    if run.status is DagsterRunStatus.CANCELING:
-        return DagsterRunStatus.CANCELED
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        return dg.DagsterRunStatus.CANCELED
     ends = [entry.get_dagster_event() for entry in instance.all_logs(run.run_id, of_type=_ENDS_OF_STEPS)]
     failed = any(event.is_step_failure for event in ends)
     plan = instance.get_execution_plan_snapshot(str(run.execution_plan_snapshot_id))
     # A step that did not end was interrupted, or could not start. Keys with brackets stand for any number of steps.
     missing = {key for key in plan.step_keys_to_execute if "[" not in key} - {event.step_key for event in ends}
-    return DagsterRunStatus.FAILURE if failed or missing else DagsterRunStatus.SUCCESS
+    return dg.DagsterRunStatus.FAILURE if failed or missing else dg.DagsterRunStatus.SUCCESS
 
 
-def _report(instance: DagsterInstance, run: DagsterRun, settings_file: Path | None) -> Path:
+def _report(instance: dg.DagsterInstance, run: dg.DagsterRun, settings_file: Path | None) -> Path:
     """Write the report of a run, send an alert if something is wrong, and tag the run. Return the report's path.
 
     If the report cannot be written, the alert is sent nevertheless. The tags are written last. So if the process is
@@ -143,10 +131,10 @@ def _report(instance: DagsterInstance, run: DagsterRun, settings_file: Path | No
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
     wrong = _digest(run.status, found)
     alerted_at, is_known = _alerted_before(instance, run, wrong), True
-    if alerted_at is None and (found or run.status is not DagsterRunStatus.SUCCESS):
+    if alerted_at is None and (found or run.status is not dg.DagsterRunStatus.SUCCESS):
         # A run whose checks do not pass succeeds, unless they are blocking.
         unmet = f"{pluralize(len(found), 'check')} did not pass"
-        outcome = unmet if run.status is DagsterRunStatus.SUCCESS else run.status.value.lower()
+        outcome = unmet if run.status is dg.DagsterRunStatus.SUCCESS else run.status.value.lower()
         title = f"run {run.run_id} of job {run.job_name}: {outcome}"
         is_known = alerts.send(settings, title, [*found, *fault], run.run_id).result()
     tags = {REPORT: str(path), REPORTED_STATUS: run.status.value}
@@ -156,19 +144,19 @@ def _report(instance: DagsterInstance, run: DagsterRun, settings_file: Path | No
     return path
 
 
-def _digest(status: DagsterRunStatus, complaints: Sequence[str]) -> str:
+def _digest(status: dg.DagsterRunStatus, complaints: Sequence[str]) -> str:
     """Return a digest of the faults of a run. Ages and lags do not count: they change from run to run."""
     said = [_NUMBER.sub("#", complaint) for complaint in complaints]
     return hashlib.sha256(json.dumps([status.value, sorted(said)]).encode()).hexdigest()[:16]
 
 
-def _alerted_before(instance: DagsterInstance, run: DagsterRun, wrong: str) -> float | None:
+def _alerted_before(instance: dg.DagsterInstance, run: dg.DagsterRun, wrong: str) -> float | None:
     """Return the time (seconds since 1970) of the alert about this run's faults, if the run before found the same
     faults and the alert is not due again. Else return None.
     """
     if (again := run.tags.get(ALERT_AGAIN)) is None:
         return None
-    before = instance.get_runs(RunsFilter(job_name=run.job_name), cursor=run.run_id, limit=1)
+    before = instance.get_runs(dg.RunsFilter(job_name=run.job_name), cursor=run.run_id, limit=1)
     if not before or before[0].tags.get(_WRONG) != wrong:
         return None
     alerted_at = float(before[0].tags[_ALERTED_AT])
@@ -190,44 +178,44 @@ def _write(path: Path, text: str) -> list[str]:
     return []
 
 
-def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:
+def _checks(entries: Sequence[dg.EventLogEntry]) -> list[dg.AssetCheckEvaluation]:
     events = [entry.get_dagster_event() for entry in entries]
-    of_checks = [e for e in events if e.event_type is DagsterEventType.ASSET_CHECK_EVALUATION]
+    of_checks = [e for e in events if e.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION]
     return [event.asset_check_evaluation_data for event in of_checks]
 
 
-def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
+def _failures(entries: Sequence[dg.EventLogEntry]) -> list[tuple[str, str]]:
     """Return the failures, with their reasons: the steps, or the run itself if no step did."""
     steps: list[tuple[str, str]] = []
     # If the daemon cannot start a run, only this has the reason.
     of_engine: list[tuple[str, str]] = []
     of_run: list[tuple[str, str]] = []
     for event in (entry.get_dagster_event() for entry in entries):
-        if event.event_type is DagsterEventType.STEP_FAILURE:
+        if event.event_type is dg.DagsterEventType.STEP_FAILURE:
             data = event.step_failure_data
             # A `Failure` has a description; any other exception is given by its last line.
             said = data.user_failure_data.description if data.user_failure_data else None
             message = said or (data.error.message if data.error else "")
             steps.append((str(event.step_key), " ".join(message.split())))
-        elif event.event_type is DagsterEventType.RUN_FAILURE:
+        elif event.event_type is dg.DagsterEventType.RUN_FAILURE:
             # Another process that ends a run gives no error.
             error = event.job_failure_data.error if event.event_specific_data else None
             of_run.append(("run", " ".join((error.message if error else event.message or "").split())))
-        elif event.event_type is DagsterEventType.ENGINE_EVENT and event.engine_event_data.error:
+        elif event.event_type is dg.DagsterEventType.ENGINE_EVENT and event.engine_event_data.error:
             reason = f"{event.message}: {event.engine_event_data.error.message}"
             of_engine.append(("run", " ".join(reason.split())))
     return steps or (of_engine + of_run if of_run else [])
 
 
-def _verdict(check: AssetCheckEvaluation) -> str:
+def _verdict(check: dg.AssetCheckEvaluation) -> str:
     if check.passed:
         return "passed"
-    verdict = "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    verdict = "**failed**" if check.severity is dg.AssetCheckSeverity.ERROR else "warns"
     return f"{verdict}: {check.description}" if check.description else verdict
 
 
-def _text(value: MetadataValue) -> str:
-    if isinstance(value, TimestampMetadataValue):
+def _text(value: dg.MetadataValue) -> str:
+    if isinstance(value, dg.TimestampMetadataValue):
         return f"{datetime.fromtimestamp(value.value, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value.value, float):
         return f"{value.value:,.3f}".rstrip("0").rstrip(".")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dagster import InitResourceContext
+import dagster as dg
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
@@ -42,7 +42,7 @@ class SparkResource(WritetimeResource):
         described = list(tasks)
         return in_spark(self.spark_session)(function, described) if described else []
 
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session if this resource started it, and report the run, unless another resource has."""
         try:
             if self._is_own and self._session is not None:
