@@ -14,8 +14,8 @@ from typing import Any
 from pyarrow import fs
 
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
 from writetime.files.merging import Runner
-from writetime.lake.history import instant_text
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views
 from writetime.schema.table import TableSchema
