@@ -97,7 +97,7 @@ class Decoded:
 
     def rows(self, places: KeyRanges) -> list[pa.RecordBatch]:
         """Return the rows that a merge at these places needs, in order: see `SortedBatch.rows`."""
-        return [rows for _, rows in self.numbers(places)]
+        return [take_rows(self._batch(number), rows) for number, rows in self._at(places)]
 
     def numbers(self, places: KeyRanges) -> list[tuple[np.ndarray, pa.RecordBatch]]:
         """Return the result of `rows`, with the index in the file of each row."""
