@@ -94,12 +94,15 @@ def _texts(ids: np.ndarray) -> pa.Array:
 
 
 def encode(shards: pa.ListArray) -> pa.Array:
-    """Encode the contexts of counters, without bytes where there are no shards: the inverse of `decode`."""
+    """Encode the contexts of counters: the inverse of `decode`. A null has no bytes."""
     found = []
     for of_counter in shards.to_pylist():
-        named = [i for i, shard in enumerate(of_counter or ()) if shard["kind"] != REMOTE]
-        parts = [struct.pack(">h", len(named))] if of_counter else []
+        if of_counter is None:
+            found.append(b"")
+            continue
+        named = [i for i, shard in enumerate(of_counter) if shard["kind"] != REMOTE]
+        parts = [struct.pack(">h", len(named))]
         parts += [struct.pack(">h", i - (1 << 15) if of_counter[i]["kind"] == GLOBAL else i) for i in named]
-        parts += [UUID(s["id"]).bytes + struct.pack(">qq", s["clock"], s["count"]) for s in of_counter or ()]
+        parts += [UUID(s["id"]).bytes + struct.pack(">qq", s["clock"], s["count"]) for s in of_counter]
         found.append(b"".join(parts))
     return pa.array(found, pa.binary())

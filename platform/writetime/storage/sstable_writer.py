@@ -143,13 +143,18 @@ class SSTableWriter:
         self.changes += arranged.count
 
     def _set_bases(self, arranged: Arranged) -> None:
-        """Set the numbers that times are relative to. Smaller ones may follow, but take more space."""
+        """Set the numbers that times are relative to. Smaller ones may follow, but take more space.
+
+        Cassandra reads a deletion time of `oa` that is 2^31 seconds after its base, or later, as an invalid one.
+        """
         bases = arranged.minimums()
         defaults = TIMESTAMP_EPOCH, DELETION_TIME_EPOCH, 0
         for number, base, default in zip(
             (K.BASE_WRITE_TIME, K.BASE_DELETION_TIME, K.BASE_TTL), bases, defaults, strict=True
         ):
             self._state[number] = default if base == (1 << 63) - 1 else base
+        if self._state[K.UNSIGNED]:
+            self._state[K.BASE_DELETION_TIME] = max(int(self._state[K.BASE_DELETION_TIME]), DELETION_TIME_EPOCH)
 
     def _reserve(self, arranged: Arranged) -> None:
         """Ensure that the buffers have room for the output of a batch."""
@@ -192,18 +197,24 @@ class SSTableWriter:
         finished = self._buffers[K.FINISHED][: int(state[K.FINISHED_COUNT]) * K.FINISHED_FIELDS]
         finished = finished.reshape(-1, K.FINISHED_FIELDS)
         deleted = self._buffers[K.DELETED][: int(state[K.DELETED_COUNT])]
-        last = _LAST_SECOND[self.location.version]
-        if len(deleted) and (deleted.max() > last or deleted.min() < 0):
-            bad = int(deleted.max() if deleted.max() > last else deleted.min())
-            raise BadInput(
-                f"{self.location.path('Data.db')}: a cell expires or was deleted at {bad} (seconds since 1970), and "
-                f"version {self.location.version} holds 0 to {last}; version oa holds up to {_LAST_SECOND['oa']}"
-            )
+        self._check_times(deleted)
         self._collected.add(finished, deleted)
         self._data.write(self._buffers[K.OUT][: int(state[K.OUT_USED])])
         self._index.write(self._buffers[K.INDEX][: int(state[K.INDEX_USED])], finished)
         state[K.DATA_POSITION] = self._data.length
         state[K.INDEX_POSITION] = self._index.length
+
+    def _check_times(self, deletion_times: np.ndarray) -> None:
+        last = _LAST_SECOND[self.location.version]
+        last_tombstone = min(last, int(self._state[K.BASE_DELETION_TIME]) + (1 << 31) - 1)
+        found = [int(self._state[K.MAX_TOMBSTONE_TIME])] if self._state[K.MAX_TOMBSTONE_TIME] > last_tombstone else []
+        if len(deletion_times):
+            found += [t for t in (int(deletion_times.min()), int(deletion_times.max())) if not 0 <= t <= last]
+        if found:
+            raise BadInput(
+                f"{self.location.path('Data.db')}: a cell expires or was deleted at {found[0]} (seconds since 1970); "
+                f"version {self.location.version} holds 0 to {last_tombstone}, and version oa more"
+            )
 
     def _finish(self) -> None:
         """End the last partition, and write the other components."""

@@ -20,6 +20,7 @@ import org.apache.cassandra.cql3.statements.schema.CreateTableStatement;
 import org.apache.cassandra.cql3.statements.schema.CreateTypeStatement;
 import org.apache.cassandra.db.ClusteringComparator;
 import org.apache.cassandra.db.ClusteringPrefix;
+import org.apache.cassandra.db.DecoratedKey;
 import org.apache.cassandra.db.DeletionTime;
 import org.apache.cassandra.db.LivenessInfo;
 import org.apache.cassandra.db.Mutation;
@@ -39,7 +40,10 @@ import org.apache.cassandra.db.rows.UnfilteredRowIterator;
 import org.apache.cassandra.io.sstable.CQLSSTableWriter;
 import org.apache.cassandra.io.sstable.Descriptor;
 import org.apache.cassandra.io.sstable.ISSTableScanner;
+import org.apache.cassandra.io.sstable.KeyIterator;
+import org.apache.cassandra.io.sstable.format.FilterComponent;
 import org.apache.cassandra.io.sstable.format.SSTableReader;
+import org.apache.cassandra.io.sstable.metadata.StatsMetadata;
 import org.apache.cassandra.io.util.File;
 import org.apache.cassandra.schema.CQLTypeParser;
 import org.apache.cassandra.schema.ColumnMetadata;
@@ -59,6 +63,7 @@ import org.apache.cassandra.tools.NodeProbe;
 import org.apache.cassandra.tools.NodeTool;
 import org.apache.cassandra.tools.Output;
 import org.apache.cassandra.tools.Util;
+import org.apache.cassandra.utils.IFilter;
 import org.apache.cassandra.utils.bytecomparable.ByteComparable;
 import org.apache.cassandra.utils.bytecomparable.ByteSourceInverse;
 
@@ -108,6 +113,9 @@ public class Oracle
         if (args[0].equals("sstable"))
             for (int i = 2; i < args.length; i++)
                 sstable(args[i]);
+        else if (args[0].equals("statistics"))
+            for (int i = 2; i < args.length; i++)
+                statistics(args[i]);
         else if (args[0].equals("craft"))
             Craft.craft(args[2]);
         else if (args[0].equals("craft-counters"))
@@ -166,6 +174,36 @@ public class Oracle
         int status = new NodeTool(connections, Output.CONSOLE).execute(args);
         if (status != 0)
             throw new IllegalStateException("nodetool ended with " + status);
+    }
+
+    /** Prints what Statistics.db says of a file, and how often its filter and its index find the keys that it has, and others. */
+    private static void statistics(String path) throws Exception
+    {
+        SSTableReader sstable = open(path);
+        StatsMetadata found = sstable.getSSTableMetadata();
+        long keys = 0, filtered = 0, indexed = 0, others = 0;
+        try (IFilter filter = FilterComponent.load(sstable.descriptor); KeyIterator iterator = sstable.keyIterator())
+        {
+            while (iterator.hasNext())
+            {
+                DecoratedKey key = iterator.next();
+                keys++;
+                if (filter.isPresent(key))
+                    filtered++;
+                if (sstable.getPosition(key, SSTableReader.Operator.EQ) >= 0)
+                    indexed++;
+                ByteBuffer other = ByteBuffer.wrap(("another" + keys).getBytes());
+                if (filter.isPresent(sstable.getPartitioner().decorateKey(other)))
+                    others++;
+            }
+        }
+        out.println("{\"write_times\":[" + found.minTimestamp + "," + found.maxTimestamp + "],\"deletion_times\":["
+                    + found.minLocalDeletionTime + "," + found.maxLocalDeletionTime + "],\"ttls\":[" + found.minTTL + "," + found.maxTTL
+                    + "],\"rows\":" + found.totalRows + ",\"columns\":" + found.totalColumnsSet
+                    + ",\"clusterings\":" + quote(found.coveredClustering.toString(sstable.metadata().comparator))
+                    + ",\"partition_deletions\":" + found.hasPartitionLevelDeletions
+                    + ",\"sizes\":" + found.estimatedPartitionSize.count() + ",\"cells\":" + Arrays.toString(found.estimatedCellPerPartitionCount.getBuckets(false))
+                    + ",\"keys\":" + keys + ",\"filtered\":" + filtered + ",\"indexed\":" + indexed + ",\"others\":" + others + "}");
     }
 
     private static SSTableReader open(String path) throws Exception

@@ -80,7 +80,7 @@ def java_command(*arguments: str | Path) -> list[str]:
 
 
 # Frequent requests, to a process that continues. The others change the state of their process, or measure it.
-_SERVED = {"commitlog", "commitlog-ends", "compare", "dump", "nodetool", "order", "sstable", "vints"}
+_SERVED = {"commitlog", "commitlog-ends", "compare", "dump", "nodetool", "order", "sstable", "statistics", "vints"}
 _LOCK = threading.Lock()
 
 
@@ -137,6 +137,13 @@ def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
         else:
             lines.append(line)
     return found
+
+
+def statistics(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Return what Statistics.db records of each Data.db file, the number of its keys, how many of these its filter and
+    its index find, and how many other keys its filter finds.
+    """
+    return run("statistics", *paths)
 
 
 def _statements(schemas: Iterable[TableSchema], udts: Iterable[Udt]) -> str:

@@ -114,6 +114,7 @@ MIN_POSITION_LENGTH = 90  # -1: there is no row or bound yet
 MIN_PREFIX_LENGTH = 91
 MAX_POSITION_LENGTH = 92
 MAX_PREFIX_LENGTH = 93
+MAX_TOMBSTONE_TIME = 94  # the largest deletion time of a tombstone within a partition
 WRITER_FIELDS = 96
 
 # The buffers of copies, each of KEPT_ROOM bytes.

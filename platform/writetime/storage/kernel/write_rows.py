@@ -130,6 +130,7 @@ def _write_deletion(W: np.ndarray, out: int, write_time: int, deletion_time: int
     """Write the times of a tombstone within rows, as deltas."""
     _note_write_time(W, write_time)
     _note_deletion_time(W, deletion_time)
+    W[MAX_TOMBSTONE_TIME] = max(W[MAX_TOMBSTONE_TIME], deletion_time)
     out = write_vint(out, write_time - W[BASE_WRITE_TIME])
     return _write_deletion_time(W, out, deletion_time)
 
