@@ -16,7 +16,7 @@ MODULES := $(VENV)/.modules
 HANGS_AFTER = 1800
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder \
 	-o faulthandler_timeout=$(HANGS_AFTER) -o faulthandler_exit_on_timeout=true
-# Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which sixth of them runs, so
+# Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which eighth of them runs, so
 # that a commit always has the same tests, and other commits have the others. PART=all runs all.
 PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || echo 0))
 # Java ignores an archive that is missing, or that has other jars or comes from another Java. Spark removes the quotes.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-PARTS = 6
+PARTS = 8
 
 
 def of_other_parts(modules: Sequence[str], number: int) -> set[str]:
