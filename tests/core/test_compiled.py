@@ -14,8 +14,8 @@ CODE = """
 import logging; logging.basicConfig()
 import writetime.storage.kernel.frames
 import pyarrow as pa
-from writetime.schema.avro import encode_long
-print(encode_long(pa.array([1, -1, 300])).to_pylist())
+from writetime.schema.avro import encode
+print(encode(pa.array([1, -1, 300]), "long").to_pylist())
 """
 
 

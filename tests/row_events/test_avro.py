@@ -22,7 +22,7 @@ from writetime.lake.projection import EventBatch
 from writetime.merge import merge
 from writetime.row_events.events import fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
-from writetime.schema.avro import encode, nullable
+from writetime.schema.avro import encode
 from writetime.schema.fingerprints import fingerprint
 from writetime.schema.mapping import arrow_type, avro_type
 from writetime.schema.table import Column, TableSchema
@@ -60,8 +60,9 @@ def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
 def assert_read_as_written(cql_type: CqlType, wanted: list[Any]) -> None:
     arrow = arrow_type(cql_type)
     array = pa.array([None, *wanted], numbers(arrow)).cast(arrow).slice(1)
-    schema = fastavro.parse_schema(json.loads(json.dumps(plain(["null", avro_type(cql_type, "f", "n")]))))
-    for value, data in zip(wanted, nullable(encode(array, cql_type)).to_pylist(), strict=True):
+    avro = ["null", avro_type(cql_type, "f", "n")]
+    schema = fastavro.parse_schema(json.loads(json.dumps(plain(avro))))
+    for value, data in zip(wanted, encode(array, avro).to_pylist(), strict=True):
         stream = io.BytesIO(data)
         assert fastavro.schemaless_reader(stream, schema, None) == as_avro(value, arrow)
         assert not stream.read()

@@ -24,7 +24,7 @@ import pyarrow as pa
 from writetime.core.arrow import mask_of, pc
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.row_events.events import KINDS
-from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable
+from writetime.schema.avro import encode
 from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import arrow_type, avro_name, avro_type, stored_type
 from writetime.schema.table import Column, TableSchema
@@ -67,32 +67,11 @@ def encode_events(
     that of the single-object encoding. `null_keys` is as for `event_avro`; without it, no event has a row that lacks a
     required key column.
     """
-    kinds = pc.index_in(events["kind"], pa.array(KINDS))
-    return joined(
-        [
-            pa.scalar(header or single_object_header(event_avro(schema, null_keys=null_keys)), pa.large_binary()),
-            encode_bytes(events["event_id"]),
-            *(
-                encode_long(part)
-                for part in (kinds, *(events[n] for n in ("sequence", "generation", "as_of", "token")))
-            ),
-            encode_bytes(events["key"]),
-            encode_bytes(events["position"]),
-            nullable(encode_long(events["write_time"])),
-            nullable(_rows(events["before"], schema, null_keys)),
-            nullable(_rows(events["after"], schema, null_keys)),
-        ]
-    )
-
-
-def _rows(rows: pa.StructArray, schema: TableSchema, null_keys: bool) -> pa.Array:
-    fields = []
-    for column, values in zip(schema.columns, rows.flatten(), strict=True):
-        encoded = encode(values, column.type)
-        fields.append(encoded if _required(column, schema) and not null_keys else nullable(encoded))
-    if rows.null_count:
-        return pc.if_else(rows.is_valid(), joined(fields), pa.scalar(None, pa.large_binary()))
-    return joined(fields)
+    avro = event_avro(schema, null_keys=null_keys)
+    *fields, before, after = avro["fields"]
+    # The encoder knows no names of types.
+    with_rows = {**avro, "fields": [*fields, before, {**after, "type": before["type"]}]}
+    return encode(events.to_struct_array(), with_rows, header or single_object_header(avro))
 
 
 def _field(column: Column, schema: TableSchema, namespace: str, null_keys: bool) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from writetime.core.arrow import bytes_of, mask_of, one_chunk, pc, take
 from writetime.core.printing import json_value
 from writetime.row_events.compare import Matched, OrderedRows, changed, different_values
 from writetime.row_events.ids import siphash
-from writetime.schema.avro import encode, encode_bytes, joined, nullable
+from writetime.schema.avro import encode, joined
+from writetime.schema.mapping import avro_type
 from writetime.schema.table import TableSchema
 
 
@@ -21,8 +22,10 @@ def digest(rows: OrderedRows, schema: TableSchema) -> str:
     The key columns count by their places, because equal decimals (1.0 and 1.00) have one place and may come in any
     form.
     """
-    content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular]
-    content += [nullable(encode_bytes(each)) for each in rows.lost_bytes.values()]
+    content = [
+        encode(one_chunk(rows.values[c.name]), ["null", avro_type(c.type)]) for c in schema.static + schema.regular
+    ]
+    content += [encode(each, ["null", "bytes"]) for each in rows.lost_bytes.values()]
     content = content or [pa.array([b""] * len(rows.tokens), pa.large_binary())]
     places = joined([p.cast(pa.large_binary()) for p in (rows.keys, rows.positions)])
     zero = np.uint64(0)

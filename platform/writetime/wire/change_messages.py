@@ -9,7 +9,7 @@ is the version of the format of the messages.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.labels import without_labels
-from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable
+from writetime.schema.avro import encode
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import avro_name, stored_avro_type
@@ -31,14 +31,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 HEADER_BYTES = 10
 _BINARY = pa.large_binary()
-_ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
 _COUNTER = Native("counter")
-
-# A part of a message for each change of a batch: its bytes, null if there is no such part, or the same bytes for all.
-Part: TypeAlias = pa.Array | pa.Scalar
-
-
-# --- the schema -------------------------------------------------------------------------------------------------------
 
 
 def change_avro(schema: TableSchema) -> dict[str, Any]:
@@ -143,17 +136,14 @@ def _cell(name: str, parts: Sequence[tuple[str, CqlType]], namespace: str) -> di
     return _record(name, fields, namespace)
 
 
-# --- encoding ---------------------------------------------------------------------------------------------------------
-
-
 class ChangeEncoder:
     """Encodes one table's changes as messages. Each begins with `header`, by default that of the single-object
     encoding.
     """
 
     def __init__(self, schema: TableSchema, header: bytes | None = None) -> None:
-        self._schema = schema
-        self._header = pa.scalar(header or single_object_header(change_avro(schema)), _BINARY)
+        self._avro = change_avro(schema)
+        self._header = header or single_object_header(self._avro)
 
     def encode(self, changes: pa.RecordBatch) -> pa.Array:
         """Return the value of the message of each change.
@@ -161,124 +151,7 @@ class ChangeEncoder:
         Raises:
             WritetimeError: a required field is null.
         """
-        schema = self._schema
-        kinds = pc.index_in(changes["kind"], pa.array(KINDS))
-        parts: list[Part] = [self._header, encode_long(kinds)]
-        parts += [p for c in schema.partition_key for p in _value(changes[field_name(c)], c.type)]
-        parts += [encode_bytes(changes["key"]), encode_long(changes["token"])]
-        parts += [p for c in schema.clustering for p in _value(changes[field_name(c)], c.type)]
-        parts += [encode_bytes(changes["position"]), *_nullable(changes["end"], encode_bytes)]
-        parts += _struct(changes["marker"], _marker) + _struct(changes["tombstone"], _times)
-        for column in schema.static + schema.regular:
-            parts += _struct(changes[field_name(column)], _column_parts(column.type))
-        parts += _struct(changes["origin"], _origin)
-        messages = joined(parts)
-        if messages.null_count:
-            raise WritetimeError(f"{schema.full_name}: a change lacks a field that every change has")
-        return messages
-
-
-def _nullable(values: pa.Array, encoder: Callable[[pa.Array], pa.Array]) -> list[Part]:
-    if values.null_count == len(values):
-        return [_ZERO]
-    encoded = encoder(values)
-    return [nullable(encoded)] if values.null_count else [_VALUE, encoded]
-
-
-def _value(values: pa.Array, cql_type: CqlType) -> list[Part]:
-    return _nullable(values, lambda some: encode(some, cql_type))
-
-
-def _struct(values: pa.StructArray, parts_of: Callable[[list[pa.Array]], list[Part]]) -> list[Part]:
-    """Return the parts of a union of null and a record, with a function from the record's fields to their parts."""
-    if values.null_count == len(values):
-        return [_ZERO]
-    parts = parts_of(values.flatten())
-    if not values.null_count:
-        return [_VALUE, *parts]
-    encoded = joined(parts)
-    if encoded.null_count > values.null_count:
-        raise WritetimeError("a cell, marker or deletion lacks its write time")
-    return [nullable(encoded)]
-
-
-def _times(fields: list[pa.Array]) -> list[Part]:
-    return [encode_long(field) for field in fields]
-
-
-def _marker(fields: list[pa.Array]) -> list[Part]:
-    write_time, ttl, expiry = fields
-    return [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(expiry, encode_long)]
-
-
-def _origin(fields: list[pa.Array]) -> list[Part]:
-    source, node, file, offset, captured_at = fields
-    parts = [_repeated(source)]
-    for text in (node, file):
-        parts += _nullable(text, _repeated)
-    return [*parts, *_nullable(offset, encode_long), *_nullable(captured_at, encode_long)]
-
-
-def _repeated(text: pa.Array) -> pa.Array:
-    """Encode text that rarely changes from one change to the next."""
-    found = text.dictionary_encode()
-    return encode_bytes(found.dictionary).take(found.indices)
-
-
-def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
-    if cql_type == _COUNTER:
-        return lambda fields: [*_cell_parts(fields[:-1], (cql_type,)), nullable(_shards(fields[-1]))]
-    if not is_complex(cql_type):
-        return lambda fields: _cell_parts(fields, (cql_type,))
-    if isinstance(cql_type, Collection):
-        types = tuple(t for _, t in element_types(cql_type))
-        return lambda fields: [*_struct(fields[0], _times), _elements(fields[1], types)]
-    types = tuple(t for _, t in udt_fields(cql_type))
-
-    def parts(fields: list[pa.Array]) -> list[Part]:
-        tombstone, cells = fields
-        found = _struct(tombstone, _times)
-        for cell, cell_type in zip(cells.flatten(), types, strict=True):
-            found += _struct(cell, _column_parts(cell_type))
-        # No bytes, but null where the column is null: cells alone could not show that.
-        return [*found, _constant(cells, b"")]
-
-    return parts
-
-
-def _constant(values: pa.Array, content: bytes) -> pa.Array:
-    """Return the same bytes for each value, null where the value is."""
-    return pc.if_else(values.is_valid(), pa.scalar(content, _BINARY), pa.scalar(None, _BINARY))
-
-
-def _elements(lists: pa.ListArray, types: tuple[CqlType, ...]) -> pa.Array:
-    """Encode the elements of collections: paths and values are of `types`."""
-    elements = lists.flatten()
-    if not len(elements):
-        return _constant(lists, b"\x00")
-    encoded = joined(_cell_parts(elements.flatten(), types))
-    if encoded.null_count:
-        raise WritetimeError("an element of a collection lacks its write time")
-    return array_of(lists, encoded)
-
-
-def _shards(lists: pa.ListArray) -> pa.Array:
-    shards = lists.flatten()
-    if not len(shards):
-        return _constant(lists, b"\x00")
-    node, kind, *numbers = shards.flatten()
-    return array_of(lists, joined([encode_bytes(node), encode_bytes(kind), *map(encode_long, numbers)]))
-
-
-def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part]:
-    values, (write_time, ttl, deletion_time, tombstone, *exact) = fields[: len(types)], fields[len(types) :]
-    parts = [p for value, t in zip(values, types, strict=True) for p in _value(value, t)]
-    parts += [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(deletion_time, encode_long)]
-    flags = encode(tombstone, Native("boolean")) if pc.any(tombstone).as_py() else _ZERO
-    return [*parts, flags, *(p for each in exact for p in _nullable(each, encode_bytes))]
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
+        return encode(changes.to_struct_array(), self._avro, self._header)
 
 
 class ChangeDecoder:
