@@ -236,8 +236,6 @@ class _Work:
         exact: dict[int, Callable[[bytes | None, Any], bytes | None]],
         encode: Callable[[Sequence[bytes | None], bytes], bytes] | None,
     ) -> None:
-        lines = buffers.columns[plan.start : plan.end].tolist()
-        self._columns: dict[int, list[int]] = dict(enumerate(lines, plan.start))
         self._arrays = buffers.arrays
         self._table = buffers.tables[table].tolist()
         self._table_arrays = buffers.table_arrays[table]
@@ -247,16 +245,18 @@ class _Work:
         # The bytes of decoded values, by line, where decoding lost some.
         self._bytes: dict[int, pa.Array] = {}
         self._without_times: dict[int, tuple[pa.Array, pa.Array, pa.Array]] = {}
-        self._clustering_lengths = [
-            self._columns[c][L.LENGTH]
-            for c in range(self._table[L.CLUSTERING], self._table[L.CLUSTERING] + self._table[L.CLUSTERINGS])
-        ]
+        self._clustering_lengths = [line.numbers()[L.LENGTH] for line in plan.clustering]
         self.rows = self._table[L.ROWS]
         self.partitions = self._table[L.PARTITIONS]
         self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
         self._first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
         self._first_rows[self.partitions] = self.rows
         self._row_counts = np.diff(self._first_rows)
+
+    def _state(self, line: ColumnLayout, count: int) -> tuple[np.ndarray, int]:
+        """Return the bits of each of a line's first entries, and those that any of them has."""
+        state = self._arrays[line.index][L.STATE][:count]
+        return state, int(np.bitwise_or.reduce(state))
 
     def kinds(self) -> pa.Array:
         if not self._kinds.any():
@@ -348,7 +348,7 @@ class _Work:
         state = self._table_arrays[L.MARKER_STATE][: self.rows]
         if not state.any():
             return _NO_MARKER.times(self.rows)
-        validity = None if state.all() else _validity(state, L.IS_PRESENT)
+        validity = _validity(state, L.IS_PRESENT)
         if (state & L.HAS_TTL).any():
             expires = _validity(state, L.HAS_TTL)
             times = [
@@ -381,12 +381,12 @@ class _Work:
         """Return a static or regular column."""
         if line.shape == L.SIMPLE:
             return self._cells(line, self.rows)
-        if self._columns[line.index][L.PRESENT] == 0:
+        state, some = self._state(line, self.rows)
+        if not some:
             return line.no_column.times(self.rows)
         arrow = line.no_column.type
-        state = self._arrays[line.index][L.STATE][: self.rows]
         validity = _validity(state, L.IS_PRESENT)
-        tombstone = self._column_tombstone(line, state)
+        tombstone = self._column_tombstone(line, state) if some & L.IS_TOMBSTONE else _NO_TOMBSTONE.times(self.rows)
         if line.shape == L.COLLECTION:
             parts = self._elements(line, arrow.field("elements").type)
         else:
@@ -396,8 +396,6 @@ class _Work:
         return pa.Array.from_buffers(arrow, self.rows, [validity], children=[tombstone, parts])
 
     def _column_tombstone(self, line: ColumnLayout, state: np.ndarray) -> pa.Array:
-        if self._columns[line.index][L.WITH_TOMBSTONE] == 0:
-            return _NO_TOMBSTONE.times(self.rows)
         validity = _validity(state, L.IS_TOMBSTONE)
         arrays = self._arrays[line.index]
         children = [
@@ -420,11 +418,10 @@ class _Work:
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
 
     def _cells(self, line: ColumnLayout, count: int) -> pa.Array:
-        present = self._columns[line.index][L.PRESENT]
-        if present == 0:
+        state, some = self._state(line, count)
+        if not some:
             return line.no_cell.times(count)
-        state = self._arrays[line.index][L.STATE][:count]
-        validity = None if present == count else _validity(state, L.IS_PRESENT)
+        validity = _validity(state, L.IS_PRESENT)
         if line.form == L.COUNTER:
             children = self._counters(line, self._times(line, count, validity))
         else:
@@ -450,17 +447,17 @@ class _Work:
 
     def _times(self, line: ColumnLayout, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
         """Return write time, TTL, deletion time and tombstone flag of cells."""
-        numbers, arrays = self._columns[line.index], self._arrays[line.index]
-        state = arrays[L.STATE][:count]
+        arrays = self._arrays[line.index]
+        state, some = self._state(line, count)
         ttls, deletion_times, tombstones = self._no_times(count)
-        if numbers[L.WITH_TTL]:
-            valid = None if numbers[L.WITH_TTL] == count else _validity(state, L.HAS_TTL)
+        if some & L.HAS_TTL:
+            valid = _validity(state, L.HAS_TTL)
             ttls = pa.Array.from_buffers(pa.int32(), count, [valid, _buffer(arrays[L.TTL][:count])])
-        if numbers[L.WITH_DELETION_TIME]:
-            valid = None if numbers[L.WITH_DELETION_TIME] == count else _validity(state, L.HAS_DELETION_TIME)
+        if some & L.HAS_DELETION_TIME:
+            valid = _validity(state, L.HAS_DELETION_TIME)
             deletion_times = pa.Array.from_buffers(pa.int64(), count, [valid, _buffer(arrays[L.DELETION_TIME][:count])])
-        if numbers[L.WITH_TOMBSTONE]:
-            tombstones = pa.Array.from_buffers(pa.bool_(), count, [validity, _validity(state, L.IS_TOMBSTONE)])
+        if some & L.IS_TOMBSTONE:
+            tombstones = pa.Array.from_buffers(pa.bool_(), count, [validity, _bits(state & L.IS_TOMBSTONE)])
         elif validity is not None:
             tombstones = pa.Array.from_buffers(pa.bool_(), count, [validity, tombstones.buffers()[1]])
         write_times = pa.Array.from_buffers(pa.int64(), count, [validity, _buffer(arrays[L.WRITE_TIME][:count])])
@@ -475,14 +472,13 @@ class _Work:
     def values(self, line: ColumnLayout, count: int, elements: np.ndarray | None = None) -> pa.Array:
         """Return the values of a line, with null where there is none. `elements`: the first element of each change."""
         arrow = line.no_value.type
-        some = self._columns[line.index][L.WITH_VALUE]
-        if some == 0 or count == 0:
-            return line.no_value.times(count)
         arrays = self._arrays[line.index]
-        state = arrays[L.STATE][:count]
+        state, some = self._state(line, count)
+        if not some & L.HAS_VALUE:
+            return line.no_value.times(count)
         if line.index in self._decoders:
             return self._decoded(line, state, arrow, elements)
-        validity = None if some == count else _validity(state, L.HAS_VALUE)
+        validity = _validity(state, L.HAS_VALUE)
         if L.OFFSETS in arrays:
             offsets = arrays[L.OFFSETS][: count + 1]
             content = arrays[L.VALUES][: offsets[count]]
@@ -535,5 +531,6 @@ class _Work:
         return entry if elements is None else int(np.searchsorted(elements, entry, "right")) - 1
 
 
-def _validity(state: np.ndarray, bit: int) -> pa.Buffer:
-    return _bits(state & bit)
+def _validity(state: np.ndarray, bit: int) -> pa.Buffer | None:
+    """Return the entries that have a bit; None if all have it."""
+    return None if np.bitwise_and.reduce(state) & bit else _bits(state & bit)

@@ -247,7 +247,6 @@ class Buffers:
     def __init__(self, plans: Sequence[Plan], capacity: int) -> None:
         self.capacity = capacity
         self.entries = capacity // 2 + 2
-        self._plans = plans
         lines = [line for plan in plans for line in plan.lines()]
         of_lines, of_tables = [self._of_line(line) for line in lines], [self._of_table(plan) for plan in plans]
         numbers: list[_Room] = [(len(lines) * L.COLUMN_FIELDS, np.int64), (len(plans) * L.TABLE_FIELDS, np.int64)]
@@ -285,27 +284,6 @@ class Buffers:
         numbers = self.tables[table]
         starts = self.table_arrays[table][L.FIRST_ROW][: int(numbers[L.PARTITIONS])]
         numbers[L.PARTITIONS], numbers[L.ROWS] = int(np.searchsorted(starts, rows)), rows
-        self.recount()
-
-    def recount(self) -> None:
-        """Count the values and cells of the changes again, after a change was read only in part."""
-        for plan, table in zip(self._plans, self.tables, strict=True):
-            rows = int(table[L.ROWS])
-            for line in plan.key:
-                self._recount(line, int(table[L.PARTITIONS]))
-            for line in [*plan.clustering, *plan.columns.values()]:
-                self._recount(line, rows)
-                is_list = line.wanted and line.shape == L.COLLECTION
-                count = int(self.arrays[line.index][L.OFFSETS][rows]) if is_list else rows
-                for child in line.children:
-                    self._recount(child, count)
-
-    def _recount(self, line: ColumnLayout, count: int) -> None:
-        if not line.wanted:
-            return
-        state = self.arrays[line.index][L.STATE][:count]
-        for number, bit in L.COUNTS:
-            self.columns[line.index, number] = np.count_nonzero(state & bit)
 
     def set_name(self, index: int, name: np.ndarray) -> None:
         """Set the name by which commit logs refer to a column. The caller must keep the array."""
@@ -361,7 +339,7 @@ class Buffers:
     def _set_table(self, i: int, plan: Plan) -> None:
         table = self.tables[i]
         table[L.FIRST], table[L.LAST] = plan.first, plan.last
-        table[L.CLUSTERING], table[L.CLUSTERINGS] = plan.first, len(plan.clustering)
+        table[L.CLUSTERINGS] = len(plan.clustering)
         table[L.KEY], table[L.KEYS] = plan.key[0].index, len(plan.key)
         table[L.ENCODE_POSITION] = plan.encodes_position
         if plan.schema.id is not None:

@@ -125,8 +125,6 @@ class Walker:
             last = chunk >= chunks
             self._state[L.STOP] = self._window.ctypes.data + split.end.offset - offset
             status, at = self._walk(offset, at, min(filled, end - offset), last=last)
-            if status not in (L.MORE, L.DONE):
-                self._buffers.recount()
             yield from self._maker.sound_batches(self._buffers, 0, self._origin)
             if status == L.DONE:
                 return

@@ -87,6 +87,21 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
     return 0
 
 
+@inlined
+def store_part(C: np.ndarray, c: int, i: int, p: int, length: int, is_value: bool) -> int:
+    """Write entry `i` of a column without times: a value, or null. Return 0 or an error."""
+    state = 0
+    if is_value:
+        error = store_value(C, c, i, p, length)
+        if error != 0:
+            return error
+        state = HAS_VALUE
+    store8(C[c, STATE] + i, state)
+    if C[c, OFFSETS] != 0:
+        store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
+    return 0
+
+
 @compiled
 def _is_counter(p: int, length: int) -> bool:
     """Return whether a counter has only complete shards, and its header names only these (see `counter_contexts`)."""
@@ -192,18 +207,12 @@ def read_cell(
             if error != 0:
                 return at, 0, error
             state |= HAS_VALUE
-            C[c, WITH_VALUE] += 1
     store8(C[c, STATE] + i, state)
     store64(C[c, WRITE_TIME] + 8 * i, write_time)
-    C[c, PRESENT] += 1
     if state & HAS_DELETION_TIME != 0:
         store64(C[c, DELETION_TIME] + 8 * i, deletion_time)
-        C[c, WITH_DELETION_TIME] += 1
         if state & HAS_TTL != 0:
             store32(C[c, TTL] + 4 * i, ttl)
-            C[c, WITH_TTL] += 1
-        if state & IS_TOMBSTONE != 0:
-            C[c, WITH_TOMBSTONE] += 1
     if C[c, OFFSETS] != 0:
         store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
     return p, 1, 0
@@ -211,17 +220,8 @@ def read_cell(
 
 @compiled
 def _path(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
-    state = 0
-    if length > 0 or C[c, EMPTY_IS_VALUE] != 0:
-        error = store_value(C, c, i, p, length)
-        if error != 0:
-            return BAD_PATH if error == BAD_LENGTH else error
-        state = HAS_VALUE
-        C[c, WITH_VALUE] += 1
-    store8(C[c, STATE] + i, state)
-    if C[c, OFFSETS] != 0:
-        store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
-    return 0
+    error = store_part(C, c, i, p, length, length > 0 or C[c, EMPTY_IS_VALUE] != 0)
+    return BAD_PATH if error == BAD_LENGTH else error
 
 
 @compiled
@@ -254,7 +254,6 @@ def read_complex(
                 state = IS_PRESENT | IS_TOMBSTONE
                 store64(C[c, WRITE_TIME] + 8 * row, write_time)
                 store64(C[c, DELETION_TIME] + 8 * row, deletion_time_of(W, delta))
-                C[c, WITH_TOMBSTONE] += 1
     count, p = read_vint(p, end)
     if p > end or count < 0 or count > end - p:
         return end + 1, 0, TRUNCATED
@@ -268,8 +267,6 @@ def read_complex(
             state |= IS_PRESENT
     if wanted:
         store8(C[c, STATE] + row, state)
-        if state != 0:
-            C[c, PRESENT] += 1
         if shape == COLLECTION:
             store32(C[c, OFFSETS] + 4 * (row + 1), C[C[c, CHILD], CHILDREN])
     return p, kept, 0

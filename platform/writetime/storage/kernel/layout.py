@@ -26,76 +26,57 @@ WRITE_TIME = 13  # int64 (COLLECTION, UDT: of the column tombstone, as below)
 TTL = 14  # int32
 DELETION_TIME = 15  # int64
 USED = 16  # bytes used of VALUES
-WITH_VALUE = 17  # the numbers of cells with a value, a TTL, a deletion time and a tombstone, and the number of cells
-WITH_TTL = 18
-WITH_DELETION_TIME = 19
-WITH_TOMBSTONE = 20
-PRESENT = 21
-NAME_ADDRESS = 22  # the name's bytes, to find a column by name
-NAME_LENGTH = 23
-IS_STATIC = 24
-FORMER = 25  # 1: a dropped column; a cell written after the drop is an error
-NAMED = 26  # the number of the last update of a commit log that named the column
-COLUMN_FIELDS = 27
+NAME_ADDRESS = 17  # the name's bytes, to find a column by name
+NAME_LENGTH = 18
+IS_STATIC = 19
+FORMER = 20  # 1: a dropped column; a cell written after the drop is an error
+NAMED = 21  # the number of the last update of a commit log that named the column
+COLUMN_FIELDS = 22
 
 SIMPLE, COLLECTION, UDT = range(3)
 
 # Bits of STATE. A collection's or UDT's own line uses IS_PRESENT (it has cells or a tombstone) and IS_TOMBSTONE.
 IS_PRESENT, HAS_VALUE, HAS_TTL, HAS_DELETION_TIME, IS_TOMBSTONE = 1, 2, 4, 8, 16
 
-# The counts of a line's entries, by these bits.
-COUNTS = (
-    (PRESENT, IS_PRESENT),
-    (WITH_VALUE, HAS_VALUE),
-    (WITH_TTL, HAS_TTL),
-    (WITH_DELETION_TIME, HAS_DELETION_TIME),
-    (WITH_TOMBSTONE, IS_TOMBSTONE),
-)
-
 # Values of FORM: BYTES are unchanged and have variable length; FIXED are integers and floats of 1 to 8 bytes; COUNTER
 # is unchanged, and `counter_contexts` decodes it.
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, UUID_TEXT, COUNTER = range(9)
 WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4}
 
-# --- TABLES: one line per table
-# -------------------------------------------------------------------------------------------
+# --- TABLES: one line per table ---------------------------------------------------------------------------------------
 FIRST = 0  # the lines in COLUMNS with one value per row: clustering, static and regular columns, fields of UDTs
 LAST = 1  # ... up to here
-CLUSTERING = 2  # the line of the first clustering column
-CLUSTERINGS = 3
-KEY = 4  # the line of the first partition key column (one value per partition)
-KEYS = 5
-ROWS = 6  # number of changes written
-PARTITIONS = 7  # number of partitions written
-ENCODE_POSITION = (
-    8  # 1: byte-comparable positions; 0: the clustering key as on disk, for `writetime.changes.model` to encode
-)
-ROW_KIND = 9  # addresses, one entry per change: int8
-FIRST_ROW = 10  # int32, one entry per partition: its first change
-ROW_OFFSET = 11  # int64, offset in the file
-POSITION_OFFSETS = 12  # int32
-POSITION_BYTES = 13
-POSITION_USED = 14
-END_OFFSETS = 15
-END_BYTES = 16
-END_USED = 17
-MARKER_STATE = 18  # IS_PRESENT, HAS_TTL
-MARKER_WRITE_TIME = 19
-MARKER_TTL = 20
-MARKER_EXPIRY = 21
-TOMBSTONE_STATE = 22  # IS_PRESENT
-TOMBSTONE_WRITE_TIME = 23
-TOMBSTONE_DELETION_TIME = 24
-KEY_OFFSETS = 25  # one entry per partition: int32 offsets, bytes, token
-KEY_BYTES = 26
-KEY_USED = 27
-TOKENS = 28
-ID_HIGH = 29  # table id
-ID_LOW = 30
-TABLE_FIELDS = 31
+CLUSTERINGS = 2  # the number of clustering columns
+KEY = 3  # the line of the first partition key column (one value per partition)
+KEYS = 4
+ROWS = 5  # number of changes written
+PARTITIONS = 6  # number of partitions written
+ENCODE_POSITION = 7  # 1: byte-comparable positions; 0: the clustering key as on disk, for `changes.position` to encode
+ROW_KIND = 8  # addresses, one entry per change: int8
+FIRST_ROW = 9  # int32, one entry per partition: its first change
+ROW_OFFSET = 10  # int64, offset in the file
+POSITION_OFFSETS = 11  # int32
+POSITION_BYTES = 12
+POSITION_USED = 13
+END_OFFSETS = 14
+END_BYTES = 15
+END_USED = 16
+MARKER_STATE = 17  # IS_PRESENT, HAS_TTL
+MARKER_WRITE_TIME = 18
+MARKER_TTL = 19
+MARKER_EXPIRY = 20
+TOMBSTONE_STATE = 21  # IS_PRESENT
+TOMBSTONE_WRITE_TIME = 22
+TOMBSTONE_DELETION_TIME = 23
+KEY_OFFSETS = 24  # one entry per partition: int32 offsets, bytes, token
+KEY_BYTES = 25
+KEY_USED = 26
+TOKENS = 27
+ID_HIGH = 28  # table id
+ID_LOW = 29
+TABLE_FIELDS = 30
 
-# --- STATE of the walk
-# --------------------------------------------------------------------------------------------------
+# --- STATE of the walk ------------------------------------------------------------------------------------------------
 START = 0  # address and end of the window, and its offset in the (uncompressed) file
 END = 1
 FILE_OFFSET = 2

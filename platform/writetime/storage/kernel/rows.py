@@ -8,7 +8,7 @@ Source: `UnfilteredSerializer`, `ClusteringPrefix`, `Columns`.
 
 import numpy as np
 
-from writetime.storage.kernel.cells import deletion_time_of, read_cell, read_complex, store_value
+from writetime.storage.kernel.cells import deletion_time_of, read_cell, read_complex, store_part
 from writetime.storage.kernel.layout import *
 from writetime.storage.kernel.memory import (
     compiled,
@@ -46,7 +46,7 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
     start = p
     encode = T[t, ENCODE_POSITION]
     header = 0
-    first = T[t, CLUSTERING]
+    first = T[t, FIRST]
     if count > T[t, CLUSTERINGS]:
         return p, out, BAD_BOUND
     for i in range(count):
@@ -67,14 +67,11 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
                 out += 1
             else:
                 out = encode_comparable(C[c, COMPARE], C[c, REVERSE] != 0, p, length, out)
-        if row >= 0 and C[c, WANTED] != 0 and (length > 0 or (state == 1 and C[c, EMPTY_IS_VALUE] != 0)):
-            error = store_value(C, c, row, p, length)
+        if row >= 0 and C[c, WANTED] != 0:
+            is_value = length > 0 or (state == 1 and C[c, EMPTY_IS_VALUE] != 0)
+            error = store_part(C, c, row, p, length, is_value)
             if error != 0:
                 return p, out, error
-            store8(C[c, STATE] + row, HAS_VALUE)
-            C[c, WITH_VALUE] += 1
-            if C[c, OFFSETS] != 0:
-                store32(C[c, OFFSETS] + 4 * (row + 1), C[c, USED])
         p += length
     if p > end:
         return p, out, TRUNCATED
@@ -87,12 +84,10 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
 @compiled
 def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
     """Remove the clustering values of a row without effect (all of its cells are void)."""
-    first = T[t, CLUSTERING]
+    first = T[t, FIRST]
     for c in range(first, first + T[t, CLUSTERINGS]):
-        if C[c, WANTED] != 0 and load8(C[c, STATE] + row) & HAS_VALUE != 0:
-            C[c, WITH_VALUE] -= 1
-            if C[c, OFFSETS] != 0:
-                C[c, USED] = load_native32(C[c, OFFSETS] + 4 * row)
+        if C[c, OFFSETS] != 0:
+            C[c, USED] = load_native32(C[c, OFFSETS] + 4 * row)
 
 
 @inlined
@@ -253,16 +248,9 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
             if part > end - p - 1 or load8(p + part) != 0:
                 return BAD_KEY
         if C[c, WANTED] != 0:
-            state = 0
-            if part > 0 or C[c, EMPTY_IS_VALUE] != 0:
-                error = store_value(C, c, i, p, part)
-                if error != 0:
-                    return BAD_KEY if error == BAD_LENGTH else error
-                state = HAS_VALUE
-                C[c, WITH_VALUE] += 1
-            store8(C[c, STATE] + i, state)
-            if C[c, OFFSETS] != 0:
-                store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
+            error = store_part(C, c, i, p, part, part > 0 or C[c, EMPTY_IS_VALUE] != 0)
+            if error != 0:
+                return BAD_KEY if error == BAD_LENGTH else error
         p += part + (1 if T[t, KEYS] > 1 else 0)
     if p != end:
         return BAD_KEY
