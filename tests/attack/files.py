@@ -37,8 +37,7 @@ from writetime.storage.file_errors import StorageError
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.segment import END, Segment, find_segments
-from writetime.storage.sstable import WINDOW, OnCorrupt, SSTable
-from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
+from writetime.storage.sstable import MAX_TOKEN, MIN_TOKEN, WINDOW, OnCorrupt, SSTable
 
 LIMITS = Limits()
 # The documented exceptions of readers.

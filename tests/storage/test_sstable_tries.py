@@ -29,8 +29,7 @@ from writetime.storage.batch import Origin
 from writetime.storage.file_errors import CorruptFile, StorageError
 from writetime.storage.kernel.trie import trie_payloads
 from writetime.storage.locations import Location
-from writetime.storage.sstable import WINDOW, SSTable
-from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
+from writetime.storage.sstable import MAX_TOKEN, MIN_TOKEN, WINDOW, SSTable
 
 pytestmark = pytest.mark.long
 

@@ -18,7 +18,7 @@ from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.kernel.primitives import token
-from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
+from writetime.storage.sstable import MAX_TOKEN, MIN_TOKEN
 
 # The path of a file may have the word CREATE, too.
 _CQL = re.compile(r"\bCREATE\s+(TABLE|TYPE)\b", re.IGNORECASE)

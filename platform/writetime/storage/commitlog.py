@@ -21,7 +21,7 @@ from writetime.storage.batch import KEY_BYTES, BatchMaker, Origin
 from writetime.storage.file_errors import CorruptFile, TornTail
 from writetime.storage.kernel import frames
 from writetime.storage.kernel import layout as L
-from writetime.storage.kernel.allocate import rooms
+from writetime.storage.kernel.allocate import room, rooms
 from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import END, CdcIndex, Segment, Stretch, SyncMarker, stretches
@@ -68,6 +68,10 @@ class SegmentReport:
     skipped: list[str] = field(default_factory=list)
 
 
+# The numbers of truncated mutations by unknown table, and of those that may hide writes, as in the report.
+_Unread = tuple[Counter[UUID], Counter[UUID]]
+
+
 class CommitLogReader:
     """Reads segments of one node.
 
@@ -98,44 +102,31 @@ class CommitLogReader:
         torn_tail: Literal["fail", "stop"] = "fail",
         on_corrupt: Literal["fail", "skip-file", "skip-mutation"] = "fail",
     ) -> None:
-        if without := [s.full_name for s in schemas if s.id is None]:
-            raise SchemaError(f"commit logs name tables by their id, which the schema of {without[0]} does not have")
         if missing := set(tables or ()) - {s.full_name for s in schemas}:
             raise SchemaError(f"there is no schema of {', '.join(sorted(missing))}")
         self._on_unknown_table = on_unknown_table
         self._torn_tail = torn_tail
         self._on_corrupt = on_corrupt
         self._plans: list[Plan] = []
-        first = 0
-        for schema in schemas:
-            wanted = tables is None or schema.full_name in tables
-            self._plans.append(
-                Plan(schema, None if wanted and fields is None else set(fields or ()) if wanted else (), first)
-            )
-            first = self._plans[-1].end
-        self._makers = {
-            i: BatchMaker(plan, fields)
-            for i, plan in enumerate(self._plans)
-            if tables is None or plan.schema.full_name in tables
-        }
-        self._requested = {self._plans[i].schema.full_name: _id_of(self._plans[i].schema) for i in self._makers}
+        # The requested tables: their batches by the number of the plan, and their ids.
+        self._makers: dict[int, BatchMaker] = {}
+        self._ids: dict[str, bytes] = {}
+        for i, schema in enumerate(schemas):
+            if schema.id is None:
+                reason = f"commit logs name tables by their id, which the schema of {schema.full_name} does not have"
+                raise SchemaError(reason)
+            is_requested = tables is None or schema.full_name in tables
+            plan = Plan(schema, fields if is_requested else (), self._plans[-1].end if self._plans else 0)
+            self._plans.append(plan)
+            if is_requested:
+                self._makers[i] = BatchMaker(plan, fields)
+                self._ids[schema.full_name] = schema.id.bytes
         most = max((len(plan.stored()) for plan in self._plans), default=0)
-        self._header, self._present, mutations = rooms([(most, np.int64), (most, np.uint8), (2 * _MUTATIONS, np.int64)])
-        self._mutations = mutations.reshape(_MUTATIONS, 2)
+        self._header, self._present = rooms([(most, np.int64), (most, np.uint8)])
+        self._mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
         # The plan of the table that was read last.
         self._at_fault = 0
-        self._buffers = self._allocate(WINDOW)
-
-    def _allocate(self, capacity: int) -> Buffers:
-        buffers = Buffers(self._plans, capacity)
-        self._names = [
-            (line.index, np.frombuffer(line.name.encode(), np.uint8)) for plan in self._plans for line in plan.stored()
-        ]
-        for index, name in self._names:
-            buffers.set_name(index, name)
-        clusterings = max((len(plan.clustering) for plan in self._plans), default=0)
-        (self._open_start,) = rooms([(4 * capacity + 4 * clusterings + 64, np.uint8)])
-        return buffers
+        self._buffers = Buffers(self._plans, WINDOW)
 
     def read(
         self,
@@ -208,26 +199,12 @@ class CommitLogReader:
     def _stretch(
         self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
     ) -> Iterator[Window]:
-        address = stretch.data.ctypes.data
-        section = at = 0
-        while section < len(stretch.sections):
-            count, section, at, reason = frames.read_frames(address, stretch.sections, section, at, self._mutations)
-            yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
-            if reason != frames.END:
-                if stretch.offset + at >= bounds[1]:
-                    break
-                fault = TornTail if stretch.is_last and section == len(stretch.sections) - 1 else CorruptFile
-                raise fault(segment.path, stretch.offset + at, f"found {frames.MESSAGES[reason]}")
+        for mutations in _mutations(segment, stretch, bounds, self._mutations):
+            yield from self._walk(segment, stretch, mutations, origin, report)
         end = stretch.offset + len(stretch.data)
         report.position = max(report.position, min(end, bounds[1]))
         if end <= bounds[1]:
             report.place = stretch.next
-
-    def _between(self, stretch: Stretch, count: int, bounds: tuple[int, int]) -> np.ndarray:
-        start, until = bounds
-        found = self._mutations[:count]
-        ends = found[:, 1] + 4 + stretch.offset
-        return found[(ends > start) & (ends <= until)]
 
     def _walk(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
@@ -237,8 +214,8 @@ class CommitLogReader:
             last = int(np.searchsorted(mutations[:, 1], mutations[first, 0] + self._buffers.capacity, "right"))
             if last == first:
                 # Earlier batches are released first, because they would use memory at the same time.
-                self._buffers = self._allocate(0)
-                self._buffers = self._allocate(max(WINDOW, int(mutations[first, 1] - mutations[first, 0])))
+                self._buffers = Buffers(self._plans, 0)
+                self._buffers = Buffers(self._plans, max(WINDOW, int(mutations[first, 1] - mutations[first, 0])))
                 continue
             yield from self._window(segment, stretch, mutations[first:last], origin, report)
             first = last
@@ -248,7 +225,7 @@ class CommitLogReader:
     ) -> Iterator[Window]:
         """Return the changes of some mutations. If these need too much memory, or one is unreadable, try each half."""
         changes: list[Iterator[_Change]] | None = None
-        unread = _Unread()
+        unread: _Unread = Counter(), Counter()
         too_large = False
         try:
             unread = self._run(segment, stretch, mutations)
@@ -271,22 +248,22 @@ class CommitLogReader:
             if too_large:
                 yield window
                 window = []
-        report.unknown_tables += unread.tables
-        report.hiding += unread.hiding
+        report.unknown_tables += unread[0]
+        report.hiding += unread[1]
         report.position = max(report.position, stretch.offset + int(mutations[-1, 1]) + 4)
         report.mutations += len(mutations)
         yield window
 
     def _left_out(
         self, segment: Segment, stretch: Stretch, mutation: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> tuple["_Unread", list[Iterator[_Change]]]:
+    ) -> tuple[_Unread, list[Iterator[_Change]]]:
         """Return the changes of one mutation for the tables that can be read, and report the others."""
         offset = stretch.offset + int(mutation[0, 0])
         try:
             unread = self._run(segment, stretch, mutation)
         except CorruptFile as e:
             report.faults.append(MutationFault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
-            return _Unread(), []
+            return (Counter(), Counter()), []
         changes: list[Iterator[_Change]] = []
         for i in self._written():
             try:
@@ -310,14 +287,14 @@ class CommitLogReader:
         """Return the requested tables that have changes in the buffers."""
         return [i for i in self._makers if self._buffers.tables[i, L.ROWS]]
 
-    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> "_Unread":
-        """Read mutations into the buffers; return the number of truncated ones."""
+    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> _Unread:
+        """Read mutations into the buffers; return the numbers of truncated ones."""
         address = stretch.data.ctypes.data
         state, unread = rooms([(L.WALK_FIELDS, np.int64), (len(mutations), np.int64)])
         state[L.START] = address
         state[L.FILE_OFFSET] = stretch.offset
         state[L.UNSIGNED_DELETION_TIME] = segment.version >= 8
-        state[L.OPEN_BYTES] = self._open_start.ctypes.data
+        state[L.OPEN_BYTES] = self._buffers.open_start.ctypes.data
         self._buffers.reset()
         status = walk_mutations(
             state, self._buffers.tables, self._buffers.columns, self._header, self._present, address, mutations, unread
@@ -326,12 +303,13 @@ class CommitLogReader:
         if status != L.DONE:
             at = stretch.offset + int(state[L.POSITION]) - address
             raise CorruptFile(segment.path, at, f"found {L.MESSAGES[status]}")
-        found = _Unread()
+        tables: Counter[UUID] = Counter()
+        hiding: Counter[UUID] = Counter()
         for i in np.flatnonzero(unread):
             at = int(unread[i]) - address
             rest = stretch.data[at : int(mutations[i, 1])].tobytes()
             table = UUID(bytes=rest[:16])
-            hidden = [name for name, table_id in self._requested.items() if rest.find(table_id, 16) >= 0]
+            hidden = [name for name, table_id in self._ids.items() if rest.find(table_id, 16) >= 0]
             where = f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
             if self._on_unknown_table == "fail":
                 raise SchemaError(where)
@@ -340,22 +318,28 @@ class CommitLogReader:
                     f"{where}, and the same mutation writes to {', '.join(hidden)} after it, which cannot be read "
                     "without that schema: add the CREATE TABLE of this table, with its id"
                 )
-            found.tables[table] += 1
-            found.hiding[table] += bool(hidden)
-        return found
+            tables[table] += 1
+            hiding[table] += bool(hidden)
+        return tables, hiding
 
 
-@dataclass
-class _Unread:
-    """The numbers of truncated mutations by unknown table, and of those that may hide writes, as in the report."""
+def _mutations(segment: Segment, stretch: Stretch, bounds: tuple[int, int], found: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the starts and ends in a stretch of the mutations that end between two offsets. `found` is room for them.
 
-    tables: Counter[UUID] = field(default_factory=Counter)
-    hiding: Counter[UUID] = field(default_factory=Counter)
-
-
-def _id_of(schema: TableSchema) -> bytes:
-    assert schema.id is not None
-    return schema.id.bytes
+    Raises:
+        CorruptFile: a frame before the second offset is invalid.
+    """
+    start, until = bounds
+    section = at = 0
+    while section < len(stretch.sections):
+        count, section, at, reason = frames.read_frames(stretch.data.ctypes.data, stretch.sections, section, at, found)
+        ends = found[:count, 1] + 4 + stretch.offset
+        yield found[:count][(ends > start) & (ends <= until)]
+        if reason != frames.END:
+            if stretch.offset + at >= until:
+                return
+            fault = TornTail if stretch.is_last and section == len(stretch.sections) - 1 else CorruptFile
+            raise fault(segment.path, stretch.offset + at, f"found {frames.MESSAGES[reason]}")
 
 
 def valid_index(segment: Segment) -> CdcIndex | None:
@@ -372,18 +356,11 @@ def count_mutations(segment: Segment, until: int) -> int:
     Raises:
         MissingFile, CorruptFile, Unsupported: as in `CommitLogReader.read`.
     """
-    mutations = rooms([(2 * _MUTATIONS, np.int64)])[0].reshape(_MUTATIONS, 2)
+    found = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
     total = 0
     try:
-        for section in segment.sections(0, until):
-            whole = np.array([[0, len(section.data)]])
-            done, at, reason = 0, 0, frames.END
-            while not done and reason == frames.END:
-                found, done, at, reason = frames.read_frames(section.data.ctypes.data, whole, 0, at, mutations)
-                total += int((mutations[:found, 1] + 4 + section.offset <= until).sum())
-            if reason != frames.END and section.offset + at < until:
-                fault = TornTail if section.is_last else CorruptFile
-                raise fault(segment.path, section.offset + at, f"found {frames.MESSAGES[reason]}")
+        for stretch in stretches(segment.sections(0, until)):
+            total += sum(len(mutations) for mutations in _mutations(segment, stretch, (0, until), found))
     except TornTail:
         pass
     return total

@@ -13,49 +13,54 @@ from writetime.core.counts import pluralize
 from writetime.storage.file_errors import CorruptFile, Unsupported
 
 # Decompresses a block into a buffer of its size; returns the number of bytes.
-Decompress = Callable[[memoryview, memoryview], int]
+_Decompress = Callable[[memoryview, memoryview], int]
+# The exceptions for an invalid block.
+_FAULTS = (ValueError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError, lz4.block.LZ4BlockError)
+_DICTIONARY_PART = b".dictionary."
+_LZ4_LENGTH = struct.Struct("<I")
+
+
+class BadBlock(Exception):
+    """A block that is invalid, or has another number of bytes than expected."""
 
 
 @dataclass(frozen=True)
 class Decompressor:
     """Decompresses the blocks of one compressor; each byte of a block becomes at most `most` bytes."""
 
-    decompress: Decompress
+    _decompress: _Decompress
     most: int
 
+    def decompress(self, block: memoryview, out: memoryview) -> None:
+        """Decompress a block into a buffer of its size, or raise `BadBlock`."""
+        try:
+            done = self._decompress(block, out)
+        except _FAULTS as e:
+            raise BadBlock(str(e)) from None
+        if done != len(out):
+            raise BadBlock(f"it has {pluralize(done, 'byte')}, not {len(out)}")
 
-# The exceptions for an invalid block.
-FAULTS = (ValueError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError, lz4.block.LZ4BlockError)
 
-_DICTIONARY_PART = b".dictionary."
-_LZ4_LENGTH = struct.Struct("<I")
-
-
-def fill(out: memoryview, plain: bytes | memoryview) -> int:
-    """Copy bytes into a buffer of the expected size.
-
-    Raises:
-        ValueError: they have another size.
-    """
+def _fill(out: memoryview, plain: bytes | memoryview) -> int:
     if len(plain) != len(out):
         raise ValueError(f"{pluralize(len(plain), 'byte')} instead of {len(out)}")
     out[:] = plain
     return len(out)
 
 
-def _lz4(dictionary: bytes) -> Decompress:
+def _lz4(dictionary: bytes) -> _Decompress:
     def decompress(data: memoryview, out: memoryview) -> int:
         # Cassandra puts the uncompressed length (4 bytes, little-endian) before an LZ4 block, as both libraries do.
         if len(data) < 4 or _LZ4_LENGTH.unpack_from(data)[0] != len(out):
             raise ValueError(f"the LZ4 block is not one of {pluralize(len(out), 'byte')}")
         if dictionary:
-            return fill(out, lz4.block.decompress(data, dict=dictionary))
+            return _fill(out, lz4.block.decompress(data, dict=dictionary))
         return cramjam.lz4.decompress_block_into(data, out)  # type: ignore[arg-type]
 
     return decompress
 
 
-def _zstd(dictionary: bytes) -> Decompress:
+def _zstd(dictionary: bytes) -> _Decompress:
     # Each thread needs its own, because a decompressor does not serve two threads at a time.
     decompressor = zstandard.ZstdDecompressor(
         dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
@@ -65,7 +70,7 @@ def _zstd(dictionary: bytes) -> Decompress:
         # The length is checked before memory is allocated. It is -1 if the frame does not have it.
         if zstandard.frame_content_size(data) not in (-1, len(out)):
             raise ValueError(f"the Zstandard frame is not one of {pluralize(len(out), 'byte')}")
-        return fill(out, decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False))
+        return _fill(out, decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False))
 
     return decompress
 
@@ -76,7 +81,7 @@ def _inflate(data: memoryview, out: memoryview) -> int:
     plain = inflater.decompress(data, len(out) + 1)
     if len(plain) <= len(out) and (not inflater.eof or inflater.unused_data):
         raise ValueError("the Deflate stream does not end with the block")
-    return fill(out, plain)
+    return _fill(out, plain)
 
 
 # A byte that extends the length of an LZ4 match stands for 255.
@@ -88,24 +93,20 @@ _ZSTD_MOST = 1 << 15
 # Two bits of Deflate are a match of at most 258 bytes.
 _DEFLATE_MOST = 4 * 258
 # By the name of the class; called with the dictionary, which may be empty.
-_COMPRESSORS: dict[str, tuple[Callable[[bytes], Decompress], int]] = {
+_COMPRESSORS: dict[str, tuple[Callable[[bytes], _Decompress], int]] = {
     "LZ4Compressor": (lambda _: _lz4(b""), _LZ4_MOST),
     "LZ4WithDictsCompressor": (_lz4, _LZ4_MOST),
     "SnappyCompressor": (lambda _: cramjam.snappy.decompress_raw_into, _SNAPPY_MOST),  # type: ignore[dict-item]
     "ZstdCompressor": (lambda _: _zstd(b""), _ZSTD_MOST),
     "ZstdWithDictsCompressor": (_zstd, _ZSTD_MOST),
     "DeflateCompressor": (lambda _: _inflate, _DEFLATE_MOST),
-    "NoopCompressor": (lambda _: lambda data, out: fill(out, data), 1),
+    "NoopCompressor": (lambda _: lambda data, out: _fill(out, data), 1),
 }
 
 
 def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = ()) -> Decompressor:
-    """Return the decompressor for the blocks of a compressor.
-
-    Args:
-        class_name: the name of the compressor's class, with or without its package.
-        file: the file that names the compressor, for errors.
-        options: the file's options of the compressor, including ScyllaDB's dictionaries.
+    """Return the decompressor for the blocks of a compressor, by its class with or without the package. `file` names
+    it, with options that include ScyllaDB's dictionaries.
 
     Raises:
         Unsupported: the compressor is unknown.

@@ -1,4 +1,6 @@
-"""Infers the schema of SSTables, from the `schema.cql` of their snapshot or else from their headers."""
+"""Infers the schema of SSTables, from the `schema.cql` of their snapshot or else from their headers, and finds the
+columns of a header that the table no longer has.
+"""
 
 import posixpath
 import re
@@ -9,11 +11,16 @@ from uuid import UUID
 from writetime.schema.compatible import is_readable
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
-from writetime.schema.types import CqlType, CqlTypeError
+from writetime.schema.types import CqlType, CqlTypeError, Native, is_complex
 from writetime.storage.file_errors import MissingFile
 from writetime.storage.locations import Location, read_file
 from writetime.storage.statistics import Header, read_header
 
+# Every cell is older.
+_END_OF_TIME = (1 << 63) - 1
+# The schema's type and that of a file: values of one are values of the other, in the same bytes
+# (`AbstractType.isValueCompatibleWith`; `is_value_compatible_with` of ScyllaDB's types.cc).
+_COMPATIBLE = {("text", "ascii"), ("uuid", "timeuuid"), ("timestamp", "bigint"), ("bigint", "timestamp")}
 _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")
 
 
@@ -61,7 +68,7 @@ def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema
     """Add the columns that only headers have, as dropped after all their cells were written."""
     known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
     dropped = {
-        name: DroppedColumn(name, cql_type, static, (1 << 63) - 1)
+        name: DroppedColumn(name, cql_type, static, _END_OF_TIME)
         for header in headers
         for columns, static in ((header.static, True), (header.regular, False))
         for name, cql_type in columns
@@ -127,3 +134,49 @@ def _table_of(folder: str) -> tuple[str, str, UUID | None]:
         if match := _TABLE_FOLDER.fullmatch(parts[i]):
             return parts[i - 1], match["name"], UUID(match["id"])
     return "unknown", parts[-1] or "unknown", None
+
+
+def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[DroppedColumn, ...]:
+    """Return the columns of a file's header whose cells do not belong to a live column, with the types of the header:
+    those that were dropped, and those that were added again with another type or kind. Their cells are skipped.
+
+    All cells of a dropped column are void. In ScyllaDB, a column can be added again with another type, and a static
+    column as a regular one. Then the cells up to the drop are void, and newer cells with the old type are not expected.
+    ScyllaDB does not record whether a dropped column was static, so this is not compared.
+
+    Raises:
+        SchemaError: the schema lacks a column, or has it with another type but without a drop.
+    """
+    live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
+    dropped_at: dict[str, int] = {}
+    for d in schema.dropped:
+        dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, d.dropped_at))
+    former = []
+    for columns, static in ((header.static, True), (header.regular, False)):
+        for name, stored in columns:
+            known = live[static].get(name)
+            if (
+                known is not None
+                and is_complex(stored) == is_complex(known)
+                and is_readable(stored, known, _are_compatible)
+            ):
+                continue
+            if name in dropped_at:
+                again = name in live[True] or name in live[False]
+                former.append(DroppedColumn(name, stored, static, dropped_at[name] if again else _END_OF_TIME))
+            elif known is None:
+                kind = "static" if static else "regular"
+                raise SchemaError(
+                    f"{file}: {schema.full_name} has no {kind} column {name}, live or dropped: if it was dropped, the "
+                    "schema must include the time of the drop"
+                )
+            else:
+                fields = ", with other fields" if str(stored) == str(known) else ""
+                raise SchemaError(f"{file}: column {name} is stored as {stored}, not as {known}{fields}")
+    return tuple(former)
+
+
+def _are_compatible(stored: Native, known: Native) -> bool:
+    if known.name == "blob" and stored.fixed_length is None and stored.name != "counter":
+        return True
+    return stored == known or (known.name, stored.name) in _COMPATIBLE

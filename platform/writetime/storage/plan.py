@@ -119,7 +119,7 @@ class Plan:
     """The lines of one table: its key, then columns with one value per row, then the elements of its collections.
 
     `fields` are the requested fields of the change; None for all. `former` are the columns to skip, see
-    `former.former_columns`; by default those that were dropped and not added again.
+    `infer.former_columns`; by default those that were dropped and not added again.
     """
 
     def __init__(
@@ -250,11 +250,15 @@ class Buffers:
         lines = [line for plan in plans for line in plan.lines()]
         of_lines, of_tables = [self._of_line(line) for line in lines], [self._of_table(plan) for plan in plans]
         numbers: list[_Room] = [(len(lines) * L.COLUMN_FIELDS, np.int64), (len(plans) * L.TABLE_FIELDS, np.int64)]
+        clusterings = max((len(plan.clustering) for plan in plans), default=0)
+        numbers.append((4 * capacity + 4 * clusterings + 64, np.uint8))
         found = iter(rooms([*numbers, *(room for each in (*of_lines, *of_tables) for room in each.values())]))
         self.columns = next(found).reshape(len(lines), L.COLUMN_FIELDS)
         for line, numbers_of_line in zip(lines, self.columns, strict=True):
             numbers_of_line[:] = line.numbers()
         self.tables = next(found).reshape(len(plans), L.TABLE_FIELDS)
+        # The position at which the open range tombstone starts.
+        self.open_start = next(found)
         arrays = [{number: next(found) for number in each} for each in of_lines]
         self.arrays = {line.index: each for line, each in zip(lines, arrays, strict=True)}
         self.table_arrays = [{number: next(found) for number in each} for each in of_tables]
@@ -265,6 +269,11 @@ class Buffers:
             for number, array in self.table_arrays[i].items():
                 self.tables[i, number] = array.ctypes.data
             self._set_table(i, plan)
+        # The names by which commit logs refer to columns. They are kept, because the kernel has their addresses.
+        self._names = [(line, np.frombuffer(line.name.encode(), np.uint8)) for plan in plans for line in plan.stored()]
+        for line, name in self._names:
+            self.columns[line.index, L.NAME_ADDRESS] = name.ctypes.data
+            self.columns[line.index, L.NAME_LENGTH] = len(name)
         self._columns_at_start = self.columns.copy()
         self._tables_at_start = self.tables.copy()
 
@@ -284,11 +293,6 @@ class Buffers:
         numbers = self.tables[table]
         starts = self.table_arrays[table][L.FIRST_ROW][: int(numbers[L.PARTITIONS])]
         numbers[L.PARTITIONS], numbers[L.ROWS] = int(np.searchsorted(starts, rows)), rows
-
-    def set_name(self, index: int, name: np.ndarray) -> None:
-        """Set the name by which commit logs refer to a column. The caller must keep the array."""
-        for columns in (self.columns, self._columns_at_start):
-            columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 
     def _of_line(self, line: ColumnLayout) -> dict[int, _Room]:
         if not line.wanted:

@@ -38,7 +38,7 @@ import numpy as np
 from pyarrow import NativeFile, fs
 
 from writetime.core.counts import pluralize
-from writetime.storage.compressors import FAULTS, Decompressor, decompressor
+from writetime.storage.compressors import BadBlock, Decompressor, decompressor
 from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, TornTail, Unsupported
 from writetime.storage.locations import entries, open_file, read_file, resolve
 from writetime.storage.regular_files import irregular
@@ -243,11 +243,9 @@ class Segment:
             )
         body = np.empty(length, np.uint8)
         try:
-            done = compressor.decompress(data, body.data)
-        except FAULTS as e:
+            compressor.decompress(data, body.data)
+        except BadBlock as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
-        if done != length:
-            raise fault(self.path, logical, f"a section of {pluralize(length, 'byte')} has {done}")
         return body
 
     def _header(self, file: _Blocks) -> tuple[int, str | None]:
