@@ -90,11 +90,7 @@ class _BadEntry(Exception):
 
 
 def _each(convert: Callable[[_E], _R], entries: Iterable[_E]) -> list[_R]:
-    """Convert entries one by one.
-
-    Raises:
-        _BadEntry: one cannot be converted.
-    """
+    """Convert entries one by one, or raise `_BadEntry`."""
     found: list[_R] = []
     try:
         for entry in entries:
@@ -126,26 +122,24 @@ class BatchMaker:
         self._clustering = {
             field_name(c): line for c, line in zip(plan.schema.clustering, plan.clustering, strict=True)
         }
-        self._decoders: dict[int, Callable[[bytes], Any]] = {
+        self.decoders: dict[int, Callable[[bytes], Any]] = {
             line.index: decoder(line.type) for line in plan.lines() if _needs_python(line)
         }
         # Of values whose bytes are kept if decoding loses some of them.
-        self._exact = {
+        self.exact = {
             line.index: other_bytes(line.type)
             for stored in plan.stored()
             for line in (stored, *stored.children)
             if line.shape == L.SIMPLE and loses_parts(line.type)
         }
-        self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
+        self.encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
 
     def batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
         """Return the changes of a table in the buffers. Each record batch has at most `KEY_BYTES` of keys, or one row.
 
-        Raises:
-            CorruptFile: a value is invalid for its type. Then no batch is returned. The error has the offset of the
-                change.
+        If a value is invalid for its type, raise `CorruptFile` with the offset of the change, before the first batch.
         """
-        work = _Work(buffers, table, self.plan, self._decoders, exact=self._exact, encode=self._encode)
+        work = _Work(self, buffers, table)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
         except MemoryError:
@@ -160,11 +154,7 @@ class BatchMaker:
         return self._pieces(work, arrays, buffers.key_bytes(table))
 
     def sound_batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
-        """Return the changes like `batches`. At an invalid value, return the changes before it, then raise.
-
-        Raises:
-            CorruptFile: a value is invalid for its type.
-        """
+        """Return the changes like `batches`, but at an invalid value those before it, and raise `CorruptFile` then."""
         fault: _CorruptChange | None = None
         while buffers.tables[table, L.ROWS]:
             try:
@@ -226,28 +216,15 @@ def _needs_python(line: ColumnLayout) -> bool:
 class _Work:
     """One batch under construction."""
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        table: int,
-        plan: Plan,
-        decoders: dict[int, Callable[[bytes], Any]],
-        *,
-        exact: dict[int, Callable[[bytes | None, Any], bytes | None]],
-        encode: Callable[[Sequence[bytes | None], bytes], bytes] | None,
-    ) -> None:
+    def __init__(self, maker: BatchMaker, buffers: Buffers, table: int) -> None:
+        self._maker = maker
         self._arrays = buffers.arrays
-        self._table = buffers.tables[table].tolist()
         self._table_arrays = buffers.table_arrays[table]
-        self._decoders = decoders
-        self._exact = exact
-        self._encode = encode
         # The bytes of decoded values, by line, where decoding lost some.
         self._bytes: dict[int, pa.Array] = {}
         self._without_times: dict[int, tuple[pa.Array, pa.Array, pa.Array]] = {}
-        self._clustering_lengths = [line.numbers()[L.LENGTH] for line in plan.clustering]
-        self.rows = self._table[L.ROWS]
-        self.partitions = self._table[L.PARTITIONS]
+        self.rows = int(buffers.tables[table, L.ROWS])
+        self.partitions = int(buffers.tables[table, L.PARTITIONS])
         self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
         self._first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
         self._first_rows[self.partitions] = self.rows
@@ -326,23 +303,23 @@ class _Work:
 
     def _comparable(self, raw: bytes) -> bytes:
         """Encode a clustering key that the kernel left unchanged, after its terminator and the number of its values."""
-        assert self._encode is not None
+        assert self._maker.encode is not None
         count = int.from_bytes(raw[1:3], "big")
         values: list[bytes | None] = []
         p, header = 3, 0
-        for i in range(count):
+        for i, line in enumerate(self._maker.plan.clustering[:count]):
             if i % 32 == 0:
                 header, p = read_vint(raw, p)
             state = header >> (2 * (i % 32)) & 3
             if state:
                 values.append(None if state & 2 else b"")
                 continue
-            length = self._clustering_lengths[i]
-            if length < 0:
+            length = line.type.fixed_length
+            if length is None:
                 length, p = read_vint(raw, p)
             values.append(raw[p : p + length])
             p += length
-        return self._encode(values, {0x20: BEFORE, 0x38: AT, 0x60: AFTER}[raw[0]])
+        return self._maker.encode(values, {0x20: BEFORE, 0x38: AT, 0x60: AFTER}[raw[0]])
 
     def marker(self) -> pa.Array:
         state = self._table_arrays[L.MARKER_STATE][: self.rows]
@@ -361,15 +338,9 @@ class _Work:
         return pa.Array.from_buffers(MARKER, self.rows, [validity], children=children)
 
     def tombstone(self) -> pa.Array:
-        state = self._table_arrays[L.TOMBSTONE_STATE][: self.rows]
-        if not state.any():
-            return _NO_TOMBSTONE.times(self.rows)
-        validity = _validity(state, L.IS_PRESENT)
-        children = [
-            self.numbers(L.TOMBSTONE_WRITE_TIME, self.rows, pa.int64(), validity),
-            self.numbers(L.TOMBSTONE_DELETION_TIME, self.rows, pa.int64(), validity),
-        ]
-        return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
+        arrays = self._table_arrays
+        state = arrays[L.TOMBSTONE_STATE][: self.rows]
+        return _tombstones(state, L.IS_PRESENT, arrays[L.TOMBSTONE_WRITE_TIME], arrays[L.TOMBSTONE_DELETION_TIME])
 
     def origin(self, origin: Origin) -> pa.Array:
         source, node, file, captured_at = [constant.times(self.rows) for constant in origin.constants]
@@ -386,7 +357,8 @@ class _Work:
             return line.no_column.times(self.rows)
         arrow = line.no_column.type
         validity = _validity(state, L.IS_PRESENT)
-        tombstone = self._column_tombstone(line, state) if some & L.IS_TOMBSTONE else _NO_TOMBSTONE.times(self.rows)
+        arrays = self._arrays[line.index]
+        tombstone = _tombstones(state, L.IS_TOMBSTONE, arrays[L.WRITE_TIME], arrays[L.DELETION_TIME])
         if line.shape == L.COLLECTION:
             parts = self._elements(line, arrow.field("elements").type)
         else:
@@ -394,15 +366,6 @@ class _Work:
             cells = [self._cells(child, self.rows) for child in line.children]
             parts = pa.Array.from_buffers(fields, self.rows, [validity], children=cells)
         return pa.Array.from_buffers(arrow, self.rows, [validity], children=[tombstone, parts])
-
-    def _column_tombstone(self, line: ColumnLayout, state: np.ndarray) -> pa.Array:
-        validity = _validity(state, L.IS_TOMBSTONE)
-        arrays = self._arrays[line.index]
-        children = [
-            pa.Array.from_buffers(pa.int64(), self.rows, [validity, _buffer(arrays[number][: self.rows])])
-            for number in (L.WRITE_TIME, L.DELETION_TIME)
-        ]
-        return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
 
     def _elements(self, line: ColumnLayout, arrow: pa.DataType) -> pa.Array:
         offsets = self._arrays[line.index][L.OFFSETS][: self.rows + 1]
@@ -412,7 +375,7 @@ class _Work:
         if isinstance(line.type, Collection) and line.type.kind != "set":
             children.append(self.values(cell, count, offsets))
         children += self._times(cell, count, None)
-        children += [self._bytes_of(each, count) for each in (path, cell) if each.index in self._exact]
+        children += [self._bytes_of(each, count) for each in (path, cell) if each.index in self._maker.exact]
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
         # A missing column has no elements. The struct around it distinguishes it from an empty one.
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
@@ -426,7 +389,7 @@ class _Work:
             children = self._counters(line, self._times(line, count, validity))
         else:
             children = [self.values(line, count), *self._times(line, count, validity)]
-            if line.index in self._exact:
+            if line.index in self._maker.exact:
                 children.append(self._bytes_of(line, count))
         return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
 
@@ -476,7 +439,7 @@ class _Work:
         state, some = self._state(line, count)
         if not some & L.HAS_VALUE:
             return line.no_value.times(count)
-        if line.index in self._decoders:
+        if line.index in self._maker.decoders:
             return self._decoded(line, state, arrow, elements)
         validity = _validity(state, L.HAS_VALUE)
         if L.OFFSETS in arrays:
@@ -498,7 +461,7 @@ class _Work:
     def _decoded(
         self, line: ColumnLayout, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None
     ) -> pa.Array:
-        decode = self._decoders[line.index]
+        decode = self._maker.decoders[line.index]
         arrays = self._arrays[line.index]
         count = len(state)
         offsets = arrays[L.OFFSETS][: count + 1].tolist()
@@ -511,8 +474,8 @@ class _Work:
         parts = [content[start:end] if has else None for (start, end), has in places]
         try:
             values = _each(lambda part: None if part is None else decode(part), parts)
-            if line.index in self._exact:
-                found = list(map(self._exact[line.index], parts, values))
+            if line.index in self._maker.exact:
+                found = list(map(self._maker.exact[line.index], parts, values))
                 self._bytes[line.index] = pa.array(found, pa.binary())
             try:
                 return pa.array(values, arrow)
@@ -529,6 +492,16 @@ class _Work:
         if line.key:
             return int(self._first_rows[entry])
         return entry if elements is None else int(np.searchsorted(elements, entry, "right")) - 1
+
+
+def _tombstones(state: np.ndarray, bit: int, *times: np.ndarray) -> pa.Array:
+    """Return the tombstones of the entries with a bit, by their write times and deletion times."""
+    count = len(state)
+    if not np.bitwise_or.reduce(state) & bit:
+        return _NO_TOMBSTONE.times(count)
+    validity = _validity(state, bit)
+    children = [pa.Array.from_buffers(pa.int64(), count, [validity, _buffer(each[:count])]) for each in times]
+    return pa.Array.from_buffers(TOMBSTONE, count, [validity], children=children)
 
 
 def _validity(state: np.ndarray, bit: int) -> pa.Buffer | None:

@@ -86,11 +86,7 @@ class Folder:
 
     @staticmethod
     def at(address: str, seen: Seen | None = None) -> "Folder":
-        """Return the folder at a path or URI, which may not exist.
-
-        Raises:
-            Transient, StorageError: the store cannot be reached.
-        """
+        """Return the folder at a path or URI, which may not exist. The errors are those of `locations.resolve`."""
         filesystem, path = resolve(address)
         return Folder(address, filesystem, path.rstrip("/") or path, seen)
 
@@ -164,9 +160,5 @@ class Folder:
         return {name: info for name, info in zip(names, found, strict=True) if info.type in _FILES}
 
     def read(self, name: str) -> bytes:
-        """Read the file at a relative path.
-
-        Raises:
-            MissingFile: there is no such file.
-        """
+        """Read the file at a relative path, or raise `MissingFile`."""
         return read_file(self.filesystem, posixpath.join(self.path, name))

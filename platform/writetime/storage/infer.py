@@ -78,10 +78,8 @@ def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema
 
 
 def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema:
-    """Return the schema from the headers of a table's SSTables together.
-
-    Raises:
-        SchemaError: the SSTables are of different tables.
+    """Return the schema from the headers of a table's SSTables together. Raise `SchemaError` if these are of different
+    tables.
     """
     location, first = headers[0]
     static: dict[str, CqlType] = {}

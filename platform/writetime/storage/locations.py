@@ -3,9 +3,8 @@
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from pyarrow import NativeFile, fs
 
@@ -14,20 +13,11 @@ from writetime.core.outages import is_outage
 from writetime.storage.file_errors import CorruptFile, MissingFile, StorageError, Unsupported
 from writetime.storage.regular_files import open_regular
 
+_INDEXES = {"big": {"Index.db"}, "bti": {"Partitions.db", "Rows.db"}}
 # The components that a reader uses. Cassandra and its indexes write others, such as Filter.db and SAI+ba+GroupMeta.db.
 # An index that is created or dropped later changes them, and the TOC of a snapshot, which is a hard link.
-_READ = frozenset(
-    {
-        "CRC.db",
-        "CompressionInfo.db",
-        "Data.db",
-        "Digest.crc32",
-        "Index.db",
-        "Partitions.db",
-        "Rows.db",
-        "Scylla.db",
-        "Statistics.db",
-    }
+_READ = {"CRC.db", "CompressionInfo.db", "Data.db", "Digest.crc32", "Scylla.db", "Statistics.db"}.union(
+    *_INDEXES.values()
 )
 # While a node writes SSTables into a folder, Cassandra keeps a log of the transaction there (`LogFile`), and ScyllaDB
 # a temporary TOC (`sstable_version_constants::TEMPORARY_TOC_SUFFIX`).
@@ -36,8 +26,6 @@ _COPY_AGAIN = (
     "if it is being copied or written, run this again later; otherwise copy the SSTable again, with all of its files"
 )
 _TEMPORARY_TOC = "TOC.txt.tmp"
-_INDEXES = {"big": ("Index.db",), "bti": ("Partitions.db", "Rows.db")}
-
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
 
@@ -54,29 +42,18 @@ class Features:
 
 _M = Features()
 _N = Features(max_compressed_length=True, metadata_checksum=True)
-_O = Features(
-    max_compressed_length=True,
-    metadata_checksum=True,
-    unsigned_deletion_time=True,
-    compact_partition_deletion=True,
-)
+_O = replace(_N, unsigned_deletion_time=True, compact_partition_deletion=True)
 # BigFormat.BigVersion and BtiFormat.BtiVersion of Cassandra; sstables/version.hh of ScyllaDB (md, me, ms, mt).
 FEATURES: dict[tuple[str, str], Features] = {
     ("big", "mc"): _M,
     ("big", "md"): _M,
     ("big", "me"): _M,
-    ("big", "ms"): Features(index="Partitions.db"),
-    ("big", "mt"): Features(index="Partitions.db"),
+    ("big", "ms"): replace(_M, index="Partitions.db"),
+    ("big", "mt"): replace(_M, index="Partitions.db"),
     ("big", "na"): _N,
     ("big", "nb"): _N,
     ("big", "oa"): _O,
-    ("bti", "da"): Features(
-        max_compressed_length=True,
-        metadata_checksum=True,
-        unsigned_deletion_time=True,
-        compact_partition_deletion=True,
-        index="Partitions.db",
-    ),
+    ("bti", "da"): replace(_O, index="Partitions.db"),
 }
 
 
@@ -104,30 +81,12 @@ class Location:
         return exists(self.filesystem, self.path(component))
 
     def read(self, component: str) -> bytes:
-        """Read a whole component.
-
-        Raises:
-            MissingFile: there is none.
-        """
+        """Read a whole component, or raise `MissingFile`."""
         return read_file(self.filesystem, self.path(component))
 
 
-_T = TypeVar("_T")
-
-
-def _open(path: str, opened: Callable[[], _T]) -> _T:
-    try:
-        return opened()
-    except FileNotFoundError:
-        raise MissingFile(f"{path} does not exist") from None
-
-
 def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        MissingFile: there is none.
-    """
+    """Read a whole file. The errors are those of `open_file`."""
     with open_file(filesystem, path) as file:
         return file.read()
 
@@ -139,11 +98,14 @@ def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
         MissingFile: there is none.
         NotRegular: it is on a local disk, and a link, a pipe, a device, a socket or a folder.
     """
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        return _open(path, lambda: filesystem.open_input_file(path))
-    with _open(path, lambda: open_regular(path)) as file:
-        # pyarrow opens only paths. This one is that of the file that is open, whatever has its name now.
-        return filesystem.open_input_file(f"/dev/fd/{file.fileno()}")
+    try:
+        if not isinstance(filesystem, fs.LocalFileSystem):
+            return filesystem.open_input_file(path)
+        with open_regular(path) as file:
+            # pyarrow opens only paths. This one is that of the file that is open, whatever has its name now.
+            return filesystem.open_input_file(f"/dev/fd/{file.fileno()}")
+    except FileNotFoundError:
+        raise MissingFile(f"{path} does not exist") from None
 
 
 def without_secrets(address: str) -> str:
@@ -184,10 +146,8 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | None:
-    """Split the path of a component into its SSTable and the component's name; None if it is not a component.
-
-    Raises:
-        Unsupported: a version of the format that is not supported.
+    """Split the path of a component into its SSTable and the component's name; None if it is not a component. Raise
+    `Unsupported` if its version of the format is not supported.
     """
     folder, _, name = path.rpartition("/")
     match = _NAME.match(name)
@@ -268,7 +228,7 @@ def find_sstables(path: str) -> Iterator[Location]:
 def _require_received(location: Location, present: set[str]) -> None:
     # A node writes one of the two: the first if the data is compressed.
     lacking = set() if {"CompressionInfo.db", "CRC.db"} & present else {"CompressionInfo.db"}
-    lacking |= {"Data.db", "Statistics.db", *_INDEXES[location.format]} - present
+    lacking |= ({"Data.db", "Statistics.db"} | _INDEXES[location.format]) - present
     if lacking:
         raise MissingFile(f"{location.path(min(lacking))} is missing, and so is TOC.txt of its SSTable: {_COPY_AGAIN}")
 

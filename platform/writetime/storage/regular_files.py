@@ -15,14 +15,14 @@ from typing import BinaryIO
 from writetime.core.counts import pluralize
 from writetime.storage.file_errors import StorageError
 
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISCHR, "a device"),
-)
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
 _BLOCK_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ class NotRegular(StorageError):
     """A file that is not a regular one. The text has its path and its kind, and the remedy."""
 
     def __init__(self, path: str, mode: int) -> None:
-        kind = next((name for matches, name in _KINDS if matches(mode)), "a file of an unknown kind")
+        kind = _KINDS.get(stat.S_IFMT(mode), "a file of an unknown kind")
         super().__init__(f"{path} is {kind}, not a regular file: move it away, or put the file itself there")
 
 

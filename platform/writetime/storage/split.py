@@ -25,12 +25,8 @@ from writetime.storage.row_index import Blocks, read_blocks
 
 @dataclass(frozen=True)
 class Cut:
-    """A place between partitions, or between the rows of one.
-
-    Attributes:
-        offset: the offset in the uncompressed data.
-        partition: the offset of the partition, if the place is between its rows.
-        open: write time and deletion time of the range tombstone that is open there, if there is one.
+    """A place between partitions, or between the rows of one: its offset in the uncompressed data, the offset of the
+    partition if it is between its rows, and the write and deletion time of the range tombstone that is open there.
     """
 
     offset: int
@@ -53,10 +49,8 @@ def cuts(
     bounds: tuple[int, int],
     target_bytes: int,
 ) -> Iterator[Cut]:
-    """Yield places between two offsets. Each is the first at least `target_bytes` after the previous one.
-
-    Raises:
-        CorruptFile: the row index of a large partition cannot be read.
+    """Yield places between two offsets. Each is the first at least `target_bytes` after the previous one. The errors
+    are those of `read_blocks`.
     """
     positions = index.positions
     start, end = bounds

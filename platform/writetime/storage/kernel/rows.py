@@ -1,9 +1,9 @@
-"""Reads rows with their clustering keys, and writes them as changes with their positions.
+"""Reads the elements of a partition in order, rows and bounds of range tombstones, and writes them as changes.
 
 Source: `UnfilteredSerializer`, `ClusteringPrefix`, `Columns`.
 """
 
-# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba
+# ruff: noqa: F403, F405, PLR0917, PLR1714 (the layout is a list of names, all of them used here; numba
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
@@ -91,7 +91,7 @@ def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 
 @inlined
-def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
+def _position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
     """Write the terminator and the number of values. A clustering key that Python encodes follows them."""
     if T[t, ENCODE_POSITION] == 0:
         store8(out, terminator)
@@ -102,7 +102,7 @@ def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) 
 
 
 @inlined
-def position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
+def _position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
     """Write the end of a position that the kernel encodes itself."""
     if T[t, ENCODE_POSITION] != 0:
         store8(out, terminator)
@@ -209,7 +209,7 @@ def _body(
 
 
 @inlined
-def commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
+def _commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
     """Count the change that was just written."""
     t = W[TABLE]
     row = T[t, ROWS]
@@ -260,7 +260,7 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
 
 
 @compiled
-def deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
+def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
     """Write the fields of a range or partition tombstone, except its position."""
     t = W[TABLE]
     row = T[t, ROWS]
@@ -277,8 +277,8 @@ def partition_tombstone(
 ) -> None:
     """Write a partition deletion as a change."""
     t = W[TABLE]
-    deletion_change(W, T, C, write_time, deletion_time)
-    commit_change(W, T, 3, at, T[t, POSITION_BYTES] + T[t, POSITION_USED], T[t, END_BYTES] + T[t, END_USED])
+    _deletion_change(W, T, C, write_time, deletion_time)
+    _commit_change(W, T, 3, at, T[t, POSITION_BYTES] + T[t, POSITION_USED], T[t, END_BYTES] + T[t, END_USED])
 
 
 @compiled
@@ -300,12 +300,12 @@ def read_static_row(
     if error == 0 and says != 0:
         out = T[t, POSITION_BYTES] + T[t, POSITION_USED]
         store8(out, 0x18)
-        commit_change(W, T, 1, at, out + 1, T[t, END_BYTES] + T[t, END_USED])
+        _commit_change(W, T, 1, at, out + 1, T[t, END_BYTES] + T[t, END_USED])
     return p, error
 
 
 @inlined
-def read_row(
+def _read_row(
     W: np.ndarray,
     T: np.ndarray,
     C: np.ndarray,
@@ -324,11 +324,11 @@ def read_row(
     _clear(T, C, t, row)
     out = T[t, POSITION_BYTES] + T[t, POSITION_USED]
     count = T[t, CLUSTERINGS]
-    out = position_head(T, t, out, 0x38, count)
+    out = _position_head(T, t, out, 0x38, count)
     p, out, error = read_clustering(T, C, t, p, end, count, row, out)
     if error != 0:
         return p, error
-    out = position_tail(T, t, out, 0x38)
+    out = _position_tail(T, t, out, 0x38)
     row_end = end
     if W[IS_SSTABLE] != 0:
         size, p = read_vint(p, end)
@@ -342,7 +342,86 @@ def read_row(
     if W[IS_SSTABLE] != 0 and p != row_end:
         return p, BAD_ROW_SIZE
     if says != 0:
-        commit_change(W, T, 0, at, out, T[t, END_BYTES] + T[t, END_USED])
+        _commit_change(W, T, 0, at, out, T[t, END_BYTES] + T[t, END_USED])
     else:
         _forget_clustering(T, C, t, row)
     return p, 0
+
+
+@compiled
+def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: int) -> tuple:
+    """Read a range tombstone's bound or boundary. The range that it closes becomes a change."""
+    t = W[TABLE]
+    if end - p < 3:
+        return end + 1, TRUNCATED
+    kind = load8(p)
+    count = load16(p + 1)
+    p += 3
+    # ClusteringPrefix.Kind: 0 excl. end, 1 incl. start, 2 boundary of those, 5 incl. end with excl. start, 6, 7 alone.
+    if kind > 7 or kind == 3 or kind == 4:
+        return at, BAD_BOUND
+    closes = kind == 0 or kind == 2 or kind == 5 or kind == 6
+    opens = kind == 1 or kind == 2 or kind == 5 or kind == 7
+    terminator = 0x20 if kind < 3 else 0x60
+    start = T[t, END_BYTES] + T[t, END_USED]
+    out = _position_head(T, t, start, terminator, count)
+    p, out, error = read_clustering(T, C, t, p, end, count, -1, out)
+    if error != 0:
+        return p, error
+    out = _position_tail(T, t, out, terminator)
+    if W[IS_SSTABLE] != 0:
+        size, p = read_vint(p, end)
+        body_end = skip(p, size, end)
+        if body_end > end:
+            return body_end, TRUNCATED
+        _, p = read_vint(p, end)
+    if closes != (W[OPEN] != 0):
+        return at, BAD_BOUND
+    if closes:
+        delta, p = read_vint(p, end)
+        write_time = W[MIN_WRITE_TIME] + delta
+        delta, p = read_vint(p, end)
+        deletion_time = deletion_time_of(W, delta)
+        if p <= end:
+            if write_time != W[OPEN_WRITE_TIME] or deletion_time != W[OPEN_DELETION_TIME]:
+                return at, BAD_BOUND
+            if W[OPEN] == 1:
+                _deletion_change(W, T, C, write_time, deletion_time)
+                position = T[t, POSITION_BYTES] + T[t, POSITION_USED]
+                copy(position, W[OPEN_BYTES], W[OPEN_LENGTH])
+                _commit_change(W, T, 2, at, position + W[OPEN_LENGTH], out)
+            W[OPEN] = 0
+    if opens:
+        delta, p = read_vint(p, end)
+        W[OPEN_WRITE_TIME] = W[MIN_WRITE_TIME] + delta
+        delta, p = read_vint(p, end)
+        W[OPEN_DELETION_TIME] = deletion_time_of(W, delta)
+        W[OPEN_LENGTH] = out - start
+        copy(W[OPEN_BYTES], start, out - start)
+        W[OPEN] = 1
+    return p, 0 if p <= end else TRUNCATED
+
+
+@inlined
+def read_unfiltered(
+    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
+) -> tuple:
+    """Read one row, bound, or the end of the partition; return the address after it, and 0 or an error."""
+    at = p
+    if p >= end:
+        return end + 1, TRUNCATED
+    flags = load8(p)
+    p += 1
+    if flags & END_OF_PARTITION != 0:
+        if W[OPEN] != 0:
+            return at, BAD_BOUND
+        W[IN_PARTITION] = 0
+        return p, 0
+    if flags & EXTENDED != 0:
+        if p >= end:
+            return end + 1, TRUNCATED
+        # A static row can only be the first row. Other flags here are those of shadowable deletions.
+        return at, BAD_FLAGS if load8(p) & EXTENDED_STATIC != 0 else SHADOWABLE
+    if flags & IS_MARKER != 0:
+        return _bound(W, T, C, at, p, end)
+    return _read_row(W, T, C, header, present, at, p, end, flags)

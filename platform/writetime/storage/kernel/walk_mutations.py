@@ -9,8 +9,7 @@ from writetime.storage.kernel.cells import deletion_time_of
 from writetime.storage.kernel.layout import *
 from writetime.storage.kernel.memory import columns, compiled, load8, load64, numbers, tables
 from writetime.storage.kernel.primitives import read_vint, skip, token_at
-from writetime.storage.kernel.rows import begin_partition, partition_tombstone, read_static_row
-from writetime.storage.kernel.unfiltered import read_unfiltered
+from writetime.storage.kernel.rows import begin_partition, partition_tombstone, read_static_row, read_unfiltered
 
 # UnfilteredRowIteratorSerializer's flags.
 _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10

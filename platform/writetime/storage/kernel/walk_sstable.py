@@ -20,8 +20,13 @@ from writetime.storage.kernel.memory import (
     tables,
 )
 from writetime.storage.kernel.primitives import read_vint, skip, token_at
-from writetime.storage.kernel.rows import begin_partition, partition_tombstone, read_clustering, read_static_row
-from writetime.storage.kernel.unfiltered import read_unfiltered
+from writetime.storage.kernel.rows import (
+    begin_partition,
+    partition_tombstone,
+    read_clustering,
+    read_static_row,
+    read_unfiltered,
+)
 
 
 @inlined
