@@ -15,15 +15,15 @@ from types import ModuleType
 
 import numpy as np
 
-from writetime.storage import commitlog, index, plan, row_index, walker
+from writetime.storage import commitlog, index, plan, row_index, sstable
 from writetime.storage.kernel import trie
 from writetime.storage.kernel.primitives import token_at
 from writetime.storage.locations import Location
 from writetime.storage.segment import Section, Stretch
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_ROOM: tuple[ModuleType, ...] = (index, row_index, trie)
-_ROOMS: tuple[ModuleType, ...] = (commitlog, plan, walker)
+_ROOM: tuple[ModuleType, ...] = (commitlog, index, row_index, sstable, trie)
+_ROOMS: tuple[ModuleType, ...] = (commitlog, plan, sstable)
 _INDEXES = ("Index.db", "Partitions.db", "Rows.db")
 
 
@@ -107,6 +107,6 @@ def _run(outputs: list[Path], function: Callable[..., None], arguments: tuple[ob
 def read_beyond() -> None:
     """Read the byte after a guarded buffer: this ends the process, unless the guard does not work."""
     guard()
-    (buffer,) = walker.rooms([(100, np.uint8)])
+    (buffer,) = sstable.rooms([(100, np.uint8)])
     token_at(buffer.ctypes.data, 100)
     token_at(buffer.ctypes.data, 101)

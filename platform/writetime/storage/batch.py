@@ -285,7 +285,7 @@ class _Work:
 
     def positions(self) -> pa.Array:
         array = self.binary(L.POSITION_OFFSETS, L.POSITION_BYTES, self.rows)
-        if self._encode is None:
+        if self._maker.encode is None:
             return array
         fixed = {1: STATIC_POSITION, 3: PARTITION_POSITION}
         raw = zip(self._kinds.tolist(), array.to_pylist(), strict=True)
@@ -296,7 +296,7 @@ class _Work:
         if not is_range.any():
             return _NO_END.times(self.rows)
         array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
-        if self._encode is None:
+        if self._maker.encode is None:
             return array
         raw = array.to_pylist()
         return pa.array(_each(lambda end: None if end is None else self._comparable(end), raw), pa.binary())

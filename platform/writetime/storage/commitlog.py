@@ -274,11 +274,7 @@ class CommitLogReader:
         return unread, changes
 
     def _changes(self, table: int, origin: Origin) -> Iterator[_Change]:
-        """Return the changes of a table in the buffers.
-
-        Raises:
-            CorruptFile: a change has an invalid value. It is raised before the first change is returned.
-        """
+        """Return the changes of a table in the buffers. If one has an invalid value, raise `CorruptFile` at once."""
         schema = self._plans[table].schema
         batches = self._makers[table].batches(self._buffers, table, origin)
         return ((schema, batch) for batch in batches)
@@ -325,9 +321,7 @@ class CommitLogReader:
 
 def _mutations(segment: Segment, stretch: Stretch, bounds: tuple[int, int], found: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the starts and ends in a stretch of the mutations that end between two offsets. `found` is room for them.
-
-    Raises:
-        CorruptFile: a frame before the second offset is invalid.
+    Raise `CorruptFile` if a frame before the second offset is invalid.
     """
     start, until = bounds
     section = at = 0
@@ -351,10 +345,8 @@ def valid_index(segment: Segment) -> CdcIndex | None:
 
 
 def count_mutations(segment: Segment, until: int) -> int:
-    """Count the mutations that end at or before an offset, by their frames alone. Stop at an unfinished tail.
-
-    Raises:
-        MissingFile, CorruptFile, Unsupported: as in `CommitLogReader.read`.
+    """Count the mutations that end at or before an offset, by their frames alone. Stop at an unfinished tail. The other
+    errors are those of `CommitLogReader.read`.
     """
     found = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
     total = 0

@@ -38,10 +38,8 @@ class ChunkedFile(ABC):
 
     @abstractmethod
     def read(self, first: int, count: int, out: np.ndarray) -> int:
-        """Read `count` chunks from `first` on into `out`; return the number of bytes.
-
-        Raises:
-            CorruptFile: a chunk or the whole file does not match its checksum, or a chunk cannot be decompressed.
+        """Read `count` chunks from `first` on into `out`; return the number of bytes. Raise `CorruptFile` if a chunk or
+        the whole file does not match its checksum, or a chunk cannot be decompressed.
         """
 
     def _bytes(self, start: int, size: int) -> memoryview:
@@ -236,11 +234,7 @@ class PlainFile(ChunkedFile):
 
 
 def key_at(data: ChunkedFile, position: int) -> bytes:
-    """Return the serialised key of the partition that starts at a position.
-
-    Raises:
-        CorruptFile: no partition starts there, or its chunk is corrupt.
-    """
+    """Return the serialised key of the partition that starts at a position, or raise `CorruptFile`."""
     first = position // data.chunk_length
     last = (data.length - 1) // data.chunk_length
     offset = position - first * data.chunk_length
@@ -254,10 +248,8 @@ def key_at(data: ChunkedFile, position: int) -> bytes:
 
 
 def open_data(location: Location) -> ChunkedFile:
-    """Open the data file of an SSTable, compressed or not.
-
-    Raises:
-        MissingFile, CorruptFile, Unsupported: a component is missing or corrupt, or names an unsupported compressor.
+    """Open the data file of an SSTable, compressed or not. Raise `MissingFile`, `CorruptFile` or `Unsupported` if a
+    component is missing or corrupt, or names an unsupported compressor.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)
 
@@ -278,11 +270,8 @@ class Digest:
             self._read += 1
 
     def check(self, *, required: bool = False) -> None:
-        """Compare, if each chunk was read, and if there is a Digest.crc32 or it is required.
-
-        Raises:
-            CorruptFile: Digest.crc32 has another CRC32, or none.
-            MissingFile: Digest.crc32 does not exist, but is required.
+        """Compare, if each chunk was read, and if there is a Digest.crc32 or it is required. Raise `CorruptFile` if it
+        has another CRC32, or none, and `MissingFile` if it does not exist.
         """
         if self._read < self._chunks or not (required or self._location.exists("Digest.crc32")):
             return

@@ -38,11 +38,8 @@ class Shards:
 
 
 def decode(offsets: np.ndarray, content: np.ndarray) -> Shards:
-    """Decode contexts that the kernel has checked. A context without bytes has no shards.
-
-    Args:
-        offsets: the start of each context, and the end of the last one.
-        content: the bytes of all contexts.
+    """Decode contexts that the kernel has checked, by their bytes and their starts and the end of the last one. A
+    context without bytes has no shards.
     """
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     elements = np.zeros(len(starts), np.int64)

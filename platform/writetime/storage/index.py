@@ -40,20 +40,14 @@ _HASHED = 8
 
 @dataclass(frozen=True)
 class PartitionIndex:
-    """The start of each partition in the uncompressed data, ascending, and the place of its row index.
-
-    Attributes:
-        path: the file's name.
-        file: the bytes of the file.
-        root: the offset of the trie's root in the file; -1 for an Index.db.
-        positions: offsets in the data.
-        row_indexes: offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 if a partition has none.
-    """
+    """The start of each partition in the uncompressed data, ascending, and the place of its row index."""
 
     path: str
     file: np.ndarray
+    # The offset of the trie's root in the file; -1 for an Index.db.
     root: int
     positions: np.ndarray
+    # Offsets in the bytes of Index.db or Rows.db; -1 if a partition has no row index.
     row_indexes: np.ndarray
     rows: np.ndarray
     rows_path: str
@@ -61,12 +55,8 @@ class PartitionIndex:
     _place: list[int] = field(default_factory=lambda: [0, 0])
 
     def leads(self, partition: int, key: bytes) -> bool:
-        """Return whether the index has this key for the partition with this number.
-
-        An Index.db has the whole key. A trie has only a part of the token, and one byte of another hash.
-
-        Raises:
-            CorruptFile: a node of the trie is invalid.
+        """Return whether the index has this key for the partition with this number. An Index.db has the whole key. A
+        trie has only a part of the token, and one byte of another hash. Raise `CorruptFile` if a node is invalid.
         """
         if self.root < 0:
             number, at = self._place if partition >= self._place[0] else (0, 0)
@@ -87,10 +77,8 @@ class PartitionIndex:
 
 
 def read_index(location: Location) -> PartitionIndex:
-    """Read the index of an SSTable. If the SSTable has no index, return one without partitions.
-
-    Raises:
-        CorruptFile: the index cannot be read, or its positions do not increase.
+    """Read the index of an SSTable. If the SSTable has no index, return one without partitions. Raise `CorruptFile` if
+    the index cannot be read, or its positions do not increase.
     """
     component = location.features.index
     path = location.path(component)

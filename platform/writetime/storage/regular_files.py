@@ -75,12 +75,7 @@ def read_regular(path: str | Path) -> bytes:
 
 def copy_regular(path: Path, write: Callable[[bytes], object]) -> int:
     """Pass the content of a regular file to `write`, in blocks, and at most as many bytes as it has at the start.
-    Return that number.
-
-    Raises:
-        NotRegular: see `open_regular`.
-        StorageError: the file has become shorter.
-        OSError: it cannot be read.
+    Return that number. The errors are those of `open_regular`, and `StorageError` if the file has become shorter.
     """
     with open_regular(path) as file:
         size = left = os.fstat(file.fileno()).st_size

@@ -65,10 +65,8 @@ class Blocks:
 def read_blocks(
     location: Location, clustering: tuple[MarshalKey, ...], index: PartitionIndex, partition: int
 ) -> Blocks | None:
-    """Read the blocks of the partition with this number. Return None if it has no row index.
-
-    Raises:
-        CorruptFile: the row index cannot be read, or its offsets do not increase.
+    """Read the blocks of the partition with this number. Return None if it has no row index. Raise `CorruptFile` if the
+    row index cannot be read, or its offsets do not increase.
     """
     at = int(index.row_indexes[partition])
     if at < 0:

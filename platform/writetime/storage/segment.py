@@ -135,20 +135,18 @@ class Segment:
         return self.filesystem.get_file_info(self.path).size
 
     def cdc_index(self) -> CdcIndex | None:
-        """Return the `_cdc.idx` in the segment's folder. Return None if there is none, as outside `cdc_raw`.
-
-        Raises:
-            CorruptFile: the file is invalid.
+        """Return the `_cdc.idx` in the segment's folder. Return None if there is none, as outside `cdc_raw`. Raise
+        `CorruptFile` if it is invalid.
         """
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
             lines = read_file(self.filesystem, path).split()
         except MissingFile:
             return None
-        if not lines or not lines[0].isdigit() or len(lines[0]) > _DIGITS or lines[1:] not in ([], [b"COMPLETED"]):
+        if not lines:
             # The node truncates the file before it writes it, so a reader may find it empty.
-            if not lines:
-                return CdcIndex(0, completed=False)
+            return CdcIndex(0, completed=False)
+        if not lines[0].isdigit() or len(lines[0]) > _DIGITS or lines[1:] not in ([], [b"COMPLETED"]):
             raise CorruptFile(path, 0, "an offset was expected, and optionally COMPLETED in a second line")
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
@@ -283,11 +281,7 @@ class Segment:
 
 def find_segments(path: str) -> list[Segment]:
     """Return the segments at a path (a file, or a folder such as `cdc_raw`), in the order in which they were written.
-
-    Raises:
-        MissingFile: there is nothing at the path.
-        StorageError: a log file there is not named like a segment, has an unsupported version, or is not a regular
-            file.
+    The errors are those that `list_segments` raises and returns.
     """
     segments, refused = list_segments(path)
     for error in refused.values():
@@ -296,19 +290,16 @@ def find_segments(path: str) -> list[Segment]:
 
 
 def list_segments(path: str) -> tuple[list[Segment], dict[str, StorageError]]:
-    """Return the segments at a path like `find_segments`, and the reason why each other log file there is refused, by
-    its path. So a program that reads a whole folder does not stop at one file.
-
-    Raises:
-        MissingFile: there is nothing at the path.
+    """Return the segments at a path like `find_segments`, and why each other log file there is refused, by its path: it
+    is not named like a segment, has an unsupported version, or is not a regular file. So a program that reads a whole
+    folder does not stop at one file. Raise `MissingFile` if there is nothing at the path.
     """
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         raise MissingFile(f"{path} does not exist")
-    paths = [path]
-    if info.type == fs.FileType.Directory:
-        paths = [each for each in entries(filesystem, path) if each.endswith(".log")]
+    is_folder = info.type == fs.FileType.Directory
+    paths = [each for each in entries(filesystem, path) if each.endswith(".log")] if is_folder else [path]
     segments: list[Segment] = []
     refused: dict[str, StorageError] = {}
     for each in paths:

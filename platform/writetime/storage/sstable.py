@@ -1,5 +1,6 @@
 """Reads one SSTable as Arrow batches of changes: `for batch in SSTable(location).scan(): ...`."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -101,10 +102,7 @@ class SSTable:
 
         A piece is a range of uncompressed data, cut between partitions, and between rows of larger partitions. All
         pieces together give the changes of a scan of all data. There is only one piece without an index, and if only
-        the file as a whole has a checksum.
-
-        Raises:
-            CorruptFile: the index, or a key that it leads to, cannot be read.
+        the file as a whole has a checksum. Raise `CorruptFile` if the index, or a key that it leads to, cannot be read.
         """
         positions = self.index.positions
         if not len(positions):
@@ -131,10 +129,8 @@ class SSTable:
 
         Indexes have no checksums. An index that lacks a partition, or has a wrong position, must not hide a partition.
         This reads at most the last block of rows of the previous partition. After the last partition of the index there
-        may always be others, because a truncated Index.db looks like an index of fewer partitions.
-
-        Raises:
-            CorruptFile: the previous partition is not at its position in the index.
+        may always be others, because a truncated Index.db looks like an index of fewer partitions. Raise `CorruptFile`
+        if the previous partition is not at its position in the index.
         """
         before = int(self.index.positions[partition - 1])
         if not self.index.leads(partition - 1, key_at(self.data, before)):
@@ -152,14 +148,7 @@ class SSTable:
 
     def _search(self, wanted: int) -> int:
         """Return the number of the first partition whose token is at least `wanted`."""
-        low, high = 0, len(self.index.positions)
-        while low < high:
-            middle = (low + high) // 2
-            if self._token(middle) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(len(self.index.positions)), wanted, key=self._token)
 
     def _token(self, partition: int) -> int:
         """Return the token of the partition with this number. It is cached, because all searches begin with the same

@@ -80,8 +80,7 @@ def read_header(location: Location) -> Header:
         Unsupported: the partitioner is not Murmur3, a column has a type without a CQL name, or the order of columns is
             one that neither Cassandra nor ScyllaDB writes.
     """
-    path = location.path("Statistics.db")
-    components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
+    path, components = _components(location)
     for kind in (_VALIDATION, _HEADER):
         if kind not in components:
             raise CorruptFile(path, None, f"component {kind} is missing")
@@ -99,16 +98,13 @@ def read_header(location: Location) -> Header:
 
 
 def newest_write(location: Location) -> int:
-    """Return the newest time in an SSTable that a client or node gave to a write, in microseconds.
+    """Return the newest time in an SSTable that a client or node gave to a write, in microseconds. The errors are those
+    of `read_log_intervals`.
 
-    `StatsMetadata` begins with two histograms, each a number and that many pairs of 8 bytes. Then come the position in
-    the commit log (12 bytes), and the minimum and the maximum of the write times (8 bytes each).
-
-    Raises:
-        MissingFile, CorruptFile: Statistics.db is missing or corrupt.
+    In `StatsMetadata`, the histograms are followed by the position in the commit log (12 bytes), and the minimum and
+    the maximum of the write times (8 bytes each).
     """
-    path = location.path("Statistics.db")
-    components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
+    path, components = _components(location)
     stats = components.get(_STATS, b"")
     try:
         return struct.unpack_from(">q", stats, _after_histograms(stats) + 20)[0]
@@ -135,10 +131,9 @@ def read_log_intervals(location: Location) -> LogIntervals:
     Raises:
         MissingFile, CorruptFile: Statistics.db is missing or corrupt.
     """
-    path = location.path("Statistics.db")
-    data = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)[_STATS]
+    path, components = _components(location)
     try:
-        return _log_intervals(data)
+        return _log_intervals(components[_STATS])
     except (KeyError, struct.error, IndexError, ValueError) as e:
         raise CorruptFile(path, None, f"intervals of the commit log were expected: {e!r}") from None
 
@@ -188,7 +183,10 @@ def _as_in_rows(path: str, columns: Columns) -> Columns:
     )
 
 
-def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
+def _components(location: Location) -> tuple[str, dict[int, bytes]]:
+    """Return the path of Statistics.db, and its components by their kinds."""
+    path, data = location.path("Statistics.db"), location.read("Statistics.db")
+    checked = location.features.metadata_checksum
     crc_length = 4 if checked else 0
 
     def check(start: int, end: int, crc: int = 0) -> int:
@@ -217,7 +215,7 @@ def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
             raise CorruptFile(path, offset, "a component that is outside the file")
         check(offset, end - crc_length)
         components[kind] = data[offset : end - crc_length]
-    return components
+    return path, components
 
 
 class _Reader:

@@ -64,11 +64,7 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
 
 
 def require_format(avro: Mapping[str, Any]) -> None:
-    """Accept the Avro schema of changes only if their format is the one of this Writetime.
-
-    Raises:
-        WritetimeError: it has another format version, or none.
-    """
+    """Raise `WritetimeError` if the Avro schema of changes does not have the format version of this Writetime."""
     version = avro.get("format")
     if version != FORMAT_VERSION:
         has = "no format version, as before 0.1.0" if version is None else f"format version {version}"
@@ -146,11 +142,7 @@ class ChangeEncoder:
         self._header = header or single_object_header(self._avro)
 
     def encode(self, changes: pa.RecordBatch) -> pa.Array:
-        """Return the value of the message of each change.
-
-        Raises:
-            WritetimeError: a required field is null.
-        """
+        """Return the value of the message of each change, or raise `WritetimeError` if one lacks a required field."""
         return encode(changes.to_struct_array(), self._avro, self._header)
 
 

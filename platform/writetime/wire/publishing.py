@@ -79,7 +79,7 @@ class Sender:
         """Hand over a message; one without a value deletes the messages of its key in a compacted topic.
 
         Raises:
-            Transient: the client's queue is full, and the broker acknowledges nothing.
+            Transient: the client's queue is full, and the broker acknowledges nothing for a while.
             WritetimeError: it is refused, or an earlier one was.
         """
         while True:
@@ -93,11 +93,8 @@ class Sender:
         self.check()
 
     def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> None:
-        """Hand over many messages. If the client's queue is full, some are sent twice, the second time in order.
-
-        Raises:
-            Transient: the client's queue is full, and the broker acknowledges nothing.
-            WritetimeError: one is refused, or an earlier one was.
+        """Hand over many messages, with the errors of `produce`. If the client's queue is full, some are sent twice,
+        the second time in order.
         """
         messages: list[dict[str, Any]] = [
             {"value": value, "key": key, "partition": partition}
@@ -152,12 +149,7 @@ class Sender:
         return True
 
     def _wait_for_room(self) -> None:
-        """Wait until the broker has acknowledged half of the client's queue.
-
-        Raises:
-            Transient: it acknowledges nothing for a while.
-            WritetimeError: a message was refused.
-        """
+        """Wait until the broker has acknowledged half of the client's queue, with the errors of `produce`."""
         full = waiting = len(self._producer)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while waiting > full // 2:
@@ -236,10 +228,7 @@ class CompactedTopic(Generic[T]):
 
     def read_on(self) -> list[tuple[int, T]]:
         """Return the last message of each key since the last call, in order, with their offsets; nothing if there is no
-        such topic.
-
-        Raises:
-            WritetimeError: the topic cannot be read.
+        such topic. Raise `WritetimeError` if it cannot be read.
         """
         try:
             end = end_offsets(self._settings, self._name, [0])[0]
@@ -305,10 +294,8 @@ class SchemaTopic:
         return None if found is None else found.avro
 
     def read_on(self) -> None:
-        """Read the messages since the last call. A message without a value deletes the schema of its key.
-
-        Raises:
-            WritetimeError: the topic cannot be read.
+        """Read the messages since the last call, or raise `WritetimeError`. A message without a value deletes the
+        schema of its key.
         """
         with self._reading:
             for offset, (key, avro) in self._topic.read_on():

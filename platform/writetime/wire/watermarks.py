@@ -83,22 +83,18 @@ class LandingPosition:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The report of one step of `follow` after landing.
+    """The report of one step of `follow` after landing."""
 
-    Args:
-        behind_since: since when it is behind (seconds since 1970, 0 if it is not).
-        rows: how many rows it has done.
-        batch: how many of them in the last batch.
-        delay: the seconds from when there was something to do until the last batch had done it.
-        fault: why its last attempt failed, if it did.
-        unexpected: whether rows were not as the table's entry expects them.
-    """
-
+    # Seconds since 1970, 0 if it is not behind.
     behind_since: Seconds = 0.0
+    # All rows that it has done, and those of the last batch.
     rows: int = 0
     batch: int = 0
+    # The seconds from when there was something to do until the last batch had done it.
     delay: float = 0.0
+    # Why its last attempt failed.
     fault: str | None = None
+    # Whether rows were not as the table's entry expects them.
     unexpected: bool = False
 
 
@@ -198,10 +194,8 @@ class WatermarkTopic:
         return self._topic.skipped
 
     def read(self) -> Sources:
-        """Return the last message of each source, by its name. A message without a value deletes it.
-
-        Raises:
-            WritetimeError: the topic cannot be read.
+        """Return the last message of each source, by its name, or raise `WritetimeError`. A message without a value
+        deletes the one before.
         """
         with self._reading:
             found = [message for _, message in self._topic.read_on()]
@@ -228,12 +222,8 @@ def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | L
 
 
 def retire(settings: Settings, source: str) -> None:
-    """Record that a source, by its name, sends no more changes: nothing waits for it any longer.
-
-    An agent that publishes its changes makes it count again.
-
-    Raises:
-        WritetimeError: no agent has ever reported this source.
+    """Record that a source, by its name, sends no more changes: nothing waits for it any longer. An agent that
+    publishes its changes makes it count again. Raise `WritetimeError` if no agent has ever reported the source.
     """
     known = WatermarkTopic(settings).read()
     if source not in known:

@@ -6,10 +6,9 @@ ScyllaDB writes the same format. `layout` defines the numbers that control the r
 # ruff: noqa: F403, F405, PLR0917, SIM102, SIM110 (the layout is a list of names, all of them used here; numba
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
-import numpy as np
-
 from writetime.storage.kernel.layout import *
 from writetime.storage.kernel.memory import (
+    Lines,
     compiled,
     copy,
     inlined,
@@ -32,7 +31,7 @@ _CELL_DELETED, _CELL_EXPIRING, _CELL_EMPTY, _CELL_ROW_TIMESTAMP, _CELL_ROW_TTL =
 
 
 @inlined
-def deletion_time_of(W: np.ndarray, delta: int) -> int:
+def deletion_time_of(W: Lines, delta: int) -> int:
     """Return a deletion time. Newer versions write it unsigned, up to the year 2106; older versions write it signed."""
     value = (W[MIN_DELETION_TIME] + delta) & 0xFFFFFFFF
     if W[UNSIGNED_DELETION_TIME] == 0 and value >= 0x80000000:
@@ -41,7 +40,7 @@ def deletion_time_of(W: np.ndarray, delta: int) -> int:
 
 
 @inlined
-def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
+def store_value(C: Lines, c: int, i: int, p: int, length: int) -> int:
     """Write value `i` of a column; return 0 or an error."""
     form = C[c, FORM]
     if form == BYTES:
@@ -88,7 +87,7 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
 
 
 @inlined
-def store_part(C: np.ndarray, c: int, i: int, p: int, length: int, is_value: bool) -> int:
+def store_part(C: Lines, c: int, i: int, p: int, length: int, is_value: bool) -> int:
     """Write entry `i` of a column without times: a value, or null. Return 0 or an error."""
     state = 0
     if is_value:
@@ -119,16 +118,7 @@ def _is_counter(p: int, length: int) -> bool:
 
 @inlined
 def read_cell(
-    W: np.ndarray,
-    C: np.ndarray,
-    c: int,
-    i: int,
-    shape: int,
-    p: int,
-    end: int,
-    row_time: int,
-    row_ttl: int,
-    row_expiry: int,
+    W: Lines, C: Lines, c: int, i: int, shape: int, p: int, end: int, row_time: int, row_ttl: int, row_expiry: int
 ) -> tuple:
     """Read one cell of column `c` into entry `i`. A cell of a UDT goes to the entry of the field that its path names,
     and a cell of a collection becomes the next element.
@@ -219,15 +209,15 @@ def read_cell(
 
 
 @compiled
-def _path(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
+def _path(C: Lines, c: int, i: int, p: int, length: int) -> int:
     error = store_part(C, c, i, p, length, length > 0 or C[c, EMPTY_IS_VALUE] != 0)
     return BAD_PATH if error == BAD_LENGTH else error
 
 
 @compiled
 def read_complex(
-    W: np.ndarray,
-    C: np.ndarray,
+    W: Lines,
+    C: Lines,
     c: int,
     row: int,
     p: int,

@@ -7,8 +7,9 @@ address`.
 import hashlib
 import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -45,6 +46,8 @@ def inlined(function: Any) -> Any:
     return compiled(function, forceinline=True)
 
 
+# What type checkers see of `Numbers`.
+Lines: TypeAlias = np.ndarray
 _I8_POINTER = ir.IntType(8).as_pointer()
 
 
@@ -127,8 +130,8 @@ copy = _copier()
 class Numbers(types.Type):
     """A table of int64 numbers with lines of `width`, or a plain sequence of them if that is 0.
 
-    It is indexed and annotated like an array, but is only an address. An array has nine words that each call copies,
-    and it checks for negative indices at each access.
+    It is indexed like an array, and annotated as `Lines`, but is only an address. An array has nine words that each
+    call copies, and it checks for negative indices at each access.
     """
 
     def __init__(self, width: int) -> None:

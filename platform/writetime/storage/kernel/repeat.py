@@ -7,15 +7,8 @@ from writetime.storage.kernel.memory import compiled, copy, load_native32, store
 
 @compiled
 def repeat_values(counts: int, offsets: int, values: int, partitions: int, out_offsets: int, out: int) -> None:
-    """Write each value once per row of its partition to `out`, and its ends to `out_offsets`.
-
-    Args:
-        counts: address of the number of rows of each partition (int32).
-        offsets: address of the int32 offsets of the partitions' values.
-        values: address of their bytes.
-        partitions: the number of partitions.
-        out_offsets: address for an int32 per row.
-        out: address for the bytes.
+    """Write each value once per row of its partition to `out`, and its ends (int32) to `out_offsets`. The addresses are
+    those of the numbers of rows (int32), of the offsets of the partitions' values (int32), and of their bytes.
     """
     end = 0
     for partition in range(partitions):

@@ -11,6 +11,7 @@ import numpy as np
 from writetime.storage.kernel.cells import deletion_time_of, read_cell, read_complex, store_part
 from writetime.storage.kernel.layout import *
 from writetime.storage.kernel.memory import (
+    Lines,
     compiled,
     copy,
     inlined,
@@ -25,7 +26,7 @@ from writetime.storage.kernel.primitives import encode_comparable, read_vint, sk
 
 
 @inlined
-def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
+def _clear(T: Lines, C: Lines, t: int, row: int) -> None:
     """Mark each column of a new change as missing."""
     for c in range(T[t, FIRST], T[t, LAST]):
         if C[c, WANTED] != 0:
@@ -37,7 +38,7 @@ def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 
 @inlined
-def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
+def read_clustering(T: Lines, C: Lines, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
     """Read `count` clustering values. Write them to their columns if `row` >= 0, and as a position to `out` if that is
     not 0.
 
@@ -82,7 +83,7 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
 
 
 @compiled
-def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
+def _forget_clustering(T: Lines, C: Lines, t: int, row: int) -> None:
     """Remove the clustering values of a row without effect (all of its cells are void)."""
     first = T[t, FIRST]
     for c in range(first, first + T[t, CLUSTERINGS]):
@@ -91,7 +92,7 @@ def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 
 @inlined
-def _position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
+def _position_head(T: Lines, t: int, out: int, terminator: int, count: int) -> int:
     """Write the terminator and the number of values. A clustering key that Python encodes follows them."""
     if T[t, ENCODE_POSITION] == 0:
         store8(out, terminator)
@@ -102,7 +103,7 @@ def _position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int)
 
 
 @inlined
-def _position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
+def _position_tail(T: Lines, t: int, out: int, terminator: int) -> int:
     """Write the end of a position that the kernel encodes itself."""
     if T[t, ENCODE_POSITION] != 0:
         store8(out, terminator)
@@ -141,15 +142,7 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
 
 @inlined
 def _body(
-    W: np.ndarray,
-    T: np.ndarray,
-    C: np.ndarray,
-    header: np.ndarray,
-    present: np.ndarray,
-    p: int,
-    end: int,
-    flags: int,
-    static: bool,
+    W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, p: int, end: int, flags: int, static: bool
 ) -> tuple:
     """Read a row after its clustering key and size. Return the address after it, whether it has any effect, and 0 or an
     error.
@@ -209,7 +202,7 @@ def _body(
 
 
 @inlined
-def _commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
+def _commit_change(W: Lines, T: Lines, kind: int, at: int, position_end: int, range_end: int) -> None:
     """Count the change that was just written."""
     t = W[TABLE]
     row = T[t, ROWS]
@@ -223,7 +216,7 @@ def _commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_en
 
 
 @compiled
-def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
+def begin_partition(W: Lines, T: Lines, C: Lines) -> int:
     """Write the current key as a partition of the batch; return 0 or an error."""
     t = W[TABLE]
     i = T[t, PARTITIONS]
@@ -260,7 +253,7 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
 
 
 @compiled
-def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
+def _deletion_change(W: Lines, T: Lines, C: Lines, write_time: int, deletion_time: int) -> None:
     """Write the fields of a range or partition tombstone, except its position."""
     t = W[TABLE]
     row = T[t, ROWS]
@@ -272,9 +265,7 @@ def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: in
 
 
 @compiled
-def partition_tombstone(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, write_time: int, deletion_time: int
-) -> None:
+def partition_tombstone(W: Lines, T: Lines, C: Lines, at: int, write_time: int, deletion_time: int) -> None:
     """Write a partition deletion as a change."""
     t = W[TABLE]
     _deletion_change(W, T, C, write_time, deletion_time)
@@ -283,15 +274,7 @@ def partition_tombstone(
 
 @compiled
 def read_static_row(
-    W: np.ndarray,
-    T: np.ndarray,
-    C: np.ndarray,
-    header: np.ndarray,
-    present: np.ndarray,
-    at: int,
-    p: int,
-    end: int,
-    flags: int,
+    W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, at: int, p: int, end: int, flags: int
 ) -> tuple:
     """Read a static row's body. A row without effect becomes no change."""
     t = W[TABLE]
@@ -306,15 +289,7 @@ def read_static_row(
 
 @inlined
 def _read_row(
-    W: np.ndarray,
-    T: np.ndarray,
-    C: np.ndarray,
-    header: np.ndarray,
-    present: np.ndarray,
-    at: int,
-    p: int,
-    end: int,
-    flags: int,
+    W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, at: int, p: int, end: int, flags: int
 ) -> tuple:
     """Read a row, beginning with its clustering key. `end` is the end of the data. Return the address after the row,
     and 0 or an error.
@@ -349,7 +324,7 @@ def _read_row(
 
 
 @compiled
-def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: int) -> tuple:
+def _bound(W: Lines, T: Lines, C: Lines, at: int, p: int, end: int) -> tuple:
     """Read a range tombstone's bound or boundary. The range that it closes becomes a change."""
     t = W[TABLE]
     if end - p < 3:
@@ -403,9 +378,7 @@ def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: in
 
 
 @inlined
-def read_unfiltered(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
-) -> tuple:
+def read_unfiltered(W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, p: int, end: int) -> tuple:
     """Read one row, bound, or the end of the partition; return the address after it, and 0 or an error."""
     at = p
     if p >= end:

@@ -21,17 +21,9 @@ def trie_payloads(
 ) -> np.ndarray:
     """Return the 4 bits (first row) and the offset (second row) of each payload below a root, in the order of the keys.
 
-    Time and memory are at most proportional to the number of bytes within the bounds.
-
-    Args:
-        data: the file.
-        root: the offset of the root node.
-        count: the number of payloads.
-        path: the file's name.
-        bounds: the start and end of the part of the file with the trie's nodes; None for the whole file.
-
-    Raises:
-        CorruptFile: nodes are invalid, shared or outside the bounds, or there are not `count` payloads.
+    `bounds` are the start and end of the part of the file (`path`) with the trie's nodes, by default the whole file.
+    Time and memory are at most proportional to their distance. Raise `CorruptFile` if nodes are invalid, shared or
+    outside the bounds, or there are not `count` payloads.
     """
     start, end = bounds or (0, len(data))
     if not start <= root < end or not 0 < count <= end - start:
@@ -53,10 +45,7 @@ def trie_leaf(data: np.ndarray, root: int, key: bytes, path: str) -> tuple[int, 
     """Return the 4 bits and the offset of the payload that a key leads to; None if the trie has no path for the key.
 
     A leaf has only the bytes of its key that distinguish it from other keys. The bits are 0 if the key ends before a
-    leaf.
-
-    Raises:
-        CorruptFile: a node is invalid; `path` is the file's name.
+    leaf. Raise `CorruptFile` for the file `path` if a node is invalid.
     """
     wanted = np.frombuffer(key, np.uint8)
     node = int(_leaf(data.ctypes.data, len(data), root, wanted))

@@ -7,7 +7,7 @@ import numpy as np
 
 from writetime.storage.kernel.cells import deletion_time_of
 from writetime.storage.kernel.layout import *
-from writetime.storage.kernel.memory import columns, compiled, load8, load64, numbers, tables
+from writetime.storage.kernel.memory import Lines, columns, compiled, load8, load64, numbers, tables
 from writetime.storage.kernel.primitives import read_vint, skip, token_at
 from writetime.storage.kernel.rows import begin_partition, partition_tombstone, read_static_row, read_unfiltered
 
@@ -26,9 +26,7 @@ def _same_bytes(p: int, q: int, length: int) -> bool:
 
 
 @compiled
-def _names(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
-) -> tuple:
+def _names(W: Lines, T: Lines, C: Lines, t: int, static: bool, header: Lines, base: int, p: int, end: int) -> tuple:
     """Read an update's column names. Return the address after them, their number, and 0 or an error.
 
     The static and regular columns share the header. The regular ones begin at `base`.
@@ -65,7 +63,7 @@ def _names(
 
 
 @compiled
-def _find_table(T: np.ndarray, count: int, p: int, guess: int) -> int:
+def _find_table(T: Lines, count: int, p: int, guess: int) -> int:
     high = load64(p)
     low = load64(p + 8)
     if T[guess, ID_HIGH] == high and T[guess, ID_LOW] == low:
@@ -77,9 +75,7 @@ def _find_table(T: np.ndarray, count: int, p: int, guess: int) -> int:
 
 
 @compiled
-def _update(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
-) -> tuple:
+def _update(W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, p: int, end: int) -> tuple:
     """Read one `PartitionUpdate`; return the address after it, and 0 or an error."""
     at = p
     if end - p < 16:

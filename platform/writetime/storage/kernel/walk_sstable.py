@@ -7,6 +7,7 @@ import numpy as np
 
 from writetime.storage.kernel.layout import *
 from writetime.storage.kernel.memory import (
+    Lines,
     columns,
     compiled,
     copy,
@@ -30,7 +31,7 @@ from writetime.storage.kernel.rows import (
 
 
 @inlined
-def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: int) -> int:
+def _unfiltered_end(W: Lines, T: Lines, C: Lines, p: int, end: int) -> int:
     """Return where an SSTable's row or bound ends, without reading it; beyond `end` if that is outside the window."""
     if p >= end:
         return end + 1
@@ -56,9 +57,7 @@ def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: in
 
 
 @compiled
-def _sstable_partition(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
-) -> tuple:
+def _sstable_partition(W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, p: int, end: int) -> tuple:
     """Read a partition's key, deletion and static row; return the address after them, and 0, MORE or an error."""
     at = p
     if end - p < 2:
@@ -130,7 +129,7 @@ def _sstable_partition(
 
 
 @compiled
-def _at_stop(W: np.ndarray) -> int:
+def _at_stop(W: Lines) -> int:
     """Return the result at the end of the split: MORE if a range tombstone that was opened in the split continues, an
     error if the place is not the expected one, else DONE.
     """
