@@ -16,8 +16,8 @@ from writetime.storage.file_errors import MissingFile
 from writetime.storage.locations import Location, read_file
 from writetime.storage.statistics import Header, read_header
 
-# Every cell is older.
-_END_OF_TIME = (1 << 63) - 1
+# No cell is older than the first time, and every cell is older than the second one.
+NO_TIME, END_OF_TIME = -(1 << 63), (1 << 63) - 1
 # The schema's type and that of a file: values of one are values of the other, in the same bytes
 # (`AbstractType.isValueCompatibleWith`; `is_value_compatible_with` of ScyllaDB's types.cc).
 _COMPATIBLE = {("text", "ascii"), ("uuid", "timeuuid"), ("timestamp", "bigint"), ("bigint", "timestamp")}
@@ -68,7 +68,7 @@ def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema
     """Add the columns that only headers have, as dropped after all their cells were written."""
     known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
     dropped = {
-        name: DroppedColumn(name, cql_type, static, _END_OF_TIME)
+        name: DroppedColumn(name, cql_type, static, END_OF_TIME)
         for header in headers
         for columns, static in ((header.static, True), (header.regular, False))
         for name, cql_type in columns
@@ -134,6 +134,14 @@ def _table_of(folder: str) -> tuple[str, str, UUID | None]:
     return "unknown", parts[-1] or "unknown", None
 
 
+def last_drops(schema: TableSchema) -> dict[str, int]:
+    """Return when each column was last dropped."""
+    found: dict[str, int] = {}
+    for d in schema.dropped:
+        found[d.name] = max(d.dropped_at, found.get(d.name, NO_TIME))
+    return found
+
+
 def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[DroppedColumn, ...]:
     """Return the columns of a file's header whose cells do not belong to a live column, with the types of the header:
     those that were dropped, and those that were added again with another type or kind. Their cells are skipped.
@@ -146,9 +154,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
         SchemaError: the schema lacks a column, or has it with another type but without a drop.
     """
     live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
-    dropped_at: dict[str, int] = {}
-    for d in schema.dropped:
-        dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, d.dropped_at))
+    dropped_at = last_drops(schema)
     former = []
     for columns, static in ((header.static, True), (header.regular, False)):
         for name, stored in columns:
@@ -161,7 +167,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
                 continue
             if name in dropped_at:
                 again = name in live[True] or name in live[False]
-                former.append(DroppedColumn(name, stored, static, dropped_at[name] if again else _END_OF_TIME))
+                former.append(DroppedColumn(name, stored, static, dropped_at[name] if again else END_OF_TIME))
             elif known is None:
                 kind = "static" if static else "regular"
                 raise SchemaError(

@@ -4,52 +4,41 @@ from collections.abc import Collection as Names
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from writetime.changes.model import cell_type, column_type, field_name, udt_fields
+from writetime.changes.model import cell_type, column_type, element_types, field_name, udt_fields
 from writetime.core.arrow import Constant
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
+from writetime.storage.infer import END_OF_TIME, NO_TIME, last_drops
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel import primitives as P
 from writetime.storage.kernel.allocate import rooms
 
-_FORMS = {
-    "bigint": L.FIXED8,
-    "boolean": L.BOOLEAN,
-    "counter": L.COUNTER,
-    "date": L.DATE,
-    "double": L.FIXED8,
-    "float": L.FIXED4,
-    "int": L.FIXED4,
-    "smallint": L.FIXED2,
-    "time": L.FIXED8,
-    "timestamp": L.FIXED8,
-    "timeuuid": L.UUID_TEXT,
-    "tinyint": L.FIXED1,
-    "uuid": L.UUID_TEXT,
+# By the native type: the form of output values, and the method that makes clustering values comparable. Python decodes
+# and compares others.
+_NATIVES = {
+    "ascii": (L.BYTES, P.COMPARE_BYTES),
+    "bigint": (L.FIXED8, P.COMPARE_BIGINT),
+    "blob": (L.BYTES, P.COMPARE_BYTES),
+    "boolean": (L.BOOLEAN, P.COMPARE_BOOLEAN),
+    "counter": (L.COUNTER, P.COMPARE_OTHER),
+    "date": (L.DATE, P.COMPARE_PLAIN),
+    "double": (L.FIXED8, P.COMPARE_FLOAT),
+    "float": (L.FIXED4, P.COMPARE_FLOAT),
+    "inet": (L.BYTES, P.COMPARE_BYTES),
+    "int": (L.FIXED4, P.COMPARE_SIGNED),
+    "smallint": (L.FIXED2, P.COMPARE_SIGNED),
+    "text": (L.BYTES, P.COMPARE_BYTES),
+    "time": (L.FIXED8, P.COMPARE_PLAIN),
+    "timestamp": (L.FIXED8, P.COMPARE_SIGNED),
+    "timeuuid": (L.UUID_TEXT, P.COMPARE_TIMEUUID),
+    "tinyint": (L.FIXED1, P.COMPARE_SIGNED),
+    "uuid": (L.UUID_TEXT, P.COMPARE_UUID),
 }
-_COMPARE = {
-    "ascii": P.COMPARE_BYTES,
-    "bigint": P.COMPARE_BIGINT,
-    "blob": P.COMPARE_BYTES,
-    "boolean": P.COMPARE_BOOLEAN,
-    "date": P.COMPARE_PLAIN,
-    "double": P.COMPARE_FLOAT,
-    "float": P.COMPARE_FLOAT,
-    "inet": P.COMPARE_BYTES,
-    "int": P.COMPARE_SIGNED,
-    "smallint": P.COMPARE_SIGNED,
-    "text": P.COMPARE_BYTES,
-    "time": P.COMPARE_PLAIN,
-    "timestamp": P.COMPARE_SIGNED,
-    "timeuuid": P.COMPARE_TIMEUUID,
-    "tinyint": P.COMPARE_SIGNED,
-    "uuid": P.COMPARE_UUID,
-}
-NO_TIME = -(1 << 63)
 _TEXTS = ("text", "ascii", "blob", "empty")
 
 
@@ -68,14 +57,23 @@ class ColumnLayout:
     static: bool = False
     dropped_at: int = NO_TIME
     former: bool = False
-    compare: int = 0
     reverse: bool = False
     children: list["ColumnLayout"] = field(default_factory=list)
 
     @property
     def form(self) -> int:
         """The form of the output values; `BYTES` if Python decodes them."""
-        return _FORMS.get(self.type.name, L.BYTES) if isinstance(self.type, Native) else L.BYTES
+        return self._native[0]
+
+    @property
+    def compare(self) -> int:
+        """The method that makes values of a clustering column comparable."""
+        return self._native[1]
+
+    @property
+    def _native(self) -> tuple[int, int]:
+        name = self.type.name if isinstance(self.type, Native) else ""
+        return _NATIVES.get(name, (L.BYTES, P.COMPARE_OTHER))
 
     @cached_property
     def no_value(self) -> Constant:
@@ -133,21 +131,20 @@ class Plan:
         self.start = self._next = first
         self._fields = fields
         self.key = [
-            self._add(ColumnLayout(c.name, c.type, 0, cells=False, wanted=self._wants(c), key=True))
-            for c in schema.partition_key
+            self._add(c.name, c.type, cells=False, wanted=self._wants(c), key=True) for c in schema.partition_key
         ]
         self.first = self._next
-        self.clustering = [self._clustering(c) for c in schema.clustering]
-        dropped_at: dict[str, int] = {}
-        for d in schema.dropped:
-            dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, NO_TIME))
+        self.clustering = [
+            self._add(c.name, c.type, cells=False, wanted=self._wants(c), reverse=c.reversed) for c in schema.clustering
+        ]
+        dropped_at = last_drops(schema)
         self.columns: dict[str, ColumnLayout] = {}
         for columns, static in ((schema.static, True), (schema.regular, False)):
             for column in storage_order(columns):
                 at = dropped_at.get(column.name, NO_TIME)
                 self.columns[column.name] = self._column(column, static, at, wanted=self._wants(column))
         if former is None:
-            former = [replace(d, dropped_at=(1 << 63) - 1) for d in schema.dropped if d.name not in self.columns]
+            former = [replace(d, dropped_at=END_OF_TIME) for d in schema.dropped if d.name not in self.columns]
         # By kind and name.
         self._former: dict[tuple[bool, str], ColumnLayout] = {}
         for d in former:
@@ -166,10 +163,6 @@ class Plan:
         """Whether the kernel writes positions. It does not if a clustering column has a type that Python encodes."""
         return all(line.compare != P.COMPARE_OTHER for line in self.clustering)
 
-    def wants(self, name: str) -> bool:
-        """Return whether a field of the change is requested."""
-        return self._fields is None or name in self._fields
-
     def stored(self) -> list[ColumnLayout]:
         """The lines of all static and regular columns, including former ones."""
         return [*self.columns.values(), *self._former.values()]
@@ -187,54 +180,35 @@ class Plan:
         return [(self._former.get(kind) or self.columns[kind[1]]).index for kind in kinds]
 
     def _wants(self, column: Column) -> bool:
-        return self.wants(field_name(column))
+        return self._fields is None or field_name(column) in self._fields
 
-    def _add(self, line: ColumnLayout) -> ColumnLayout:
-        line.index = self._next
+    def _add(self, name: str, cql_type: CqlType, **options: Any) -> ColumnLayout:
+        line = ColumnLayout(name, cql_type, self._next, **options)
         self._next += 1
         return line
-
-    def _clustering(self, column: Column) -> ColumnLayout:
-        compare = (
-            _COMPARE.get(column.type.name, P.COMPARE_OTHER) if isinstance(column.type, Native) else P.COMPARE_OTHER
-        )
-        line = ColumnLayout(column.name, column.type, 0, cells=False, compare=compare, reverse=column.reversed)
-        line.wanted = self._wants(column)
-        return self._add(line)
 
     def _column(
         self, column: Column, static: bool, dropped_at: int, *, wanted: bool, former: bool = False
     ) -> ColumnLayout:
-        line = ColumnLayout(
-            column.name, column.type, 0, static=static, dropped_at=dropped_at, former=former, wanted=wanted
-        )
-        self._add(line)
-        if is_complex(column.type):
-            line.shape = L.COLLECTION if isinstance(column.type, Collection) else L.UDT
-            line.cells = False
-            if line.shape == L.UDT:
-                line.children = [self._child(line, name, t) for name, t in udt_fields(column.type)]
+        options = {"static": static, "dropped_at": dropped_at, "former": former, "wanted": wanted}
+        if not is_complex(column.type):
+            return self._add(column.name, column.type, **options)
+        shape = L.COLLECTION if isinstance(column.type, Collection) else L.UDT
+        line = self._add(column.name, column.type, shape=shape, cells=False, **options)
+        if shape == L.UDT:
+            line.children = [self._child(line, name, t) for name, t in udt_fields(column.type)]
         return line
 
     def _child(self, parent: ColumnLayout, name: str, cql_type: CqlType, *, cells: bool = True) -> ColumnLayout:
-        child = ColumnLayout(
-            name, cql_type, 0, cells=cells, dropped_at=parent.dropped_at, wanted=parent.wanted, part=True
-        )
-        child.former = parent.former
-        return self._add(child)
+        options = {"dropped_at": parent.dropped_at, "former": parent.former, "wanted": parent.wanted}
+        return self._add(name, cql_type, cells=cells, part=True, **options)
 
     def _elements(self, line: ColumnLayout) -> None:
         assert isinstance(line.type, Collection)
-        match line.type.kind, line.type.arguments:
-            case "list", (element,):
-                path, value = Native("timeuuid"), element
-            case "set", (element,):
-                path, value = element, Native("empty")
-            case _, (path, value):
-                pass
-            case _:
-                raise AssertionError(line.type)
-        line.children = [self._child(line, "value", value), self._child(line, "path", path, cells=False)]
+        parts = dict(element_types(line.type))
+        # The elements of a set have no value.
+        value = self._child(line, "value", parts.get("value", Native("empty")))
+        line.children = [value, self._child(line, "path", parts["path"], cells=False)]
 
 
 # The number of entries of an array, and their type.
