@@ -1,11 +1,11 @@
 """Builds Arrow batches of changes from the kernel's output."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,30 +78,6 @@ def _bits(flags: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
-_E = TypeVar("_E")
-_R = TypeVar("_R")
-
-
-class _BadEntry(Exception):
-    """An entry that cannot be converted, with its number. Its cause has the reason."""
-
-    def __init__(self, entry: int) -> None:
-        self.entry = entry
-
-
-def _each(convert: Callable[[_E], _R], entries: Iterable[_E]) -> list[_R]:
-    """Convert entries one by one, or raise `_BadEntry`."""
-    found: list[_R] = []
-    try:
-        for entry in entries:
-            found.append(convert(entry))
-    except MemoryError:
-        raise
-    except Exception as e:
-        raise _BadEntry(len(found)) from e
-    return found
-
-
 class _CorruptChange(CorruptFile):
     """A change with an invalid value, with its number among the changes of its table in the buffers."""
 
@@ -139,35 +115,47 @@ class BatchMaker:
 
         If a value is invalid for its type, raise `CorruptFile` with the offset of the change, before the first batch.
         """
-        work = _Work(self, buffers, table)
         try:
-            arrays = [self._array(work, name, origin) for name in self.schema.names]
+            work = _Work(self, buffers, table)
+            arrays = self._arrays(work, origin)
         except MemoryError:
             raise
-        except _BadEntry as e:
-            offset, key = work.place_of(e.entry)
-            named = f"{self.plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
-            raise _CorruptChange(origin.file, offset, f"{named}: {reason_of(e.__cause__ or e)}", e.entry) from e
         except Exception as e:
-            # An invalid value of one table must affect only that table's changes.
-            raise CorruptFile(origin.file, None, f"{self.plan.schema.full_name}: {reason_of(e)}") from e
+            raise self._fault(buffers, table, origin, e) from e
         return self._pieces(work, arrays, buffers.key_bytes(table))
+
+    def _fault(self, buffers: Buffers, table: int, origin: Origin, error: Exception) -> CorruptFile:
+        """Return the error of the first change that cannot be converted. It is found by halving the changes."""
+        numbers = buffers.tables[table].copy()
+        sound, faulty = 0, int(numbers[L.ROWS])
+        while faulty - sound > 1:
+            middle = (sound + faulty) // 2
+            buffers.cut(table, middle)
+            try:
+                self._arrays(_Work(self, buffers, table), origin)
+            except MemoryError:
+                raise
+            except Exception as e:
+                faulty, error = middle, e
+            else:
+                sound = middle
+        buffers.tables[table] = numbers
+        offset, key = _Work(self, buffers, table).place_of(sound)
+        named = f"{self.plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
+        return _CorruptChange(origin.file, offset, f"{named}: {reason_of(error)}", sound)
 
     def sound_batches(self, buffers: Buffers, table: int, origin: Origin) -> Iterator[pa.RecordBatch]:
         """Return the changes like `batches`, but at an invalid value those before it, and raise `CorruptFile` then."""
-        fault: _CorruptChange | None = None
-        while buffers.tables[table, L.ROWS]:
-            try:
-                found = self.batches(buffers, table, origin)
-            except _CorruptChange as e:
-                # A column that is converted later may have an invalid value in an earlier change.
-                fault = e
-                buffers.cut(table, e.row)
-                continue
-            yield from found
-            break
-        if fault is not None:
-            raise fault
+        if not buffers.tables[table, L.ROWS]:
+            return
+        try:
+            found = self.batches(buffers, table, origin)
+        except _CorruptChange as fault:
+            buffers.cut(table, fault.row)
+            if fault.row:
+                yield from self.batches(buffers, table, origin)
+            raise
+        yield from found
 
     def _pieces(self, work: "_Work", arrays: list[pa.Array], key_bytes: int) -> Iterator[pa.RecordBatch]:
         if not arrays:
@@ -181,6 +169,9 @@ class BatchMaker:
                 for array, is_key in zip(arrays, are_keys, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(piece, schema=self.schema)
+
+    def _arrays(self, work: "_Work", origin: Origin) -> list[pa.Array]:
+        return [self._array(work, name, origin) for name in self.schema.names]
 
     def _array(self, work: "_Work", name: str, origin: Origin) -> pa.Array:
         """Return a field of all changes. If it belongs to the key, return the values of all partitions."""
@@ -226,8 +217,7 @@ class _Work:
         self.rows = int(buffers.tables[table, L.ROWS])
         self.partitions = int(buffers.tables[table, L.PARTITIONS])
         self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
-        self._first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
-        self._first_rows[self.partitions] = self.rows
+        self._first_rows = np.append(self._table_arrays[L.FIRST_ROW][: self.partitions], np.int32(self.rows))
         self._row_counts = np.diff(self._first_rows)
 
     def _state(self, line: ColumnLayout, count: int) -> tuple[np.ndarray, int]:
@@ -288,8 +278,8 @@ class _Work:
         if self._maker.encode is None:
             return array
         fixed = {1: STATIC_POSITION, 3: PARTITION_POSITION}
-        raw = zip(self._kinds.tolist(), array.to_pylist(), strict=True)
-        return pa.array(_each(lambda r: fixed[r[0]] if r[0] in fixed else self._comparable(r[1]), raw), pa.binary())
+        pairs = zip(self._kinds.tolist(), array.to_pylist(), strict=True)
+        return pa.array([fixed.get(kind) or self._comparable(raw) for kind, raw in pairs], pa.binary())
 
     def ends(self) -> pa.Array:
         is_range = self._kinds == 2
@@ -298,8 +288,7 @@ class _Work:
         array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
         if self._maker.encode is None:
             return array
-        raw = array.to_pylist()
-        return pa.array(_each(lambda end: None if end is None else self._comparable(end), raw), pa.binary())
+        return pa.array([None if end is None else self._comparable(end) for end in array.to_pylist()], pa.binary())
 
     def _comparable(self, raw: bytes) -> bytes:
         """Encode a clustering key that the kernel left unchanged, after its terminator and the number of its values."""
@@ -371,9 +360,9 @@ class _Work:
         offsets = self._arrays[line.index][L.OFFSETS][: self.rows + 1]
         count = int(offsets[self.rows])
         cell, path = line.children
-        children = [self.values(path, count, offsets)]
+        children = [self.values(path, count)]
         if isinstance(line.type, Collection) and line.type.kind != "set":
-            children.append(self.values(cell, count, offsets))
+            children.append(self.values(cell, count))
         children += self._times(cell, count, None)
         children += [self._bytes_of(each, count) for each in (path, cell) if each.index in self._maker.exact]
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
@@ -432,15 +421,15 @@ class _Work:
             self._without_times[count] = _NO_TTL.times(count), _NO_TIME.times(count), _IS_NO_TOMBSTONE.times(count)
         return self._without_times[count]
 
-    def values(self, line: ColumnLayout, count: int, elements: np.ndarray | None = None) -> pa.Array:
-        """Return the values of a line, with null where there is none. `elements`: the first element of each change."""
+    def values(self, line: ColumnLayout, count: int) -> pa.Array:
+        """Return the values of a line, with null where there is none."""
         arrow = line.no_value.type
         arrays = self._arrays[line.index]
         state, some = self._state(line, count)
         if not some & L.HAS_VALUE:
             return line.no_value.times(count)
         if line.index in self._maker.decoders:
-            return self._decoded(line, state, arrow, elements)
+            return self._decoded(line, state, arrow)
         validity = _validity(state, L.HAS_VALUE)
         if L.OFFSETS in arrays:
             offsets = arrays[L.OFFSETS][: count + 1]
@@ -458,9 +447,7 @@ class _Work:
         """Return the bytes of the values of a line that `values` has returned, where decoding lost some."""
         return self._bytes.get(line.index, _NO_BYTES.times(count))
 
-    def _decoded(
-        self, line: ColumnLayout, state: np.ndarray, arrow: pa.DataType, elements: np.ndarray | None
-    ) -> pa.Array:
+    def _decoded(self, line: ColumnLayout, state: np.ndarray, arrow: pa.DataType) -> pa.Array:
         decode = self._maker.decoders[line.index]
         arrays = self._arrays[line.index]
         count = len(state)
@@ -472,26 +459,11 @@ class _Work:
             has_value = has_value * (self._row_counts > 0)
         places = zip(pairwise(offsets), has_value.tolist(), strict=True)
         parts = [content[start:end] if has else None for (start, end), has in places]
-        try:
-            values = _each(lambda part: None if part is None else decode(part), parts)
-            if line.index in self._maker.exact:
-                found = list(map(self._maker.exact[line.index], parts, values))
-                self._bytes[line.index] = pa.array(found, pa.binary())
-            try:
-                return pa.array(values, arrow)
-            except MemoryError:
-                raise
-            except Exception:
-                _each(lambda value: pa.array([value], arrow), values)
-                raise
-        except _BadEntry as e:
-            raise _BadEntry(self._change_of(line, e.entry, elements)) from e.__cause__
-
-    def _change_of(self, line: ColumnLayout, entry: int, elements: np.ndarray | None) -> int:
-        """Return the number of the change that has a line's entry."""
-        if line.key:
-            return int(self._first_rows[entry])
-        return entry if elements is None else int(np.searchsorted(elements, entry, "right")) - 1
+        values = [None if part is None else decode(part) for part in parts]
+        if line.index in self._maker.exact:
+            found = list(map(self._maker.exact[line.index], parts, values))
+            self._bytes[line.index] = pa.array(found, pa.binary())
+        return pa.array(values, arrow)
 
 
 def _tombstones(state: np.ndarray, bit: int, *times: np.ndarray) -> pa.Array:
