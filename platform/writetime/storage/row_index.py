@@ -36,11 +36,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from writetime.schema.types import MarshalKey
+from writetime.schema.values import read_vint
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.index import PartitionIndex, signed
 from writetime.storage.kernel.allocate import room
 from writetime.storage.kernel.memory import compiled, load8, load16, load32, load64, load_int32
-from writetime.storage.kernel.primitives import read_vint, skip
+from writetime.storage.kernel.primitives import read_vint as vint_at
+from writetime.storage.kernel.primitives import skip
 from writetime.storage.kernel.trie import trie_payloads
 from writetime.storage.locations import Location
 
@@ -74,42 +76,52 @@ def read_blocks(
     features = location.features
     rows, path = index.rows, index.rows_path
     address, length = rows.ctypes.data, len(rows)
-    # The number of blocks, and the start and end of the blocks or the root of their trie.
-    head = room(3, np.int64)
-    if features.index == "Index.db":
-        _big_head(address, length, at, features.compact_partition_deletion, head)
+    is_big = features.index == "Index.db"
+    fault = CorruptFile(path, at, "an index of the rows of a partition was expected, with offsets that grow")
+    # The numbers before the blocks have at most 39 bytes.
+    head = rows[at : at + 39].tobytes()
+    try:
+        count, start, end = _big_head(head, features.compact_partition_deletion) if is_big else _bti_head(head)
+    except IndexError:
+        raise fault from None
+    if is_big:
+        if not start <= end <= length - at:
+            raise fault
         # A block has at least 5 bytes: two clustering keys, an offset, a width, and a flag.
-        blocks = min(max(int(head[0]), 0), length // 5)
+        blocks = min(count, length // 5)
         found = room(4 * blocks, np.int64).reshape(4, blocks)
         lengths = np.array([-1 if (n := k.components[0].fixed_length) is None else n for k in clustering], np.int64)
-        sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
+        first, last = address + at + start, address + at + end
+        sound = _big_blocks(first, last, lengths, features.unsigned_deletion_time, found)
     else:
-        _bti_head(address, length, at, head)
         # The trie also has the end of the partition. Its nodes are between the previous entry and this one, so reading
         # all tries takes no longer than reading the file.
-        bounds = _entry_before(index.row_indexes, partition), at
-        payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path, bounds)
+        bounds = int(index.row_indexes[:partition].max(initial=0)), at
+        payloads = trie_payloads(rows, at + start, count + 1, path, bounds)
         found = room(4 * payloads.shape[1], np.int64).reshape(4, payloads.shape[1])
         sound = _bti_blocks(address, length, payloads, features.unsigned_deletion_time, found)
         found = found[:, :-1]
     if not sound or not found.size or found[0, 0] <= 0 or (np.diff(found[0]) <= 0).any():
-        raise CorruptFile(path, at, "an index of the rows of a partition was expected, with offsets that grow")
+        raise fault
     return Blocks(found[0], found[1] != 0, found[2], found[3])
 
 
-@compiled
-def _big_head(address: int, length: int, at: int, compact_deletion: bool, head: np.ndarray) -> None:
-    end = address + length
-    size, p = read_vint(address + at, end)
-    limit = skip(p, size, end)
-    _, p = read_vint(p, limit)
-    if limit <= end and p < limit:
-        p += 1 if compact_deletion and load8(p) == 0x80 else 12
-        count, p = read_vint(p, limit)
-        if p <= limit:
-            head[0] = count
-            head[1] = p - address
-            head[2] = limit - address
+def _big_head(data: bytes, compact_deletion: bool) -> tuple[int, int, int]:
+    """Return the number of blocks, and the offsets at which they start and end."""
+    size, p = read_vint(data, 0)
+    end = p + size
+    _, p = read_vint(data, p)
+    p += 1 if compact_deletion and data[p] == 0x80 else 12
+    count, p = read_vint(data, p)
+    return count, p, end
+
+
+def _bti_head(data: bytes) -> tuple[int, int, int]:
+    """Return the number of blocks, the offset of the root of their trie, and that of the partition's deletion."""
+    _, p = read_vint(data, 0)
+    distance, p = read_vint(data, p)
+    count, p = read_vint(data, p)
+    return count, (distance >> 1) ^ -(distance & 1), p
 
 
 @compiled
@@ -128,26 +140,24 @@ def _skip_prefix(p: int, end: int, lengths: np.ndarray) -> int:
     header = 0
     for i in range(count):
         if i % 32 == 0:
-            header, p = read_vint(p, end)
+            header, p = vint_at(p, end)
         if (header >> (2 * (i % 32))) & 3 == 0:
             length = lengths[i]
             if length < 0:
-                length, p = read_vint(p, end)
+                length, p = vint_at(p, end)
             p = skip(p, length, end)
     return p
 
 
 @compiled
-def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
+def _big_blocks(p: int, end: int, lengths: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
     """Read all blocks into `found`; return whether they are valid."""
-    p = address + head[1]
-    end = address + head[2]
     is_open = 0
     for i in range(found.shape[1]):
         p = _skip_prefix(p, end, lengths)
         p = _skip_prefix(p, end, lengths)
-        offset, p = read_vint(p, end)
-        _, p = read_vint(p, end)
+        offset, p = vint_at(p, end)
+        _, p = vint_at(p, end)
         if p >= end:
             return False
         found[0, i] = offset
@@ -164,26 +174,6 @@ def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: b
                 found[3, i + 1] = load32(p + 8) if unsigned else load_int32(p)
             p += 12
     return is_open == 0
-
-
-@compiled
-def _entry_before(row_indexes: np.ndarray, partition: int) -> int:
-    """Return the offset of the previous partition's row index; 0 if none has one."""
-    for i in range(partition - 1, -1, -1):
-        if row_indexes[i] >= 0:
-            return row_indexes[i]
-    return 0
-
-
-@compiled
-def _bti_head(address: int, length: int, at: int, head: np.ndarray) -> None:
-    end = address + length
-    _, p = read_vint(address + at, end)
-    distance, p = read_vint(p, end)
-    count, p = read_vint(p, end)
-    if p <= end:
-        head[0] = count
-        head[1] = at + ((distance >> 1) ^ -(distance & 1))
 
 
 @compiled
