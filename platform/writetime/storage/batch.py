@@ -279,7 +279,7 @@ class _Work:
             return array
         fixed = {1: STATIC_POSITION, 3: PARTITION_POSITION}
         pairs = zip(self._kinds.tolist(), array.to_pylist(), strict=True)
-        return pa.array([fixed.get(kind) or self._comparable(raw) for kind, raw in pairs], pa.binary())
+        return pa.array([fixed[kind] if kind in fixed else self._comparable(raw) for kind, raw in pairs], pa.binary())
 
     def ends(self) -> pa.Array:
         is_range = self._kinds == 2
