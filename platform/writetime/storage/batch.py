@@ -130,6 +130,7 @@ class BatchMaker:
         sound, faulty = 0, int(numbers[L.ROWS])
         while faulty - sound > 1:
             middle = (sound + faulty) // 2
+            buffers.tables[table] = numbers
             buffers.cut(table, middle)
             try:
                 self._arrays(_Work(self, buffers, table), origin)
