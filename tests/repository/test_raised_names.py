@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("platform/writetime", "assets", "resources", "demo")
 RAISED = re.compile(r"^ *([A-Z]\w*(?:, [A-Z]\w*)*):(?: |$)")
+# In a sentence: "Raises NoTopic: there is none; Transient: no broker answers." or "Raises `NoTopic` if there is none."
+IN_SENTENCE = re.compile(r"(?:\bRaises |; )`?([A-Z]\w*)`?(?::| if) ")
 
 
 def modules() -> dict[Path, ast.Module]:
@@ -19,10 +21,12 @@ def modules() -> dict[Path, ast.Module]:
 
 
 def raised(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of errors below `Raises:` in docstrings."""
+    """Yield the names of errors in docstrings, below `Raises:` or in a sentence."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            _, _, section = (ast.get_docstring(node) or "").partition("Raises:\n")
+            text, _, section = (ast.get_docstring(node) or "").partition("Raises:\n")
+            _, verb, sentence = " ".join(text.split()).partition("Raises ")
+            yield from IN_SENTENCE.findall(verb + sentence)
             for line in section.partition("\n\n")[0].splitlines():
                 if match := RAISED.match(line):
                     yield from match[1].split(", ")
