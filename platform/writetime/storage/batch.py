@@ -125,9 +125,11 @@ class BatchMaker:
         return self._pieces(work, arrays, buffers.key_bytes(table))
 
     def _fault(self, buffers: Buffers, table: int, origin: Origin, error: Exception) -> CorruptFile:
-        """Return the error of the first change that cannot be converted. It is found by halving the changes."""
+        """Return the error of the first change that cannot be converted. It is found by halving the changes. If even no
+        change can be converted, the error has no place: it is not one of a value.
+        """
         numbers = buffers.tables[table].copy()
-        sound, faulty = 0, int(numbers[L.ROWS])
+        sound, faulty = -1, int(numbers[L.ROWS])
         while faulty - sound > 1:
             middle = (sound + faulty) // 2
             buffers.tables[table] = numbers
@@ -141,6 +143,8 @@ class BatchMaker:
             else:
                 sound = middle
         buffers.tables[table] = numbers
+        if faulty == 0:
+            return CorruptFile(origin.file, None, f"{self.plan.schema.full_name}: {reason_of(error)}")
         offset, key = _Work(self, buffers, table).place_of(sound)
         named = f"{self.plan.schema.full_name}, partition 0x{key[:64].hex()}{'...' if len(key) > 64 else ''}"
         return _CorruptChange(origin.file, offset, f"{named}: {reason_of(error)}", sound)
