@@ -91,7 +91,7 @@ def test_a_value_that_no_command_can_use_is_refused(model: type[BaseModel], name
 )
 def test_a_value_of_another_form_is_refused(section: str, value: dict[str, Any]) -> None:
     with pytest.raises(WritetimeError, match=section):
-        config.load(**{section: value})
+        config.load(None, **{section: value})
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_a_value_of_another_form_is_refused(section: str, value: dict[str, Any])
 )
 def test_a_usable_value_is_accepted(section: str, value: dict[str, Any]) -> None:
     [(name, wanted)] = list(value.items())[-1:]
-    found = getattr(getattr(config.load(**{section: value}), section), name)
+    found = getattr(getattr(config.load(None, **{section: value}), section), name)
     assert (found.get_secret_value() if isinstance(found, SecretStr) else str(found)) == wanted

@@ -65,7 +65,7 @@ class DataWriter:
 
     def write(self, data: np.ndarray) -> None:
         """Write bytes."""
-        view = memoryview(data)
+        view = data.data
         self.length += len(view)
         if self._rest:
             missing = self._chunk_length - len(self._rest)

@@ -39,7 +39,7 @@ class IndexWriter:
         """Write the entries of finished partitions (FINISHED_FIELDS per partition)."""
         if not len(finished):
             return
-        view = memoryview(entries)
+        view = entries.data
         self._output.write(view)
         self.length += len(view)
         self._hashes.append(finished[:, [K.FILTER_BASE, K.FILTER_STEP]].copy())
