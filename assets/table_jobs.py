@@ -44,6 +44,7 @@ from writetime_dagster.assets.cursors import of_cursor
 from writetime_dagster.assets.failures import retried
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
+from writetime_dagster.assets.restore import restore_job
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 # Checks that are not part of an asset's run.
@@ -92,6 +93,7 @@ def definitions(tables: Sequence[FollowedTable]) -> dg.Definitions:
         jobs=[
             *(asset_job(name, selection, description=text) for name, (selection, text) in _selections(tables).items()),
             maintain,
+            restore_job(),
         ],
         schedules=schedules,
         sensors=sensors,

@@ -4,6 +4,7 @@ numba compiles a function at its first call, and stores the result on disk. On a
 together would each compile the same functions.
 """
 
+import tempfile
 from pathlib import Path
 
 import writetime
@@ -12,13 +13,14 @@ from writetime.merge import merge
 from writetime.row_events.ids import event_ids
 from writetime.schema.cql import parse_schemas
 from writetime.schema.fingerprints import fingerprint
+from writetime.storage.sstable_writer import SSTableWriter
 from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
 
 _DATA = Path(__file__).parents[1] / "tests" / "data" / "cassandra"
 
 
 def main() -> None:
-    """Read SSTables and a segment of each version, and encode, decode, merge and number their changes."""
+    """Read SSTables and a segment of each version, and encode, decode, merge, number and write their changes."""
     for version in _DATA.iterdir():
         if not version.is_dir():
             continue
@@ -31,6 +33,9 @@ def main() -> None:
             changes = [decoder.decode(encoder.encode(batch)) for source in (sstables, segments) for batch in source]
             state = merge(changes, schema)
             event_ids(schema, 0, 0, one_chunk(state["key"]), one_chunk(state["position"]))
+            with tempfile.TemporaryDirectory() as folder, SSTableWriter(folder, schema) as writer:
+                for part in state.to_batches():
+                    writer.write(part)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_a_table_without_new_changes_is_not_behind_afterwards(
     known, sources = {0: 1}, cast(Sources, {})
     landing = SimpleNamespace(held_by=None, place=None, landed=known)
     landing.land, landing.is_current = (lambda *_, **__: 1), (lambda *_: True)
-    monkeypatch.setattr(following, "Landing", lambda *_: landing)
+    monkeypatch.setattr(following, "Landing", lambda *_, **__: landing)
     topics = SimpleNamespace(watermarks=SimpleNamespace(reports={}))
     table = TableLanding(config.load(), "shop.orders", cast(Any, topics), cast(Any, SimpleNamespace(send=print)))
     assert table.land(known, sources) == 1

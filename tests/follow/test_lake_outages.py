@@ -15,7 +15,7 @@ from writetime.wire.watermarks import Sources
 AWAY = OSError("Generic S3 error: error sending request")
 
 
-def fail(*_: Any) -> Any:
+def fail(*_: Any, **__: Any) -> Any:
     raise AWAY
 
 

@@ -15,6 +15,7 @@ from tests.support.written import SCHEMA, Write
 from writetime.delta import buckets
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.files.cache import Cache
+from writetime.files.decoded import Decoded
 from writetime.lake import packing, state, views
 from writetime.lake.views import time_now
 from writetime.row_events import changed_rows, stream
@@ -156,14 +157,22 @@ def test_each_part_searches_its_own_files(tmp_path: Path, monkeypatch: pytest.Mo
     add(table, [write(n, 1, 2, v="b") for n in range(99)], 2)
     monkeypatch.setattr(changed_rows.ChangedRows, "_count_parts", lambda *_: 2)
     searched: list[tuple[int, set[int]]] = []
+    files: list[int] = []
+    read = Cache.read
+
+    def reading(cache: Cache, storage: Any, file: Any, read_from: Any) -> Any:
+        files.append(file.bucket)
+        return read(cache, storage, file, read_from)
+
+    monkeypatch.setattr(Cache, "read", reading)
     for name in ("rows", "numbers"):
-        search = getattr(Cache, name)
+        search = getattr(Decoded, name)
 
-        def noted(cache: Cache, storage: Any, file: Any, places: Any, search: Any = search) -> Any:
-            searched.append((file.bucket, set(buckets_of(pa.array(places.tokens), 4).tolist())))
-            return search(cache, storage, file, places)
+        def noted(decoded: Decoded, places: Any, search: Any = search) -> Any:
+            searched.append((files[-1], set(buckets_of(pa.array(places.tokens), 4).tolist())))
+            return search(decoded, places)
 
-        monkeypatch.setattr(Cache, name, noted)
+        monkeypatch.setattr(Decoded, name, noted)
     assert refresh(settings, table).marked == 99
     # A file of the state and one of the view.
     assert sorted(bucket for bucket, _ in searched) == [0, 0, 1, 1, 2, 2, 3, 3]

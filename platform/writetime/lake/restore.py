@@ -8,7 +8,7 @@ end.
 import json
 import posixpath
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pyarrow import fs
@@ -18,7 +18,7 @@ from writetime.core.instants import instant_text
 from writetime.files.merging import Runner
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views
-from writetime.schema.table import TableSchema
+from writetime.schema.describe import to_cql
 from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
 from writetime.storage.sstable_writer import SSTableWriter
 
@@ -91,7 +91,7 @@ def restore(
     _write(filesystem, posixpath.join(path, MANIFEST), json.dumps({**written, "complete": False}))
     found = list(run(_Task.run, [_Task(view, folder, version, compressor) for view in views]))
     sstables = sorted((each for each in found if each is not None), key=lambda each: each.first_token)
-    _write(filesystem, posixpath.join(path, "schema.cql"), _create(schema))
+    _write(filesystem, posixpath.join(path, "schema.cql"), to_cql(replace(schema, id=None, dropped=())))
     listed: dict[str, Any] = {**written, "complete": True, "sstables": [asdict(each) for each in sstables]}
     _write(filesystem, posixpath.join(path, MANIFEST), json.dumps(listed, indent=1))
     return sstables
@@ -112,14 +112,6 @@ def _prepare(filesystem: fs.FileSystem, path: str, folder: str) -> None:
 
 def _components(filesystem: fs.FileSystem, files: list[str]) -> Iterator[str]:
     return (file for file in files if parse_name(filesystem, file) is not None)
-
-
-def _create(schema: TableSchema) -> str:
-    statements = [
-        f"CREATE TYPE {udt.keyspace}.{udt.name} ({', '.join(f'{name} {kind}' for name, kind in udt.fields)});"
-        for udt in schema.udts()
-    ]
-    return "\n".join([*statements, f"{schema.create_statement()};\n"])
 
 
 def _write(filesystem: fs.FileSystem, path: str, text: str) -> None:
