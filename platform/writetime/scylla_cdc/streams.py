@@ -34,7 +34,10 @@ class StreamSets:
         self._pages = pages
         self._settings = settings
         self._table = [keyspace, table]
-        times = self._times("timestamp", settings.tablet_times, "keyspace_name = ? AND table_name = ?", self._table)
+        times = self._times(
+            f"SELECT timestamp FROM {quote_table(settings.tablet_times)} WHERE keyspace_name = ? AND table_name = ?",
+            self._table,
+        )
         self._by_tablets = bool(times)
         if not times and self._has_tablets():
             # The generations belong to other tables. With them, the log would be read from streams that it lacks.
@@ -43,7 +46,9 @@ class StreamSets:
                 f"behind, so ask again. If this lasts, find the node whose {settings.tablet_times} has no rows of the "
                 "table, and restart it; if no node has any, turn the table's CDC on"
             )
-        times = times or self._times("time", settings.generation_times, "key = 'timestamps'", [])
+        times = times or self._times(
+            f"SELECT time FROM {quote_table(settings.generation_times)} WHERE key = 'timestamps'", []
+        )
         if not times:
             raise LogError(
                 f"the database has no CDC streams for {keyspace}.{table}, neither in {settings.tablet_times} nor "
@@ -56,9 +61,9 @@ class StreamSets:
     def streams(self, time: int) -> tuple[bytes, ...]:
         """Return the streams of the set that begins at a time. Raise a `LogError` if the set is not complete."""
         if time not in self._known:
-            where = self._settings.tablet_streams if self._by_tablets else self._settings.generation_streams
-            found = self._tablet_streams(where, time) if self._by_tablets else self._generation_streams(where, time)
+            found = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
             if not found:
+                where = self._settings.tablet_streams if self._by_tablets else self._settings.generation_streams
                 raise LogError(
                     f"{where} has no streams of the set that begins at {time // 1000} ms, which is announced"
                 )
@@ -88,27 +93,29 @@ class StreamSets:
         closed |= dict.fromkeys(current)
         return [StreamPiece(stream, first, end, closed_at=closed[stream]) for stream, first in sorted(starts.items())]
 
-    def _tablet_streams(self, where: str, time: int) -> set[bytes]:
+    def _tablet_streams(self, time: int) -> set[bytes]:
         query = self._pages.prepare(
-            f"SELECT stream_id FROM {quote_table(where)} "
+            f"SELECT stream_id FROM {quote_table(self._settings.tablet_streams)} "
             "WHERE keyspace_name = ? AND table_name = ? AND timestamp = ? AND stream_state = ?",
             ConsistencyLevel.ONE,
         )
         return set(self._pages.rows(query, [*self._table, time // 1000, _CURRENT])["stream_id"].to_pylist())
 
-    def _generation_streams(self, where: str, time: int) -> set[bytes]:
-        query = self._pages.prepare(f"SELECT streams FROM {quote_table(where)} WHERE time = ?", ConsistencyLevel.QUORUM)
+    def _generation_streams(self, time: int) -> set[bytes]:
+        query = self._pages.prepare(
+            f"SELECT streams FROM {quote_table(self._settings.generation_streams)} WHERE time = ?",
+            ConsistencyLevel.QUORUM,
+        )
         sets = self._pages.rows(query, [time // 1000])["streams"].to_pylist()
         return {stream for data in sets if data for stream in split_sequence(data, 4) if stream}
 
-    def _times(self, column: str, where: str, condition: str, values: Sequence[str]) -> list[int]:
-        """Return the starts of sets in a table; none if the database has no such table."""
-        consistency = ConsistencyLevel.ONE if values else ConsistencyLevel.QUORUM
+    def _times(self, text: str, values: Sequence[str]) -> list[int]:
+        """Return the starts of sets that a query returns; none if the database has no such table."""
         try:
-            query = self._pages.prepare(f"SELECT {column} FROM {quote_table(where)} WHERE {condition}", consistency)
+            query = self._pages.prepare(text, ConsistencyLevel.ONE if values else ConsistencyLevel.QUORUM)
         except InvalidRequest:
             return []
-        found = self._pages.rows(query, values)[column].combine_chunks()
+        found = self._pages.rows(query, values).column(0).combine_chunks()
         return [millis * 1000 for millis in decode(found, _TIMESTAMP).to_pylist()]
 
     def _has_tablets(self) -> bool:
