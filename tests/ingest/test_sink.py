@@ -179,11 +179,12 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
 def test_an_unfinished_message_holds_its_own_partition(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dead letter is not accepted. The offsets after it may not pile up, and the other partitions are read on."""
     monkeypatch.setattr(sink, "MAX_REMEMBERED_OFFSETS", 200)
+    monkeypatch.setattr(sink, "FETCH_MESSAGES", 10)
     topic, held = settings.ingest.dead_letter_topic, settings.ingest.partitions - 1
     produce(settings, [b"poison", *(an_event(n, user=f"u{n}").value() for n in range(400))])
     producer = Producer(client_config(settings))
     stop, others = threading.Event(), range(1000, 1400)
-    thread = threading.Thread(target=sink.run, args=(settings, stop, 10))
+    thread = threading.Thread(target=sink.run, args=(settings, stop))
     delete_topics(settings, [topic])
     thread.start()
     try:
