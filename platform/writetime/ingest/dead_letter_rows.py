@@ -10,6 +10,7 @@ from typing import Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
@@ -48,7 +49,7 @@ def app_id(topic_id: int, partition: int) -> str:
 
 def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None) -> list[OffsetRange]:
     """Return the topic's messages that the table lacks, by the numbers of its applications. Raise a `WritetimeError` if
-    the topic ends before one of these.
+    the topic ends before one of these, or the table has messages of a partition without its number.
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
@@ -64,8 +65,18 @@ def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None
                 "move the lake table of dead letters aside to start again"
             )
         if start < end:
+            if table and number is None and _has(table, topic_id, partition):
+                raise WritetimeError(
+                    f"the lake table of dead letters has messages of {topic}/{partition}, but not the offset up to "
+                    "which it has them, so another program has written it; move it aside to start again"
+                )
             found.append(OffsetRange(partition, start, end))
     return found
+
+
+def _has(table: deltalake.DeltaTable, topic_id: int, partition: int) -> bool:
+    rows = table.to_pyarrow_dataset()
+    return rows.count_rows(filter=(pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)) > 0
 
 
 def read(spark: SparkSession, settings: Settings, topic_id: int, ranges: list[OffsetRange]) -> DataFrame:
