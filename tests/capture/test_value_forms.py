@@ -30,9 +30,9 @@ from writetime.lake import state, views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.landing.landing import Landing
-from writetime.merge.value_order import plain
 from writetime.row_events import publish, stream
 from writetime.schema.serialise import loses_parts, partition_key, serialised_values
+from writetime.schema.serialise_arrays import plain
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, is_complex, parse_cql
 from writetime.verify.comparison import VerifyReport, _lake_state, verify

@@ -4,8 +4,9 @@ import pyarrow as pa
 
 from tests.support.merged import History
 from writetime.changes.position import AT, position_encoder
-from writetime.merge.value_order import comparable, plain, serialised
+from writetime.merge.value_order import comparable, serialised
 from writetime.schema.serialise import serialiser
+from writetime.schema.serialise_arrays import plain
 from writetime.schema.table import Column
 from writetime.schema.types import Udt, freeze
 

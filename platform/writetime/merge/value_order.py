@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes.position import AT, position_encoder
-from writetime.core.arrow import bytes_of, pc
+from writetime.core.arrow import pc
 from writetime.schema.serialise import serialised_values, serialiser
+from writetime.schema.serialise_arrays import plain, uuid_rows
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import NUMBERS, CqlType, Native, with_parts
@@ -93,12 +94,7 @@ def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
 
 def _time_order(array: pa.Array) -> pa.Array:
     """Put the time of version 1 UUIDs first, and invert the sign of the other bytes (`TimeUUIDType`)."""
-    bounds, text = bytes_of(array.fill_null("00000000-0000-1000-8000-000000000000"))
-    # A slice may have nulls before it, which have no bytes.
-    characters = text[bounds[0] : bounds[-1]].reshape(-1, 36)
-    digits = np.delete(characters, (8, 13, 18, 23), axis=1)
-    digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
-    data = digits[:, ::2] << 4 | digits[:, 1::2]
+    data = uuid_rows(array)
     ordered = data[:, [6, 7, 4, 5, 0, 1, 2, 3, *range(8, 16)]]
     ordered[:, 8:] ^= 0x80
     return _fixed(ordered, array)
@@ -113,20 +109,3 @@ def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
     if not array.null_count:
         return values
     return pc.if_else(array.is_valid(), values, pa.scalar(None, pa.binary()))
-
-
-def plain(array: pa.Array) -> pa.Array:
-    """Convert dates to numbers, at any depth: Python's own have a smaller range."""
-    return array.cast(_plain_type(array.type))
-
-
-def _plain_type(arrow: pa.DataType) -> pa.DataType:
-    if pa.types.is_date32(arrow):
-        return pa.int32()
-    if pa.types.is_struct(arrow):
-        return pa.struct([(field.name, _plain_type(field.type)) for field in arrow])
-    if pa.types.is_map(arrow):
-        return pa.map_(_plain_type(arrow.key_type), _plain_type(arrow.item_type))
-    if pa.types.is_list(arrow):
-        return pa.list_(pa.field(arrow.value_field.name, _plain_type(arrow.value_type)))
-    return arrow

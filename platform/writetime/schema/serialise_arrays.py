@@ -6,12 +6,9 @@ import pyarrow as pa
 from writetime.core.arrow import bytes_of
 from writetime.schema.serialise import serialised_values
 from writetime.schema.text import bytes_of_texts
-from writetime.schema.types import CqlType, Native
+from writetime.schema.types import NUMBERS, CqlType, Native
 
-# Big-endian numbers of the size of the serialised value.
-_NUMBERS = {"bigint": "i8", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
-_NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
-_ZERO_UUID = "00000000-0000-0000-0000-000000000000"
+_NO_UUID = "00000000-0000-1000-8000-000000000000"
 
 
 def serialised_array(array: pa.Array, cql_type: CqlType, others: pa.Array | None = None) -> pa.Array:
@@ -24,27 +21,28 @@ def serialised_array(array: pa.Array, cql_type: CqlType, others: pa.Array | None
             return array.fill_null(b"")
         if name in ("ascii", "text"):
             return bytes_of_texts(array).fill_null(b"")
-        if name in _NUMBERS:
-            return _rows(array.fill_null(0).to_numpy(zero_copy_only=False).astype(">" + _NUMBERS[name]), array)
         if name == "boolean":
             return _rows(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8), array)
+        if name in NUMBERS:
+            return _rows(array.fill_null(0).to_numpy().astype(">" + NUMBERS[name]), array)
         if name == "date":
             days = array.cast(pa.int32()).fill_null(0).to_numpy().astype(np.int64) + (1 << 31)
             return _rows(days.astype(">u4"), array)
         if name in ("uuid", "timeuuid"):
-            return _uuids(array)
-    values = _plain(array).to_pylist()
+            return _rows(uuid_rows(array), array)
+    values = plain(array).to_pylist()
     bytes_ = [None] * len(array) if others is None else others.to_pylist()
     return pa.array(serialised_values(values, bytes_, cql_type), pa.binary())
 
 
-def _uuids(array: pa.Array) -> pa.Array:
-    bounds, text = bytes_of(array.fill_null(_ZERO_UUID))
+def uuid_rows(array: pa.Array) -> np.ndarray:
+    """Return the 16 bytes of each UUID as a row. A null is a version 1 UUID with zeros."""
+    bounds, text = bytes_of(array.fill_null(_NO_UUID))
     # A slice may have nulls before it, which have no bytes.
     characters = text[bounds[0] : bounds[-1]].reshape(-1, 36)
     digits = np.delete(characters, (8, 13, 18, 23), axis=1)
     digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
-    return _rows(digits[:, ::2] << 4 | digits[:, 1::2], array)
+    return digits[:, ::2] << 4 | digits[:, 1::2]
 
 
 def _rows(numbers: np.ndarray, array: pa.Array) -> pa.Array:
@@ -61,7 +59,7 @@ def _rows(numbers: np.ndarray, array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array) -> pa.Array:
     """Convert dates to numbers, at any depth: Python's own have a smaller range."""
     return array.cast(_plain_type(array.type))
 

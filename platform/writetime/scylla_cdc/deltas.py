@@ -34,9 +34,9 @@ from writetime.changes.model import (
 )
 from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.arrow import pc, valid
-from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
 from writetime.schema.serialise import loses_parts, other_bytes
+from writetime.schema.serialise_arrays import plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence

@@ -20,9 +20,9 @@ from writetime.changes.position import PARTITION_POSITION, STATIC_POSITION, posi
 from writetime.core.arrow import pc
 from writetime.core.instants import instant_text
 from writetime.merge import merge
-from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
 from writetime.schema.mapping import stored_type
+from writetime.schema.serialise_arrays import plain
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L

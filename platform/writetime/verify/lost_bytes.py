@@ -13,7 +13,6 @@ import pyarrow as pa
 from writetime.changes.model import element_types, udt_fields
 from writetime.core.arrow import mask_of, pc
 from writetime.merge.live import cells_live
-from writetime.merge.value_order import plain
 from writetime.schema.serialise import (
     loses_parts,
     other_bytes,
@@ -23,6 +22,7 @@ from writetime.schema.serialise import (
     serialiser,
     struct_of,
 )
+from writetime.schema.serialise_arrays import plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 from writetime.schema.values import decoder, split_fields, split_sequence
