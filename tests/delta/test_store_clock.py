@@ -29,7 +29,7 @@ _DAYS = 30 * 24 * 3600
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
     """A table with replaced files and old commits in each part, and with files of a task that has not committed."""
     settings, table = settings_at(tmp_path), new_table(tmp_path)
-    monkeypatch.setattr(config, "load", lambda **_: settings)
+    monkeypatch.setattr(config, "load", lambda *_, **__: settings)
     monkeypatch.setattr(refreshing, "TRIM_EVERY", 1)
     replace_files(tmp_path, table)
     leave_files(table)
@@ -110,7 +110,7 @@ def test_what_a_machine_replaces_whose_clock_is_behind_stays(
 ) -> None:
     """As a query may still read it. A machine whose clock is right deletes by the times that the other one wrote."""
     settings, table = settings_at(tmp_path), new_table(tmp_path)
-    monkeypatch.setattr(config, "load", lambda **_: settings)
+    monkeypatch.setattr(config, "load", lambda *_, **__: settings)
     monkeypatch.setattr(refreshing, "TRIM_EVERY", 1)
     # The clocks were right when they were compared first.
     replace_files(tmp_path, table)
