@@ -26,8 +26,9 @@ from tests.support.waiting import wait_for
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry
 from writetime.core import config
-from writetime.core.config import SchemaRegistry, Settings
+from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.server_settings import SchemaRegistry
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream

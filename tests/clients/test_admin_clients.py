@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 from writetime.clients import kafka
 from writetime.clients.topic_retention import topic_retention_seconds
 from writetime.core import config
-from writetime.core.config import Kafka, Settings
+from writetime.core.config import Settings
+from writetime.core.server_settings import Kafka
 from writetime.wire.publishing import Sender
 
 

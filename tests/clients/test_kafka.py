@@ -13,9 +13,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from writetime.clients import consumer_groups, kafka, kafka_errors
 from writetime.clients.zookeeper import NoZooKeeper, connect
 from writetime.core import config, logs
-from writetime.core.config import Kafka, Settings, ZooKeeper
+from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.logs import KAFKA_CLIENT, ZOOKEEPER_CLIENT
+from writetime.core.server_settings import Kafka, ZooKeeper
 from writetime.servers.process import free_port
 from writetime.wire import publishing
 from writetime.wire.publishing import Sender

@@ -15,7 +15,8 @@ from tests.support.proxy import Proxy, answer_frame
 from writetime.capture.node_schemas import Node, Unreachable
 from writetime.clients import database, reconnection
 from writetime.clients.database import DRIVER_FAULTS
-from writetime.core.config import Cassandra, Settings
+from writetime.core.config import Settings
+from writetime.core.server_settings import Cassandra
 from writetime.core.waiting import wait_until
 from writetime.servers.process import free_port
 

@@ -13,8 +13,8 @@ import pytest
 from tests.security.conftest import USER, Secured
 from tests.security.servers import issue
 from writetime.clients import database
-from writetime.core.config import Cassandra
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import Cassandra
 
 pytestmark = pytest.mark.long
 

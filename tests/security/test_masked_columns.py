@@ -12,8 +12,8 @@ from tests.security.servers import grant
 from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients import database
-from writetime.core.config import Cassandra
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import Cassandra
 from writetime.schema.system import read_schema
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.masked_columns import masking_fault

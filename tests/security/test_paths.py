@@ -30,8 +30,9 @@ from writetime.cli.main import main
 from writetime.clients.database import connect, count_rows
 from writetime.clients.kafka import NoTopic, client_config, end_offsets, topic_names
 from writetime.clients.zookeeper import client_options
-from writetime.core.config import Settings, ZooKeeper
+from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.server_settings import ZooKeeper
 from writetime.ingest import sink
 from writetime.lake.table import open_table
 from writetime.replay import lag

@@ -13,7 +13,8 @@ from tests.security.logins import change_password, end_connections, restore_pass
 from tests.security.servers import Identity, SecuredCassandra, Stores, grant, issue
 from writetime.clients import database
 from writetime.clients.database import DRIVER_FAULTS
-from writetime.core.config import Cassandra, Settings
+from writetime.core.config import Settings
+from writetime.core.server_settings import Cassandra
 from writetime.core.waiting import wait_until
 from writetime.runtime.nodetool import nodetool
 

@@ -13,8 +13,9 @@ from tests.support.settings import write_settings
 from writetime import servers
 from writetime.cli.main import main
 from writetime.core import config
-from writetime.core.config import Cassandra, Kafka, Settings
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import Cassandra, Kafka
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 

@@ -79,7 +79,7 @@ def test_partitions_and_ranges_continue_in_the_next_batch(tmp_path: Path, versio
 def test_input_that_is_refused(tmp_path: Path, batches: list[list[dict[str, Any]]], text: str) -> None:
     with pytest.raises(WritetimeError, match=text):
         _write(tmp_path / "out", *batches)
-    # What was written before the error is not an SSTable.
+    # Without TOC.txt, the files that were written before the error are not read as an SSTable.
     assert not (tmp_path / "out" / "nb-1-big-TOC.txt").exists()
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from writetime.core.config import Cassandra
+from writetime.core.server_settings import Cassandra
 
 # CQL protocol 4: a frame is a header and a body. The header has the number of the request, which its reply has too, at
 # 2, the operation at 4, and the length of the body at 5.

@@ -37,8 +37,9 @@ from cassandra.protocol import ErrorMessage
 
 from writetime.clients import tls
 from writetime.clients.reconnection import ReconnectingCluster
-from writetime.core.config import Cassandra, Settings
+from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.server_settings import Cassandra
 from writetime.core.waiting import wait_until
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from writetime.core.config import Cassandra, ZooKeeper
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import Cassandra, ZooKeeper
 
 _FILES = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
 # OpenSSL's reports if it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as `ssl.create_default_context`

@@ -6,7 +6,6 @@ the section `[kafka]` of `writetime.toml`. `WRITETIME_CONFIG` names another sett
 that suits one machine. Unknown settings are rejected.
 """
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -14,22 +13,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import (
+    Cassandra,
+    Kafka,
+    SchemaRegistry,
+    SettingsSection,
+    Spark,
+    ZooKeeper,
+    is_loopback,
+)
 from writetime.core.setting_types import (
-    Addresses,
     Buckets,
-    ConnectAddress,
     Days,
     Hours,
     LakePath,
@@ -51,144 +53,16 @@ from writetime.core.settings_sources import PREFIX, SecretFiles, TomlFile, Varia
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
 # The file that an argument of `load` names, while it reads it: pydantic passes no arguments to the sources of settings.
 _loaded_file: ContextVar[Path | None] = ContextVar("_loaded_file", default=None)
-# Options that turn off the check of a broker's certificate, or of the name in it.
-_KAFKA_UNVERIFIED = {
-    "enable.ssl.certificate.verification": {"false", "f", "0", "no", "off"},
-    "ssl.endpoint.identification.algorithm": {"none"},
-}
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address can only be reached from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class _Section(BaseModel):
-    # A value in the wrong place may be a password.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_no_flag(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject true and false for a number: pydantic would take them for 1 and 0."""
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, bool) and field.annotation is not bool:
-            raise ValueError("true and false are not accepted here")
-        return value
-
-
-class _Login(_Section):
-    """A user name with its password, or neither."""
-
-    username: Text | None = None
-    password: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        """Reject a user name or a password alone: it would silently mean no login."""
-        if (self.username is None) != (self.password is None):
-            raise ValueError("username and password must be set together")
-        return self
-
-
-class _Client(_Login):
-    """The login and the certificates of a client of one of the databases."""
-
-    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: LocalPath | None = Field(
-        default=None, description="The client's certificate, for mutual TLS."
-    )
-    tls_key_file: LocalPath | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        """Reject incomplete TLS settings: they would silently mean no encryption."""
-        if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
-            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
-        return self
-
-
-class Cassandra(_Client):
-    """The database to work with: Apache Cassandra or ScyllaDB."""
-
-    contact_points: list[Text] = Field(default=["127.0.0.1"], min_length=1)
-    port: Port = 19042
-    local_datacenter: Text = "datacenter1"
-    keyspace: str = Field(default="writetime", pattern=r"^[a-z][a-z0-9_]{0,47}$")
-    replication: dict[str, str | int] = {"class": "NetworkTopologyStrategy", "datacenter1": 1}
-    consistency: Literal["LOCAL_ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"] = "LOCAL_QUORUM"
-    serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
-    request_timeout_seconds: RequestSeconds = 10.0
-    tls_check_addresses: bool = Field(
-        default=True,
-        description="Whether a node's certificate must name its address. If not, any certificate of "
-        "the authority is accepted for any node, and each connection logs a warning.",
-    )
-
-
-class Kafka(_Section):
-    """The Kafka brokers. `client` is passed unchanged to every client (librdkafka names: `security.protocol`, ...)."""
-
-    bootstrap_servers: Addresses = "127.0.0.1:19092"
-    replication_factor: int = Field(default=1, ge=1, le=32_767)
-    retention_days: float = Field(
-        default=7.0, ge=1, le=36_500, description="Retention of new topics of events, changes and row events."
-    )
-    client: dict[str, SecretStr] = {}
-
-    @model_validator(mode="after")
-    def _verified(self) -> Self:
-        """Reject options that accept any server as a broker."""
-        for name, off in _KAFKA_UNVERIFIED.items():
-            value = self.client.get(name)
-            if value is not None and value.get_secret_value().strip().lower() in off:
-                raise ValueError(
-                    f"client: {name} would accept any server as a broker; name its authority instead (ssl.ca.location)"
-                )
-        return self
-
-
-class SchemaRegistry(_Login):
-    """A registry with Confluent's REST API. With a `url`, messages in Avro name their schemas by its ids."""
-
-    url: str | None = Field(default=None, pattern=r"^https?://[^@\s/]+[^@\s]*$")
-    tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates, instead of the system's.")
-
-
-class ZooKeeper(_Client):
-    """The ZooKeeper ensemble. With a user name, the nodes created there are for that user alone."""
-
-    hosts: Addresses = "127.0.0.1:12181"
-
-    @model_validator(mode="after")
-    def _whole_certificate(self) -> Self:
-        """Reject a certificate without its key, which Cassandra's may have in its file."""
-        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file must be set together")
-        return self
-
-
-class Spark(_Section):
-    """The Spark master or the Spark Connect server, and additional configuration of the session."""
-
-    master: Text = "local[*]"
-    remote: ConnectAddress | None = Field(
-        default=None, description="A Spark Connect server, as sc://host:port/;use_ssl=true;..., instead of `master`."
-    )
-    conf: dict[str, SecretStr] = {}
-
-
-class Lake(_Section):
+class Lake(SettingsSection):
     """Where the lake's Delta tables are: a folder, or an `s3a://`, `gs://` or `abfss://` address.
 
     `storage_options` are passed unchanged to the object store (names of delta-rs: `AWS_REGION`, ...).
     """
 
     path: LakePath = ".writetime/lake"
-    storage_options: dict[str, SecretStr] = {}
+    storage_options: dict[str, SecretStr] = Field(default={})
     buckets: Buckets = Field(default=16, description="Token ranges of a new table, a power of two; fixed from then on.")
     keep_history_days: Days = Field(
         default=7.0, description="How far back a view `as_of` can go; older changes are merged."
@@ -210,7 +84,7 @@ class Lake(_Section):
     )
 
 
-class TableEntry(_Section):
+class TableEntry(SettingsSection):
     """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.lake.followed_tables`."""
 
     description: str | None = Field(default=None, description="The meaning of its rows.")
@@ -231,7 +105,7 @@ class TableEntry(_Section):
     )
 
 
-class Alerts(_Section):
+class Alerts(SettingsSection):
     """The receivers of alerts about failed runs and checks, in addition to the log."""
 
     owners: list[Owner] = Field(
@@ -244,7 +118,7 @@ class Alerts(_Section):
     reports: LocalPath = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
 
 
-class RowEvents(_Section):
+class RowEvents(SettingsSection):
     """Row events, in the lake and in Kafka, one topic `row_events.<keyspace>.<table>` per table."""
 
     partitions: int = Field(default=4, ge=1, le=100_000, description="For a new topic; each has a token range.")
@@ -271,7 +145,7 @@ class RowEvents(_Section):
         return self
 
 
-class Capture(_Section):
+class Capture(SettingsSection):
     """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw`, or of ScyllaDB tables, to Kafka."""
 
     source: Literal["commitlog", "scylla-cdc"] = "commitlog"
@@ -326,7 +200,7 @@ class Capture(_Section):
         return self
 
 
-class Follow(_Section):
+class Follow(SettingsSection):
     """`writetime follow`: changes land, row events are published and views are refreshed, all the time."""
 
     events_seconds: Seconds = Field(
@@ -341,7 +215,7 @@ class Follow(_Section):
     metrics_host: Text = "127.0.0.1"
 
 
-class ScyllaCdc(_Section):
+class ScyllaCdc(SettingsSection):
     """How the logs of ScyllaDB's change data capture are read, and the system tables that describe them."""
 
     window_seconds: Seconds = Field(default=30.0, description="A stream advances by whole windows.")
@@ -370,7 +244,7 @@ class ScyllaCdc(_Section):
     truncations: TableName = "system.truncated"
 
 
-class Ingest(_Section):
+class Ingest(SettingsSection):
     """HTTP events -> Kafka -> the table `user_events`."""
 
     host: Text = "127.0.0.1"
@@ -451,7 +325,7 @@ class Ingest(_Section):
         return "user_id, day" if self.bucket == "day" else "user_id"
 
 
-class Queue(_Section):
+class Queue(SettingsSection):
     """The settings of one queue. Limits are for all workers together; each shard has its part of them."""
 
     shards: int = Field(default=16, ge=1, le=1024, description="For a new queue; fixed from then on.")
@@ -471,7 +345,7 @@ class Queue(_Section):
     max_depth: int | None = Field(default=None, ge=0, description="Unfinished items above which Dagster warns.")
 
 
-class WorkQueue(_Section):
+class WorkQueue(SettingsSection):
     """Queues of work items in the database, and their workers."""
 
     queues: dict[str, Queue] = Field(default={}, description="Queues with other settings than the defaults, by name.")
@@ -519,7 +393,7 @@ class WorkQueue(_Section):
         return self
 
 
-class Embedded(_Section):
+class Embedded(SettingsSection):
     """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""
 
     servers: list[Literal["zookeeper", "kafka", "cassandra"]] = Field(
@@ -534,7 +408,7 @@ class Embedded(_Section):
     start_timeout_seconds: RequestSeconds = 120.0
 
 
-class Replay(_Section):
+class Replay(SettingsSection):
     """Replayable pub/sub."""
 
     publish_timeout_seconds: RequestSeconds = Field(default=30.0, description="How long a publisher retries.")
@@ -557,7 +431,7 @@ class Replay(_Section):
         return self
 
 
-class Dagster(_Section):
+class Dagster(SettingsSection):
     """The platform in Dagster."""
 
     automation: bool = Field(

@@ -106,7 +106,7 @@ def _drop(schema: TableSchema, name: str, at: int) -> TableSchema:
 
 
 def _column(text: str, udts: Mapping[str, Udt], statement: str) -> tuple[Column, str]:
-    """Return a column, and its kind: `static`, `partition_key` if its text says so, or else `regular`."""
+    """Return a column, and its kind: `static`, `partition_key` (marked PRIMARY KEY), or `regular`."""
     found = _COLUMN.fullmatch(text)
     if found is None:
         raise SchemaError(f"cannot read {text!r} in: {statement[:200]}")

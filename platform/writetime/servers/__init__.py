@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from writetime.core.config import Settings, is_loopback
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.server_settings import is_loopback
 from writetime.runtime import jars
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer

@@ -19,7 +19,7 @@ from writetime.storage.file_errors import Unsupported
 from writetime.storage.index_writer import FILTER_CHANCE, IndexWriter
 from writetime.storage.kernel import write_layout as K
 from writetime.storage.kernel.allocate import room, rooms
-from writetime.storage.kernel.write_rows import write_changes
+from writetime.storage.kernel.write_partitions import write_changes
 from writetime.storage.locations import Location, resolve
 from writetime.storage.statistics import DELETION_TIME_EPOCH, TIMESTAMP_EPOCH
 from writetime.storage.statistics_writer import Collected, Written, statistics

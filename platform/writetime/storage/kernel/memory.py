@@ -210,19 +210,9 @@ columns = _viewer(COLUMN_FIELDS)
 _SIGN = -(1 << 63)
 
 
-@compiled
-def compare_bytes(  # noqa: PLR0917 (numba has no keyword-only arguments)
-    offsets: int, data: int, i: int, other_offsets: int, other_data: int, j: int
-) -> int:
-    """Compare value `i` of some with value `j` of others as unsigned bytes, eight at a time; a prefix comes first.
-
-    Values have Arrow's form: the addresses of offsets, and of the data that they divide.
-    """
-    a, b = load_native32(offsets + 4 * i), load_native32(other_offsets + 4 * j)
-    a_length = load_native32(offsets + 4 * i + 4) - a
-    b_length = load_native32(other_offsets + 4 * j + 4) - b
-    a += data
-    b += other_data
+@inlined
+def compare(a: int, a_length: int, b: int, b_length: int) -> int:
+    """Compare bytes as unsigned numbers, eight at a time; a prefix comes first."""
     end = a + min(a_length, b_length)
     while end - a >= 8:
         x, y = load64(a), load64(b)
@@ -243,3 +233,17 @@ def compare_bytes(  # noqa: PLR0917 (numba has no keyword-only arguments)
         a += 1
         b += 1
     return a_length - b_length
+
+
+@compiled
+def compare_bytes(  # noqa: PLR0917 (numba has no keyword-only arguments)
+    offsets: int, data: int, i: int, other_offsets: int, other_data: int, j: int
+) -> int:
+    """Compare value `i` of some with value `j` of others as `compare` does.
+
+    Values have Arrow's form: the addresses of offsets, and of the data that they divide.
+    """
+    a, b = load_native32(offsets + 4 * i), load_native32(other_offsets + 4 * j)
+    a_length = load_native32(offsets + 4 * i + 4) - a
+    b_length = load_native32(other_offsets + 4 * j + 4) - b
+    return compare(data + a, a_length, other_data + b, b_length)

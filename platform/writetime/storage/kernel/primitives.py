@@ -87,7 +87,7 @@ def _signed_tail(p: int, length: int) -> np.uint64:
 
 
 @inlined
-def _murmur(p: int, length: int) -> tuple[np.uint64, np.uint64]:
+def murmur(p: int, length: int) -> tuple[np.uint64, np.uint64]:
     """Return both halves of `MurmurHash.hash3_x64_128`."""
     c1 = np.uint64(0x87C37B91114253D5)
     c2 = np.uint64(0x4CF5AD432745937F)
@@ -120,7 +120,7 @@ def _murmur(p: int, length: int) -> tuple[np.uint64, np.uint64]:
 @compiled
 def token_at(p: int, length: int) -> np.int64:
     """Return the token of a serialised partition key (`Murmur3Partitioner`)."""
-    first, _ = _murmur(p, length)
+    first, _ = murmur(p, length)
     token = np.int64(first)
     # The smallest token is reserved for "before all keys".
     return token if token != -0x8000000000000000 else np.int64(0x7FFFFFFFFFFFFFFF)
@@ -128,7 +128,7 @@ def token_at(p: int, length: int) -> np.int64:
 
 @compiled
 def _filter_byte(p: int, length: int) -> int:
-    _, second = _murmur(p, length)
+    _, second = murmur(p, length)
     return int(second & np.uint64(0xFF))
 
 

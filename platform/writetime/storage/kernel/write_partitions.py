@@ -1,34 +1,20 @@
-"""Writes changes as partitions of an SSTable: the inverse of `walk_sstable`.
+"""Writes changes as partitions of an SSTable, with their entries of Index.db: the inverse of `walk_sstable`.
 
-Sources: `UnfilteredSerializer`, `Cell.Serializer`, `BigFormatPartitionWriter`, `RowIndexEntry`, `MetadataCollector`.
+Sources: `UnfilteredSerializer`, `BigFormatPartitionWriter`, `RowIndexEntry`, `IndexInfo`, `MetadataCollector`.
 """
 
-# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba
-# has no keyword-only arguments, and compiles neither sets nor generators to fast code)
+# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba has no
+# keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
 
-from writetime.storage.kernel.layout import (
-    COLLECTION,
-    END_OF_PARTITION,
-    EXTENDED,
-    EXTENDED_STATIC,
-    HAS_ALL_COLUMNS,
-    HAS_COMPLEX_DELETION,
-    HAS_DELETION,
-    HAS_TIMESTAMP,
-    HAS_TTL,
-    IS_MARKER,
-    IS_TOMBSTONE,
-    ROW_HAS_TTL,
-    SIMPLE,
-)
+from writetime.storage.kernel.layout import END_OF_PARTITION, IS_MARKER
 from writetime.storage.kernel.memory import (
+    compare,
     compiled,
     copy,
     inlined,
     load8,
-    load64,
     load_native32,
     load_native64,
     numbers,
@@ -40,99 +26,27 @@ from writetime.storage.kernel.memory import (
     store_big64,
     written_columns,
 )
-from writetime.storage.kernel.primitives import _murmur
+from writetime.storage.kernel.primitives import murmur
+from writetime.storage.kernel.write_cells import (
+    note_deletion_time,
+    note_prefix,
+    note_write_time,
+    vint_size,
+    write_deletion,
+    write_row,
+    write_vint,
+)
 from writetime.storage.kernel.write_layout import *
 
 _NEVER = -(1 << 63)
-_SIGN = -(1 << 63)
-_ROW, _STATIC, _RANGE, _PARTITION = range(4)
+# The index in `changes.model.KINDS`.
+_STATIC, _RANGE, _PARTITION = 1, 2, 3
 # ClusteringPrefix.Kind
 _EXCLUSIVE_END, _INCLUSIVE_START, _END_AND_INCLUSIVE_START, _CLUSTERING = 0, 1, 2, 4
 _INCLUSIVE_END_AND_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
-_BEFORE, _AFTER = 0x20, 0x60
+# The end of a position of a bound after its clustering (`changes.position.AFTER`).
+_AFTER = 0x60
 _WIDTH_BASE = 1 << 16
-
-
-@inlined
-def write_vint(out: int, value: int) -> int:
-    """Write an int64 as an unsigned vint (`utils.vint.VIntCoding`)."""
-    if value >= 0 and value < 128:
-        store8(out, value)
-        return out + 1
-    extra = 1
-    if value < 0:
-        extra = 8
-    while extra < 8 and (value >> (7 * (extra + 1))) != 0:
-        extra += 1
-    if extra == 8:
-        store8(out, 0xFF)
-        store_big64(out + 1, value)
-        return out + 9
-    store8(out, ((0xFF00 >> extra) & 0xFF) | (value >> (8 * extra)))
-    for i in range(extra):
-        store8(out + 1 + i, value >> (8 * (extra - 1 - i)))
-    return out + 1 + extra
-
-
-@inlined
-def _vint_size(value: int) -> int:
-    if value < 0:
-        return 9
-    size = 1
-    while size < 9 and (value >> (7 * size)) != 0:
-        size += 1
-    return size
-
-
-@compiled
-def compare(a: int, a_length: int, b: int, b_length: int) -> int:
-    """Compare bytes as unsigned numbers; a prefix comes first."""
-    end = a + min(a_length, b_length)
-    while end - a >= 8:
-        x, y = load64(a), load64(b)
-        if x != y:
-            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
-        a += 8
-        b += 8
-    while a < end:
-        x, y = load8(a), load8(b)
-        if x != y:
-            return -1 if x < y else 1
-        a += 1
-        b += 1
-    return a_length - b_length
-
-
-@inlined
-def _note_write_time(W: np.ndarray, write_time: int) -> None:
-    W[MIN_WRITE_TIME] = min(W[MIN_WRITE_TIME], write_time)
-    W[MAX_WRITE_TIME] = max(W[MAX_WRITE_TIME], write_time)
-
-
-@inlined
-def _note_deletion_time(W: np.ndarray, deletion_time: int) -> None:
-    W[MIN_DELETION_TIME] = min(W[MIN_DELETION_TIME], deletion_time)
-    W[MAX_DELETION_TIME] = max(W[MAX_DELETION_TIME], deletion_time)
-    store64(W[DELETED] + 8 * W[DELETED_COUNT], deletion_time)
-    W[DELETED_COUNT] += 1
-
-
-@inlined
-def _write_deletion_time(W: np.ndarray, out: int, deletion_time: int) -> int:
-    delta = deletion_time - W[BASE_DELETION_TIME]
-    if W[WIDE] == 0:
-        delta = ((delta + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-    return write_vint(out, delta)
-
-
-@compiled
-def _write_deletion(W: np.ndarray, out: int, write_time: int, deletion_time: int) -> int:
-    """Write the times of a tombstone within rows, as deltas."""
-    _note_write_time(W, write_time)
-    _note_deletion_time(W, deletion_time)
-    W[MAX_TOMBSTONE_TIME] = max(W[MAX_TOMBSTONE_TIME], deletion_time)
-    out = write_vint(out, write_time - W[BASE_WRITE_TIME])
-    return _write_deletion_time(W, out, deletion_time)
 
 
 @compiled
@@ -148,241 +62,6 @@ def _write_whole_deletion(W: np.ndarray, out: int, write_time: int, deletion_tim
         store_big32(out, 0x7FFFFFFF if write_time == _NEVER else deletion_time)
         store_big64(out + 4, write_time)
     return out + 12
-
-
-@inlined
-def _write_cell(
-    W: np.ndarray, C: np.ndarray, c: int, i: int, field: int, out: int, row_time: int, row_ttl: int, row_expiry: int
-) -> int:
-    """Write a cell: of a simple column, of field number `field` of a UDT, or an element of a collection (-2)."""
-    state = load8(C[c, WRITE_STATE] + i)
-    write_time = load_native64(C[c, WRITE_TIMES] + 8 * i)
-    is_tombstone = state & IS_TOMBSTONE != 0
-    is_expiring = not is_tombstone and state & HAS_TTL != 0
-    start = load_native32(C[c, WRITE_OFFSETS] + 4 * i)
-    length = 0 if is_tombstone else load_native32(C[c, WRITE_OFFSETS] + 4 * i + 4) - start
-    flags = 0x04 if length == 0 else 0
-    deletion_time = 0
-    ttl = 0
-    if is_tombstone:
-        flags |= 0x01
-        deletion_time = load_native64(C[c, WRITE_DELETION_TIMES] + 8 * i)
-    elif is_expiring:
-        flags |= 0x02
-        deletion_time = load_native64(C[c, WRITE_DELETION_TIMES] + 8 * i)
-        ttl = load_native32(C[c, WRITE_TTLS] + 4 * i)
-    own_time = row_time == _NEVER or write_time != row_time
-    own_ttl = not is_expiring or row_ttl == 0 or ttl != row_ttl or deletion_time != row_expiry
-    if not own_time:
-        flags |= 0x08
-    if not own_ttl:
-        flags |= 0x10
-    store8(out, flags)
-    out += 1
-    if own_time:
-        _note_write_time(W, write_time)
-        out = write_vint(out, write_time - W[BASE_WRITE_TIME])
-    if is_tombstone or is_expiring:
-        _note_deletion_time(W, deletion_time)
-        if own_ttl:
-            out = _write_deletion_time(W, out, deletion_time)
-    else:
-        W[SOME_LIVE] = 1
-    W[MIN_TTL] = min(W[MIN_TTL], ttl)
-    W[MAX_TTL] = max(W[MAX_TTL], ttl)
-    if is_expiring and own_ttl:
-        out = write_vint(out, ttl - W[BASE_TTL])
-    if field == -2:
-        path = load_native32(C[c, WRITE_PATH_OFFSETS] + 4 * i)
-        path_length = load_native32(C[c, WRITE_PATH_OFFSETS] + 4 * i + 4) - path
-        out = write_vint(out, path_length)
-        copy(out, C[c, WRITE_PATHS] + path, path_length)
-        out += path_length
-    elif field >= 0:
-        store8(out, 2)
-        store_big16(out + 1, field)
-        out += 3
-    if length != 0:
-        if C[c, WRITE_LENGTH] < 0:
-            out = write_vint(out, length)
-        copy(out, C[c, WRITE_VALUES] + start, length)
-        out += length
-    W[CELLS] += 1
-    return out
-
-
-@compiled
-def _write_subset(C: np.ndarray, first: int, count: int, row: int, present: int, out: int) -> int:
-    """Write which columns a row has (`Columns.Serializer.serializeSubset`)."""
-    if count < 64:
-        missing = 0
-        for i in range(count):
-            if load8(C[first + i, WRITE_STATE] + row) == 0:
-                missing |= 1 << i
-        return write_vint(out, missing)
-    out = write_vint(out, count - present)
-    listed = present < count // 2
-    for i in range(count):
-        if (load8(C[first + i, WRITE_STATE] + row) != 0) == listed:
-            out = write_vint(out, i)
-    return out
-
-
-@compiled
-def _write_complex(
-    W: np.ndarray,
-    C: np.ndarray,
-    c: int,
-    row: int,
-    with_deletion: bool,
-    out: int,
-    row_time: int,
-    row_ttl: int,
-    row_expiry: int,
-) -> int:
-    """Write the column tombstone and the cells of a collection or UDT."""
-    if with_deletion:
-        if load8(C[c, WRITE_STATE] + row) & IS_TOMBSTONE != 0:
-            write_time = load_native64(C[c, WRITE_TIMES] + 8 * row)
-            out = _write_deletion(W, out, write_time, load_native64(C[c, WRITE_DELETION_TIMES] + 8 * row))
-        else:
-            out = write_vint(out, _NEVER - W[BASE_WRITE_TIME])
-            out = _write_deletion_time(W, out, W[LIVE_DELETION_TIME])
-    child = C[c, WRITE_CHILD]
-    before = W[CELLS]
-    if C[c, WRITE_SHAPE] == COLLECTION:
-        start = load_native32(C[c, WRITE_ELEMENTS] + 4 * row)
-        end = load_native32(C[c, WRITE_ELEMENTS] + 4 * row + 4)
-        out = write_vint(out, end - start)
-        for i in range(start, end):
-            out = _write_cell(W, C, child, i, -2, out, row_time, row_ttl, row_expiry)
-    else:
-        fields = 0
-        for k in range(C[c, WRITE_CHILDREN]):
-            if load8(C[child + k, WRITE_STATE] + row) != 0:
-                fields += 1
-        out = write_vint(out, fields)
-        for k in range(C[c, WRITE_CHILDREN]):
-            if load8(C[child + k, WRITE_STATE] + row) != 0:
-                out = _write_cell(W, C, child + k, row, k, out, row_time, row_ttl, row_expiry)
-    if W[CELLS] != before:
-        W[COLUMN_COUNT] += 1
-    return out
-
-
-@compiled
-def _write_row(W: np.ndarray, C: np.ndarray, row: int, is_static: bool, is_empty: bool, size: int, out: int) -> int:
-    """Write the static row (`is_empty`: without cells) or another row. `size` is that of the previous row or bound."""
-    first = W[CLUSTERINGS] if is_static else W[CLUSTERINGS] + W[STATICS]
-    count = W[STATICS] if is_static else W[REGULARS]
-    if is_empty:
-        store8(out, EXTENDED)
-        store8(out + 1, EXTENDED_STATIC)
-        body = W[BODY]
-        end = write_vint(body, (1 << count) - 1) if count < 64 else write_vint(body, count)
-        out = write_vint(out + 2, end - body + 1)
-        out = write_vint(out, 0)
-        copy(out, body, end - body)
-        return out + (end - body)
-    flags = 0
-    present = 0
-    for c in range(first, first + count):
-        state = load8(C[c, WRITE_STATE] + row)
-        if state != 0:
-            present += 1
-            if C[c, WRITE_SHAPE] != SIMPLE and state & IS_TOMBSTONE != 0:
-                flags |= HAS_COMPLEX_DELETION
-    if present == count:
-        flags |= HAS_ALL_COLUMNS
-    body = W[BODY]
-    end = body
-    row_time = _NEVER
-    row_ttl = 0
-    row_expiry = 0
-    marker = load8(W[MARKER_STATE] + row)
-    if marker != 0:
-        flags |= HAS_TIMESTAMP
-        row_time = load_native64(W[MARKER_TIMES] + 8 * row)
-        _note_write_time(W, row_time)
-        end = write_vint(end, row_time - W[BASE_WRITE_TIME])
-        if marker & HAS_TTL != 0:
-            flags |= ROW_HAS_TTL
-            row_ttl = load_native32(W[MARKER_TTLS] + 4 * row)
-            row_expiry = load_native64(W[MARKER_EXPIRIES] + 8 * row)
-            end = write_vint(end, row_ttl - W[BASE_TTL])
-            _note_deletion_time(W, row_expiry)
-            end = _write_deletion_time(W, end, row_expiry)
-        else:
-            W[SOME_LIVE] = 1
-        W[MIN_TTL] = min(W[MIN_TTL], row_ttl)
-        W[MAX_TTL] = max(W[MAX_TTL], row_ttl)
-    if load8(W[TOMBSTONE_STATE] + row) != 0:
-        flags |= HAS_DELETION
-        write_time = load_native64(W[TOMBSTONE_TIMES] + 8 * row)
-        end = _write_deletion(W, end, write_time, load_native64(W[TOMBSTONE_DELETION_TIMES] + 8 * row))
-    if present != count:
-        end = _write_subset(C, first, count, row, present, end)
-    for c in range(first, first + count):
-        if load8(C[c, WRITE_STATE] + row) != 0:
-            if C[c, WRITE_SHAPE] == SIMPLE:
-                end = _write_cell(W, C, c, row, -1, end, row_time, row_ttl, row_expiry)
-                W[COLUMN_COUNT] += 1
-            else:
-                with_deletion = flags & HAS_COMPLEX_DELETION != 0
-                end = _write_complex(W, C, c, row, with_deletion, end, row_time, row_ttl, row_expiry)
-    W[ROW_COUNT] += 1
-    if is_static:
-        store8(out, flags | EXTENDED)
-        store8(out + 1, EXTENDED_STATIC)
-        out += 2
-    else:
-        store8(out, flags)
-        out += 1
-        start = out
-        out = _write_clustering(W, C, row, out)
-        _note_prefix(W, start, out - start, True)
-    out = write_vint(out, end - body + _vint_size(size))
-    out = write_vint(out, size)
-    copy(out, body, end - body)
-    return out + (end - body)
-
-
-@inlined
-def _write_clustering(W: np.ndarray, C: np.ndarray, row: int, out: int) -> int:
-    """Write the clustering of a row (`ClusteringPrefix.Serializer.serializeValuesWithoutSize`)."""
-    count = W[CLUSTERINGS]
-    at = 0
-    while at < count:
-        limit = min(count, at + 32)
-        header = 0
-        for c in range(at, limit):
-            offsets = C[c, WRITE_OFFSETS] + 4 * row
-            if load8(C[c, WRITE_STATE] + row) == 0:
-                header |= 2 << (2 * (c - at))
-            elif load_native32(offsets) == load_native32(offsets + 4):
-                header |= 1 << (2 * (c - at))
-        out = write_vint(out, header)
-        for c in range(at, limit):
-            start = load_native32(C[c, WRITE_OFFSETS] + 4 * row)
-            length = load_native32(C[c, WRITE_OFFSETS] + 4 * row + 4) - start
-            if length != 0:
-                if C[c, WRITE_LENGTH] < 0:
-                    out = write_vint(out, length)
-                copy(out, C[c, WRITE_VALUES] + start, length)
-                out += length
-        at = limit
-    return out
-
-
-@inlined
-def _note_prefix(W: np.ndarray, at: int, length: int, is_row: bool) -> None:
-    """Remember the clustering of the row or bound that is being written. `_copy_prefix` reads it."""
-    if W[IN_BLOCK] == 0:
-        W[IN_BLOCK] = 1
-        W[FIRST] = at
-        W[FIRST_LENGTH] = -length - 1 if is_row else length
-    W[LAST] = at
-    W[LAST_LENGTH] = -length - 1 if is_row else length
 
 
 @inlined
@@ -446,12 +125,12 @@ def _write_bound(W: np.ndarray, kind: int, bound: int, length: int, row: int, ou
     store8(out, IS_MARKER)
     store8(out + 1, kind)
     copy(out + 2, bound, length)
-    _note_prefix(W, out + 1, length + 1, False)
+    note_prefix(W, out + 1, length + 1, False)
     out += 2 + length
     body = W[BODY]
     end = body
     if W[OPEN] != 0:
-        end = _write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
+        end = write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
     W[OPEN] = 0
     if row >= 0:
         W[OPEN] = 1
@@ -463,8 +142,8 @@ def _write_bound(W: np.ndarray, kind: int, bound: int, length: int, row: int, ou
         start = load_native32(W[END_BOUND_OFFSETS] + 4 * row)
         W[OPEN_BOUND] = W[END_BOUNDS] + start
         W[OPEN_BOUND_LENGTH] = load_native32(W[END_BOUND_OFFSETS] + 4 * row + 4) - start
-        end = _write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
-    out = write_vint(out, end - body + _vint_size(size))
+        end = write_deletion(W, end, W[OPEN_WRITE_TIME], W[OPEN_DELETION_TIME])
+    out = write_vint(out, end - body + vint_size(size))
     out = write_vint(out, size)
     copy(out, body, end - body)
     out += end - body
@@ -477,14 +156,12 @@ def _close_range(W: np.ndarray, out: int) -> int:
     """Write the end of the open range tombstone."""
     end = load8(W[OPEN_END] + W[OPEN_END_LENGTH] - 1)
     kind = _INCLUSIVE_END if end == _AFTER else _EXCLUSIVE_END
-    _note_maximum(W, W[OPEN_END], W[OPEN_END_LENGTH])
-    W[LAST_POSITION] = W[OPEN_END]
-    W[LAST_POSITION_LENGTH] = W[OPEN_END_LENGTH]
+    _note_position(W, W[OPEN_END], W[OPEN_END_LENGTH])
     return _write_bound(W, kind, W[OPEN_BOUND], W[OPEN_BOUND_LENGTH], -1, out)
 
 
 @inlined
-def _note_maximum(W: np.ndarray, position: int, length: int) -> None:
+def _note_position(W: np.ndarray, position: int, length: int) -> None:
     W[LAST_POSITION] = position
     W[LAST_POSITION_LENGTH] = length
 
@@ -529,8 +206,8 @@ def _start_partition(W: np.ndarray, row: int, out: int) -> int:
     if load8(W[KIND] + row) == _PARTITION:
         W[DELETION_WRITE_TIME] = load_native64(W[TOMBSTONE_TIMES] + 8 * row)
         W[DELETION_TIME] = load_native64(W[TOMBSTONE_DELETION_TIMES] + 8 * row)
-        _note_write_time(W, W[DELETION_WRITE_TIME])
-        _note_deletion_time(W, W[DELETION_TIME])
+        note_write_time(W, W[DELETION_WRITE_TIME])
+        note_deletion_time(W, W[DELETION_TIME])
         W[PARTITION_DELETIONS] = 1
     store_big16(out, W[KEY_LENGTH])
     copy(out + 2, W[KEY], W[KEY_LENGTH])
@@ -550,7 +227,7 @@ def _start_partition(W: np.ndarray, row: int, out: int) -> int:
 
 @compiled
 def _write_static(W: np.ndarray, C: np.ndarray, row: int, is_empty: bool, out: int) -> int:
-    out = _write_row(W, C, row, True, is_empty, 0, out)
+    out = write_row(W, C, row, True, is_empty, 0, out)
     W[NEEDS_STATIC] = 0
     W[HEADER_LENGTH] = _position(W, out)
     return out
@@ -601,7 +278,7 @@ def _end_partition(W: np.ndarray, C: np.ndarray, out: int) -> int:
     store64(entry + 8 * PARTITION_CELLS, W[CELLS])
     store64(entry + 8 * ENTRY_POSITION, W[INDEX_POSITION] + W[INDEX_USED])
     store64(entry + 8 * ENTRY_AT, W[INDEX_USED])
-    first, second = _murmur(W[KEY], W[KEY_LENGTH])
+    first, second = murmur(W[KEY], W[KEY_LENGTH])
     store64(entry + 8 * FILTER_BASE, np.int64(second))
     store64(entry + 8 * FILTER_STEP, np.int64(first))
     store64(entry + 8 * ESTIMATE_HASH, _estimate_hash(W[KEY], W[KEY_LENGTH]))
@@ -614,7 +291,7 @@ def _end_partition(W: np.ndarray, C: np.ndarray, out: int) -> int:
         p += 1
     else:
         deletion = 1 if W[UNSIGNED] != 0 and W[DELETION_WRITE_TIME] == _NEVER else 12
-        size = _vint_size(W[HEADER_LENGTH]) + deletion + _vint_size(W[BLOCK_COUNT])
+        size = vint_size(W[HEADER_LENGTH]) + deletion + vint_size(W[BLOCK_COUNT])
         p = write_vint(p, size + W[BLOCKS_USED] + 4 * W[BLOCK_COUNT])
         p = write_vint(p, W[HEADER_LENGTH])
         p = _write_whole_deletion(W, p, W[DELETION_WRITE_TIME], W[DELETION_TIME])
@@ -672,13 +349,13 @@ def _write_change(W: np.ndarray, C: np.ndarray, row: int, out: int) -> tuple[int
             W[FIRST], W[FIRST_LENGTH] = W[LAST], W[LAST_LENGTH]
     else:
         size = _begin(W, out)
-        out = _write_row(W, C, row, False, False, size, out)
+        out = write_row(W, C, row, False, False, size, out)
         if is_first:
             W[FIRST], W[FIRST_LENGTH] = W[LAST], W[LAST_LENGTH]
         _end(W, out)
     if is_first:
         _keep_minimum(W, position, length)
-    _note_maximum(W, position, length)
+    _note_position(W, position, length)
     return out, 0
 
 
