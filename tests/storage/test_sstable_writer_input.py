@@ -96,3 +96,5 @@ def test_a_table_of_changes_is_merged_first(tmp_path: Path) -> None:
     path = writetime.write_sstable(changes, str(tmp_path / "out"), CREATE, compressor=None)
     found = writetime.read_sstable(path, CREATE).read_all()
     assert [None if v is None else v["value"] for v in found["v"].to_pylist()] == [4, None, 2]
+    with pytest.raises(WritetimeError, match="out has SSTables already: name a folder without any"):
+        writetime.write_sstable(changes, str(tmp_path / "out"), CREATE)

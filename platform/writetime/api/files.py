@@ -11,7 +11,7 @@ from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.infer import infer_schema
-from writetime.storage.locations import find_sstables
+from writetime.storage.locations import entries, exists, find_sstables, parse_name, resolve, without_secrets
 from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import SSTable
 from writetime.storage.sstable_writer import SSTableWriter
@@ -97,8 +97,12 @@ def write_sstable(
         block_size: bytes of rows per entry of a partition's row index.
 
     Raises:
-        WritetimeError: there are no changes, they are not merged, or this version cannot hold one of their times.
+        WritetimeError: the folder has SSTables, there are no changes, they are not merged, or this version cannot hold
+            one of their times.
     """
+    filesystem, path = resolve(folder)
+    if exists(filesystem, path) and any(parse_name(filesystem, file) for file in entries(filesystem, path)):
+        raise WritetimeError(f"{without_secrets(folder)} has SSTables already: name a folder without any")
     table = parse_table(schema)
     batches: Iterable[pa.RecordBatch] = changes
     if isinstance(changes, pa.Table):

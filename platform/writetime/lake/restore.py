@@ -7,7 +7,6 @@ end.
 
 import json
 import posixpath
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -84,9 +83,9 @@ def restore(
             expiry.
     """
     views = bucket_views(table, as_of)
+    schema = views[0].schema if views else table.schema()
     filesystem, path = resolve(folder)
     _prepare(filesystem, path, folder)
-    schema = table.schema()
     written = {"table": schema.full_name, "as_of": None if as_of is None else instant_text(as_of), "version": version}
     _write(filesystem, posixpath.join(path, MANIFEST), json.dumps({**written, "complete": False}))
     found = list(run(_Task.run, [_Task(view, folder, version, compressor) for view in views]))
@@ -98,20 +97,23 @@ def restore(
 
 
 def _prepare(filesystem: fs.FileSystem, path: str, folder: str) -> None:
-    """Create the folder, or remove the files of a run that did not end."""
+    """Create the folder, or remove the SSTables of a run that did not end."""
     filesystem.create_dir(path, recursive=True)
     found = entries(filesystem, path)
     manifest = posixpath.join(path, MANIFEST)
-    if found and (
-        not exists(filesystem, manifest) or json.loads(read_file(filesystem, manifest) or b"{}").get("complete", True)
-    ):
+    if found and (not exists(filesystem, manifest) or _is_complete(read_file(filesystem, manifest))):
         raise WritetimeError(f"{without_secrets(folder)} has files already: name a folder that is new or empty")
-    for file in _components(filesystem, found):
-        filesystem.delete_file(file)
+    for file in found:
+        if parse_name(filesystem, file) is not None:
+            filesystem.delete_file(file)
 
 
-def _components(filesystem: fs.FileSystem, files: list[str]) -> Iterator[str]:
-    return (file for file in files if parse_name(filesystem, file) is not None)
+def _is_complete(manifest: bytes) -> bool:
+    try:
+        return json.loads(manifest)["complete"]
+    except ValueError:
+        # The run was killed while it wrote the file.
+        return False
 
 
 def _write(filesystem: fs.FileSystem, path: str, text: str) -> None:

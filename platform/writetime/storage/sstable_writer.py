@@ -119,10 +119,12 @@ class SSTableWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._finish()
-        self._data_file.close()
-        self._index_file.close()
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._data_file.close()
+            self._index_file.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write changes with the fields of `changes.model.change_schema`; `origin` is not needed.
