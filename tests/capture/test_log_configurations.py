@@ -1,7 +1,5 @@
 """Configurations of a node and its commit log: writes reach the lake, or their watermark waits."""
 
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -14,11 +12,10 @@ import pytest
 from tests.capture.agents import held, passes, restart, until
 from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import FormatServer
+from tests.support.loader import stream
 from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.lake.views import time_now
-from writetime.runtime import jars
-from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java
 from writetime.storage.segment import list_segments
 
@@ -132,13 +129,7 @@ def streamed(captured: Captured, files: list[Path], home: Path, version: str) ->
     folder.mkdir(parents=True)
     for file in files:
         shutil.copy(file, folder)
-    class_path = os.pathsep.join(map(str, jars.fetch("cassandra" if version == "5.0" else f"cassandra-{version}")))
-    settings = json.loads((captured.node.folder / "cassandra.yaml").read_text())
-    program = [str(java()), *module_options(), "-cp", class_path, "org.apache.cassandra.tools.BulkLoader"]
-    ports = ["-p", str(captured.node.port), "-sp", str(settings["storage_port"])]
-    options = ["-f", str(captured.node.folder / "cassandra.yaml"), "-d", "127.0.0.1", *ports]
-    done = subprocess.run([*program, *options, str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    stream(folder, captured.node.folder, captured.node.port, version)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """A table of the lake, written as SSTables as of an instant and imported: the node answers as it did then.
 
-Oracle: the answers of CQL at that instant, with write times and TTLs.
+Oracle: the answers of CQL at that instant, with write times and TTLs; in tests without a server, the lake's own state.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra.cluster import Session
 
+from tests.support.loader import stream
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
-from tests.support.timed_writes import COLUMNS, answers, statements
+from tests.support.timed_writes import COLUMNS, Answers, statements
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -32,6 +35,7 @@ from writetime.storage.sstable import SSTable
 
 START = 1_700_000_000_000_000
 HOUR = 3_600_000_000
+_PHASES = 3
 
 
 def _add_flushed(settings: Settings, lake: LakeTable, number: int) -> None:
@@ -43,30 +47,54 @@ def _add_flushed(settings: Settings, lake: LakeTable, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_as_of_an_instant(settings: Settings, tmp_path: Path) -> None:
+def test_as_of_instants(settings: Settings, tmp_path: Path) -> None:
     keyspace = settings.cassandra.keyspace
-    table, copies = f"{keyspace}.restored", {"then": f"{keyspace}.restored_then", "now": f"{keyspace}.restored_now"}
+    names = [f"restored_{number}" for number in range(_PHASES)]
     with connect(settings) as session:
-        for name in (table, *copies.values()):
-            session.execute(f"CREATE TABLE {name} {COLUMNS}")
-        lake = create_table(settings_at(tmp_path / "lake", buckets=4), read_schema(session, table))
-        wanted = {}
-        for number, phase in enumerate(copies):
-            for statement in statements(table, random.Random(number), START + number * HOUR):
-                session.execute(statement)
-            wanted[phase] = answers(session, table)
-            _add_flushed(settings, lake, number)
-            state.fold(lake)
-        assert wanted["now"] != wanted["then"]
+        lake, wanted = _with_history(settings, session, tmp_path, "restored", names)
+        assert all(one.rows != other.rows for one, other in pairwise(wanted))
         _, port = node_snapshots.local_node(session)
-        for phase, instant in (("then", START + HOUR // 2), ("now", None)):
-            folder = tmp_path / phase
-            restore(lake, str(folder), instant)
-            copy = copies[phase].partition(".")[2]
-            nodetool(port, "import", "--extended-verify", keyspace, copy, str(folder))
-            assert answers(session, copies[phase]) == wanted[phase]
-            nodetool(port, "compact", keyspace, copy)
-            assert answers(session, copies[phase]) == wanted[phase]
+        for number, name in enumerate(names):
+            folder = tmp_path / name
+            restore(lake, str(folder), START + number * HOUR + HOUR // 2)
+            nodetool(port, "import", "--extended-verify", keyspace, name, str(folder))
+            Answers.of(session, f"{keyspace}.{name}").assert_same(wanted[number])
+            nodetool(port, "compact", keyspace, name)
+            Answers.of(session, f"{keyspace}.{name}").assert_same(wanted[number])
+
+
+@pytest.mark.slow
+@pytest.mark.cassandra_5_only("the jars of others lack the driver that sstableloader uses")
+def test_streamed_by_sstableloader(settings: Settings, cassandra_version: str, tmp_path: Path) -> None:
+    keyspace = settings.cassandra.keyspace
+    with connect(settings) as session:
+        lake, wanted = _with_history(settings, session, tmp_path, "to_stream", ["streamed"])
+        folder = tmp_path / keyspace / "streamed"
+        restore(lake, str(folder))
+        stream(folder, Path(settings.embedded.home) / "cassandra", settings.cassandra.port, cassandra_version)
+        Answers.of(session, f"{keyspace}.streamed").assert_same(wanted[-1])
+
+
+def _with_history(
+    settings: Settings, session: Session, folder: Path, name: str, copies: Iterable[str]
+) -> tuple[LakeTable, list[Answers]]:
+    """Write to a table in phases, an hour apart, and bring each into a lake. Return this, and the answers after each.
+
+    The copies are empty tables whose first compaction drops deletions.
+    """
+    table = f"{settings.cassandra.keyspace}.{name}"
+    session.execute(f"CREATE TABLE {table} {COLUMNS}")
+    for copy in copies:
+        session.execute(f"CREATE TABLE {settings.cassandra.keyspace}.{copy} {COLUMNS} AND gc_grace_seconds = 0")
+    lake = create_table(settings_at(folder / "lake", buckets=4), read_schema(session, table))
+    wanted: list[Answers] = []
+    for number in range(_PHASES):
+        for statement in statements(table, random.Random(number), START + number * HOUR):
+            session.execute(statement)
+        wanted.append(Answers.of(session, table))
+        _add_flushed(settings, lake, number)
+        state.fold(lake)
+    return lake, wanted
 
 
 def _filled(folder: Path) -> LakeTable:
@@ -98,6 +126,16 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     restore(table, str(tmp_path / "other"))
     with pytest.raises(WritetimeError, match="other has files already"):
         restore(table, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"table": "sho'])
+def test_a_run_that_was_killed_while_it_wrote_its_list_is_repeated(tmp_path: Path, torn: bytes) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    restore(table, str(out))
+    (out / MANIFEST).write_bytes(torn)
+    sstables = restore(table, str(out), 205)
+    assert len(list(find_sstables(str(out)))) == len(sstables)
+    assert sum(each.changes for each in sstables) == 42
 
 
 def test_a_run_that_was_killed_is_repeated(tmp_path: Path) -> None:

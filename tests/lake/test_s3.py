@@ -30,6 +30,7 @@ from writetime.delta.store_clock import clock_fault
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.restore import restore
 from writetime.lake.table import create_table, open_table
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
@@ -155,6 +156,20 @@ def test_sstables_in_a_store(store: ObjectStore, written: Path, monkeypatch: pyt
     (there,) = find_sstables(f"s3://{BUCKET}/snapshot?endpoint_override={store.host}&scheme=http")
     (here,) = find_sstables(str(written))
     assert rows_of(there) == rows_of(here)
+
+
+def test_a_table_is_restored_to_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    table = create_table(settings_of(store, "restored"), SCHEMA)
+    add(table, [write(n, 1, 5, v=f"v{n}") for n in range(30)], 0)
+    address = f"s3://{BUCKET}/given-back?endpoint_override={store.host}&scheme=http"
+    sstables = restore(table, address)
+    found = list(find_sstables(address))
+    assert len(found) == len(sstables) > 1
+    assert sum(len(rows_of(location)) for location in found) == 30
+    with pytest.raises(WritetimeError, match=f"{BUCKET}/given-back has files already"):
+        restore(table, address)
 
 
 def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

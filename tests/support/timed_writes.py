@@ -1,7 +1,9 @@
 """Writes of every kind to one table, at chosen times, and the answers of the database with write times and TTLs."""
 
 import random
-from typing import Any
+import time
+from dataclasses import dataclass
+from typing import Self
 
 from cassandra.cluster import Session
 
@@ -43,7 +45,25 @@ def statements(table: str, chooser: random.Random, start: int = 1_700_000_000_00
     return found
 
 
-def answers(session: Session, table: str) -> list[Any]:
-    # The TTL counts down while the test runs.
-    rows = [row._asdict() for row in session.execute(_SELECT.format(table))]
-    return [{n: v is not None if n.startswith("ttl") else repr(v) for n, v in row.items()} for row in rows]
+@dataclass(frozen=True)
+class Answers:
+    """The rows of a table with write times, and for each TTL the seconds in which the cell may expire, None without."""
+
+    rows: list[dict[str, str]]
+    expiries: list[tuple[float, float] | None]
+
+    @classmethod
+    def of(cls, session: Session, table: str) -> Self:
+        start = time.time()
+        found = [row._asdict() for row in session.execute(_SELECT.format(table))]
+        # The database answers with whole seconds.
+        end = time.time() + 1
+        ttls = [value for row in found for name, value in row.items() if name.startswith("ttl")]
+        rows = [{n: repr(v) for n, v in row.items() if not n.startswith("ttl")} for row in found]
+        return cls(rows, [None if ttl is None else (start + ttl, end + ttl) for ttl in ttls])
+
+    def assert_same(self, wanted: "Answers") -> None:
+        assert self.rows == wanted.rows
+        for one, other in zip(self.expiries, wanted.expiries, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])

@@ -192,9 +192,12 @@ public class Oracle
                     filtered++;
                 if (sstable.getPosition(key, SSTableReader.Operator.EQ) >= 0)
                     indexed++;
-                ByteBuffer other = ByteBuffer.wrap(("another" + keys).getBytes());
-                if (filter.isPresent(sstable.getPartitioner().decorateKey(other)))
-                    others++;
+                for (int i = 0; i < 100; i++)
+                {
+                    ByteBuffer other = ByteBuffer.wrap(("another" + keys + "-" + i).getBytes());
+                    if (filter.isPresent(sstable.getPartitioner().decorateKey(other)))
+                        others++;
+                }
             }
         }
         out.println("{\"write_times\":[" + found.minTimestamp + "," + found.maxTimestamp + "],\"deletion_times\":["

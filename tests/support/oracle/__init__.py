@@ -141,7 +141,7 @@ def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
 
 def statistics(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """Return what Statistics.db records of each Data.db file, the number of its keys, how many of these its filter and
-    its index find, and how many other keys its filter finds.
+    its index find, and how many of a hundred others per key its filter finds.
     """
     return run("statistics", *paths)
 
