@@ -1,5 +1,6 @@
 """The guarantees of the sink's modes, checked with CQL, and the faults that must stop it instead of losing events."""
 
+import gc
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from writetime.clients.kafka import client_config, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest import drain, event_pipeline, sink, writer
+from writetime.ingest.event import Event
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.ingest.writer import EventWriter
 
@@ -174,6 +176,18 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
             stop.set()
             thread.join()
     assert 2 < max(most) <= 12
+
+
+def test_a_bounded_run_keeps_no_payloads_of_messages_that_are_done(settings: Settings) -> None:
+    values = [an_event(n, f'"kept {settings.ingest.topic} {n}"').value() for n in range(20)]
+    produce(settings, values)
+    [offsets] = drain.plan(settings)
+    batches = drain.store_range(settings, offsets)
+    # It waits where it has all receipts.
+    assert len(next(batches)) == len(values)
+    events = [found for found in gc.get_objects() if isinstance(found, Event)]
+    assert [event.payload for event in events if f"kept {settings.ingest.topic}" in event.payload] == []
+    assert list(batches) == []
 
 
 def test_an_unfinished_message_holds_its_own_partition(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,11 +125,12 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
     """Store the events of one range and yield the receipts in batches. If Kafka or the database fails, a
     `WritetimeError` has the last fault.
     """
-    receipts: list[Receipt] = []
+    # Not the receipts: they have whole events, with their payloads.
+    rows: list[dict[str, Any]] = []
     partition, end = offsets.partition, offsets.end
     messages = messages_between(settings, settings.ingest.topic, {partition: offsets.start}, {partition: end})
     with connect(settings) as session:
-        pipeline = EventPipeline(settings, session, receipts.append)
+        pipeline = EventPipeline(settings, session, lambda receipt: rows.append(_row(receipt)))
         progress = pipeline.progress[partition] = PartitionProgress(offsets.start)
         floor, since = -1, 0.0
         while progress.floor < end:
@@ -148,18 +149,15 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
                 last = pipeline.writer.last_error or pipeline.dead_letters.last_error or "no fault is known"
                 place = f"{settings.ingest.topic}/{partition}@{floor}"
                 raise WritetimeError(f"{place}: nothing done for {STALL_SECONDS:.0f} s: {last}")
-            if len(receipts) >= _RECEIPTS_PER_BATCH:
-                yield _to_arrow(receipts)
-                receipts.clear()
-    yield _to_arrow(receipts)
+            if len(rows) >= _RECEIPTS_PER_BATCH:
+                yield pa.RecordBatch.from_pylist(rows, RECEIPT_SCHEMA)
+                rows.clear()
+    yield pa.RecordBatch.from_pylist(rows, RECEIPT_SCHEMA)
 
 
-def _to_arrow(receipts: list[Receipt]) -> pa.RecordBatch:
-    rows = []
-    for receipt in receipts:
-        row: dict[str, Any] = {name: getattr(receipt, name) for name in ("partition", "offset", "outcome", "reason")}
-        if (event := receipt.event) is not None:
-            row |= {"event_id": str(event.event_id), "event_timestamp": event.timestamp}
-            row |= {"user_id": event.user_id, "event_type": event.event_type}
-        rows.append(row)
-    return pa.RecordBatch.from_pylist(rows, RECEIPT_SCHEMA)
+def _row(receipt: Receipt) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(receipt, name) for name in ("partition", "offset", "outcome", "reason")}
+    if (event := receipt.event) is not None:
+        row |= {"event_id": str(event.event_id), "event_timestamp": event.timestamp}
+        row |= {"user_id": event.user_id, "event_type": event.event_type}
+    return row
