@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def table(replay_settings: Settings, queue: str) -> str:
     return name
 
 
-def run(settings: Settings, queue: str, table: str, statements: Callable[[], list[Any]]) -> int:
+def run(settings: Settings, queue: str, table: str, statements: Callable[[], Iterable[Any]]) -> int:
     """Process the batches of a queue until there is none left, with the same effects for each."""
     with Subscriber(settings, queue, "p") as subscriber:
         effects = Effects(table, {"part": "all"})
@@ -89,6 +89,25 @@ def test_a_stop_ends_the_retries_of_effects(
     assert len(tries) == 3
     assert time.monotonic() - began > 2 * replay_settings.replay.poll_seconds
     assert run(replay_settings, queue, table, list) == 1
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_a_generator_of_effects_ends_the_run(replay_settings: Settings, queue: str, table: str) -> None:
+    """The handler's own database may never answer, so it is not for the processor to try again."""
+    with Publisher(replay_settings, queue) as publisher:
+        publisher.publish([b"x"])
+    calls: list[int] = []
+
+    def handle() -> Iterator[Any]:
+        calls.append(1)
+        yield BLOB.format(table), [len(calls), b"x"]
+        if len(calls) == 1:
+            raise UnknownWrite("mine")
+
+    with pytest.raises(UnknownWrite, match="mine") as raised:
+        run(replay_settings, queue, table, handle)
+    assert raised.value.__notes__ == [f"batch {queue}-1 is not done: processor p processes it again at its next start"]
+    assert run(replay_settings, queue, table, handle) == 1
 
 
 @pytest.mark.timeout(120)

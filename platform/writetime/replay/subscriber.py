@@ -166,12 +166,14 @@ class Subscriber:
                     f"the handler of processor {self._name} returned a {type(answer).__name__}, which nothing runs: "
                     "make it an ordinary function without `yield`, which may call asyncio.run"
                 )
+            # A generator's code runs here.
+            statements = [] if self._effects is None else list(answer or ())
         except Exception as e:
             e.add_note(f"batch {batch.id} is not done: processor {self._name} processes it again at its next start")
             raise
         self.working = None
         if self._effects is not None:
-            self._apply(self._effects, batch.n, batch.n - 1 or None, list(answer or ()))
+            self._apply(self._effects, batch.n, batch.n - 1 or None, statements)
         # The copy is at most one batch behind; the next write makes up for a failed one.
         self._copying.exception()
         moved = self._zookeeper.move(self._name, batch.n, cursor)
