@@ -3,7 +3,8 @@
 import functools
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.logs import KAFKA_CLIENT, ZOOKEEPER_CLIENT
 from writetime.core.server_settings import Kafka, ZooKeeper
+from writetime.ingest import dead_letter_topic
 from writetime.servers.process import free_port
 from writetime.wire import publishing
 from writetime.wire.publishing import Sender
@@ -163,3 +165,70 @@ def test_an_offset_that_cannot_be_read_is_not_taken_for_no_commit(code: int) -> 
         consumer_groups.committed(config.load(), consumer, "g", [TopicPartition("t", 0), TopicPartition("t", 1)])
     assert consumer.calls == 2
     assert isinstance(raised.value, Transient) == (code == KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+
+
+class Reading:
+    """A consumer of two partitions with one message each. It reports an error before the second one, so often."""
+
+    def __init__(self, code: int, times: int, partition: int | None = None) -> None:
+        errors = repeat(self._polled(partition, None, KafkaError(code)), times)
+        self._reports = chain([self._polled(0, 7)], errors, [self._polled(2, 5)])
+        self.is_closed = False
+
+    def _polled(self, partition: int | None, offset: int | None, error: KafkaError | None = None) -> Any:
+        place = {"partition": lambda: partition, "offset": lambda: offset, "topic": lambda: "t"}
+        return SimpleNamespace(error=lambda: error, **place)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        assert {(p.partition, p.offset) for p in partitions} == {(0, 7), (2, 5)}
+
+    def poll(self, timeout: float) -> Any:
+        return next(self._reports)
+
+    def unassign(self) -> None:
+        assert list(self._reports) == []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def read(monkeypatch: pytest.MonkeyPatch, consumer: Reading) -> Generator[Any, None, None]:
+    monkeypatch.setattr(kafka, "Consumer", lambda _: consumer)
+    monkeypatch.setattr(kafka, "_idle_readers", lambda *_: [])
+    return kafka.messages_between(config.load(), "t", {0: 7, 1: 3, 2: 5}, {0: 8, 1: 3, 2: 6})
+
+
+@pytest.mark.parametrize("name", ["_RESOLVE", "_TIMED_OUT", "NOT_LEADER_FOR_PARTITION", "_ALL_BROKERS_DOWN"])
+def test_a_reader_waits_for_a_broker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Reading(getattr(KafkaError, name), 3)
+    assert [message.partition() for message in read(monkeypatch, consumer)] == [0, 2]
+    assert not consumer.is_closed
+
+
+def test_a_reader_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Reading(KafkaError._RESOLVE, 10**9)
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(
+        Transient, match=r"topic t cannot be read, partition 2: no answer for 0 s, Local: Host resolution failure"
+    ):
+        list(read(monkeypatch, consumer))
+    assert consumer.is_closed
+
+
+@pytest.mark.parametrize(("partition", "named"), [(2, "partition 2"), (None, "partition 2"), (0, "partition 0")])
+def test_an_error_that_lasts_ends_a_reader(partition: int | None, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Reading(KafkaError.TOPIC_AUTHORIZATION_FAILED, 1, partition)
+    with pytest.raises(WritetimeError, match=f"topic t cannot be read, {named}: Broker: Topic authorization") as raised:
+        list(read(monkeypatch, consumer))
+    assert not isinstance(raised.value, Transient)
+    assert consumer.is_closed
+
+
+def test_a_failed_redrive_closes_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Reading(KafkaError._RESOLVE, 0)
+    letters = read(monkeypatch, consumer)
+    monkeypatch.setattr(dead_letter_topic, "messages_between", lambda *_: letters)
+    found = dead_letter_topic.read(config.load(), {}, {})
+    with pytest.raises(AttributeError, match="headers"):
+        next(found)
+    assert consumer.is_closed

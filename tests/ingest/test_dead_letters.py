@@ -130,7 +130,7 @@ def test_a_redrive_that_fails_makes_no_letter_a_dead_letter_again(monkeypatch: p
     monkeypatch.setattr(Failing, "produced", [])
     monkeypatch.setattr(dead_letter_topic, "topic_ids", lambda *_: {})
     monkeypatch.setattr(dead_letter_topic, "_not_redriven", lambda _: ({0: 0}, {0: 2}))
-    monkeypatch.setattr(dead_letter_topic, "read", lambda *_: iter(letters))
+    monkeypatch.setattr(dead_letter_topic, "read", lambda *_: (letter for letter in letters))
     committed: list[object] = []
     monkeypatch.setattr(dead_letter_topic, "commit_offsets", lambda *_: committed.append(_))
     settings = load()

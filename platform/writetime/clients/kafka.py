@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import methodcaller
@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
-from writetime.clients.kafka_errors import ASK_AGAIN, NO_ANSWER, WITHOUT_LEADER, kind_of
+from writetime.clients.kafka_errors import ASK_AGAIN, NO_ANSWER, WITHOUT_LEADER, kind_of, may_pass
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.logs import KAFKA_CLIENT
@@ -289,9 +289,10 @@ def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
 
 def messages_between(
     settings: Settings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
-) -> Iterator[Message]:
-    """Yield the messages of a topic from the start up to, not including, the end of each partition; commit nothing.
-    Raises WritetimeError: the topic cannot be read, or has lost these messages.
+) -> Generator[Message, None, None]:
+    """Yield the messages of a topic from the start up to, not including, the end of each partition; commit nothing. A
+    caller that may leave it early closes it, as with `contextlib.closing`. Raises WritetimeError: the topic cannot be
+    read, or has lost these messages.
     """
     own = {
         "group.id": "writetime-reader",
@@ -313,25 +314,45 @@ def messages_between(
         unread = {p for p in ends if starts[p] < ends[p]}
         consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
         while unread:
-            message = consumer.poll(TIMEOUT_SECONDS)
-            if message is None:
-                raise Transient(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
-            error = message.error()
-            if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-                continue  # The client connects again by itself; if it cannot, no answer comes.
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise kind_of(error)(f"topic {topic} cannot be read: {error.str()}")
+            message = _next_message(consumer, topic, unread)
+            is_end = message.error() is not None
             partition, offset = place_of(message)
-            if error is None and offset < ends[partition]:
+            if not is_end and offset < ends[partition]:
                 yield message
             # The offset shows the end of a partition, past control records that are not messages.
-            if offset + (error is None) >= ends[partition]:
+            if offset + (not is_end) >= ends[partition]:
                 unread.discard(partition)
         consumer.unassign()
     except BaseException:
         consumer.close()
         raise
     idle.append(consumer)
+
+
+def _next_message(consumer: Consumer, topic: str, unread: Collection[int]) -> Message:
+    """Return the next message of some partitions, or the end of one, which has an error as a mark. Raises Transient:
+    none came in time; WritetimeError: the consumer reports an error that does not pass by itself.
+    """
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    last = ""
+    while (left := deadline - time.monotonic()) > 0:
+        message = consumer.poll(left)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return message
+        if not may_pass(error):
+            partition = message.partition()
+            raise WritetimeError(f"{_unread(topic, unread if partition is None else [partition])}: {error.str()}")
+        # The client connects again, and finds new leaders, by itself. Other brokers may answer.
+        last = f", {error.str()}"
+    raise Transient(f"{_unread(topic, unread)}: no answer for {TIMEOUT_SECONDS:.0f} s{last}")
+
+
+def _unread(topic: str, partitions: Collection[int]) -> str:
+    noun = "partition" if len(partitions) == 1 else "partitions"
+    return f"topic {topic} cannot be read, {noun} {', '.join(map(str, sorted(partitions)))}"
 
 
 def answer_of(future: Future[_T], grace_seconds: float = _GRACE_SECONDS) -> _T:

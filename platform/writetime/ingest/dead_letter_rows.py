@@ -5,6 +5,7 @@ has each number of the table, which is the offset up to which it has a partition
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -88,13 +89,13 @@ def read_range(settings: Settings, topic_id: int, offsets: OffsetRange) -> Itera
     """Yield the dead letters of one range in batches of rows, which end at a number of bytes of keys and values."""
     rows: list[dict[str, Any]] = []
     size = 0
-    for letter in dead_letter_topic.read(
-        settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}
-    ):
-        rows.append({"topic_id": topic_id} | {name: getattr(letter, name) for name in _OF_LETTER})
-        size += len(letter.key or b"") + len(letter.value or b"")
-        if len(rows) >= _ROWS_PER_BATCH or size >= BATCH_BYTES:
-            yield pa.RecordBatch.from_pylist(rows, SCHEMA)
-            rows.clear()
-            size = 0
+    starts, ends = {offsets.partition: offsets.start}, {offsets.partition: offsets.end}
+    with closing(dead_letter_topic.read(settings, starts, ends)) as letters:
+        for letter in letters:
+            rows.append({"topic_id": topic_id} | {name: getattr(letter, name) for name in _OF_LETTER})
+            size += len(letter.key or b"") + len(letter.value or b"")
+            if len(rows) >= _ROWS_PER_BATCH or size >= BATCH_BYTES:
+                yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+                rows.clear()
+                size = 0
     yield pa.RecordBatch.from_pylist(rows, SCHEMA)

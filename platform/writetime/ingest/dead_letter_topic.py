@@ -12,8 +12,8 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -157,17 +157,18 @@ class DeadLetter:
         return None if value is None else value.decode(errors="replace")
 
 
-def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[DeadLetter]:
-    """Yield the dead letters between two offsets of each partition."""
-    for message in messages_between(settings, settings.ingest.dead_letter_topic, starts, ends):
-        headers = _headers(message)
-        yield DeadLetter(
-            *place_of(message),
-            key=message.key(),
-            value=message.value(),
-            headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
-            added={n.removeprefix(HEADER_PREFIX): value for n, value in headers if n.startswith(HEADER_PREFIX)},
-        )
+def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int]) -> Generator[DeadLetter, None, None]:
+    """Yield the dead letters between two offsets of each partition. Raises as `messages_between`."""
+    with closing(messages_between(settings, settings.ingest.dead_letter_topic, starts, ends)) as messages:
+        for message in messages:
+            headers = _headers(message)
+            yield DeadLetter(
+                *place_of(message),
+                key=message.key(),
+                value=message.value(),
+                headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
+                added={n.removeprefix(HEADER_PREFIX): value for n, value in headers if n.startswith(HEADER_PREFIX)},
+            )
 
 
 @dataclass(frozen=True)
@@ -197,13 +198,15 @@ def redrive(settings: Settings) -> Redriven:
     topic_id = topic_ids(settings, [topic]).get(topic, 0)
     starts, ends = _not_redriven(settings)
     redriving = _Redriving(settings)
-    for letter in read(settings, starts, ends):
-        redriving.send(letter)
+    with closing(read(settings, starts, ends)) as letters:
+        for letter in letters:
+            redriving.send(letter)
     redriving.finish()
     if redriving.refused:
         # They are read again, because all together may not fit into memory.
-        for letter in read(settings, starts, ends):
-            redriving.bury(letter)
+        with closing(read(settings, starts, ends)) as letters:
+            for letter in letters:
+                redriving.bury(letter)
         redriving.finish()
     commit_offsets(settings, topic, _group(topic), ends, topic_id)
     refused, lost = len(redriving.refused), redriving.lost
@@ -340,7 +343,8 @@ def _whole(settings: Settings, letter: DeadLetter) -> DeadLetter | None:
     firsts, ends = beginning_offsets(settings, topic), end_offsets(settings, topic)
     if not firsts.get(partition, 0) <= offset < ends.get(partition, 0):
         return None
-    for message in messages_between(settings, topic, {partition: offset}, {partition: offset + 1}):
+    # One at most.
+    for message in list(messages_between(settings, topic, {partition: offset}, {partition: offset + 1})):
         return replace(letter, key=message.key(), value=message.value(), headers=_headers(message))
     return None
 

@@ -6,6 +6,7 @@ that failed, reads its messages again and has the same outcomes: each row names 
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -128,8 +129,8 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
     # Not the receipts: they have whole events, with their payloads.
     rows: list[dict[str, Any]] = []
     partition, end = offsets.partition, offsets.end
-    messages = messages_between(settings, settings.ingest.topic, {partition: offsets.start}, {partition: end})
-    with connect(settings) as session:
+    read = messages_between(settings, settings.ingest.topic, {partition: offsets.start}, {partition: end})
+    with connect(settings) as session, closing(read) as messages:
         pipeline = EventPipeline(settings, session, lambda receipt: rows.append(_row(receipt)))
         progress = pipeline.progress[partition] = PartitionProgress(offsets.start)
         floor, since = -1, 0.0

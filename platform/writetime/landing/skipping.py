@@ -119,7 +119,8 @@ def skip(settings: Settings, place: MessagePlace) -> int:
 
 def _read(settings: Settings, topic: str, place: MessagePlace) -> Message:
     starts, ends = {place.partition: place.offset}, {place.partition: place.offset + 1}
-    for message in messages_between(settings, topic, starts, ends):
+    # One at most.
+    for message in list(messages_between(settings, topic, starts, ends)):
         return message
     raise WritetimeError(f"there is no message {place}: Kafka has a gap in its offsets there")
 

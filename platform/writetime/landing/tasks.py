@@ -1,6 +1,7 @@
 """The work of one task of landing: messages of a table's topic become files of the lake. It may run in Spark."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -61,15 +62,16 @@ def write_part(part: MessageRange) -> LandedFiles:
     committed. A `WritetimeError` names the place of a message that is not a change of the table, or is missing.
     """
     written = LandedFiles()
-    written.files = part.writer.write(_changes(part, written))
+    topic = changes_topic(part.writer.schema.full_name)
+    with closing(messages_between(part.settings, topic, part.starts, part.ends)) as messages:
+        written.files = part.writer.write(_changes(part, messages, written))
     return written
 
 
-def _changes(part: MessageRange, written: LandedFiles) -> Iterator[pa.RecordBatch]:
-    topic = changes_topic(part.writer.schema.full_name)
+def _changes(part: MessageRange, messages: Iterator[Message], written: LandedFiles) -> Iterator[pa.RecordBatch]:
     decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
-    messages = _messages(part, topic, written)
-    while some := list(islice(messages, DECODED_TOGETHER)):
+    kept = _kept(part, messages, written)
+    while some := list(islice(kept, DECODED_TOGETHER)):
         changes = _decoded(decoder, part.writer.schema, some)
         written.left_out += decoder.left_out
         decoder.left_out = 0
@@ -80,12 +82,12 @@ def _changes(part: MessageRange, written: LandedFiles) -> Iterator[pa.RecordBatc
         yield from changes.to_batches()
 
 
-def _messages(part: MessageRange, topic: str, written: LandedFiles) -> Iterator[Message]:
+def _kept(part: MessageRange, messages: Iterator[Message], written: LandedFiles) -> Iterator[Message]:
     """Yield the messages that are not skipped. Agents send them without transactions, so each offset has one, until
     Kafka compacts the topic.
     """
     expected = dict(part.starts)
-    for message in messages_between(part.settings, topic, part.starts, part.ends):
+    for message in messages:
         place = partition, offset = place_of(message)
         if offset != expected[partition]:
             _miss(part, written, partition, expected[partition], offset)
