@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from writetime.core.errors import WritetimeError
-from writetime.core.server_settings import Cassandra, ZooKeeper
+from writetime.core.server_settings import Cassandra, SettingsSection, ZooKeeper
 
-_FILES = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
 # OpenSSL's reports if it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as `ssl.create_default_context`
 # does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in crypto/x509/x509_txt.c.
 _STRICT = (
@@ -47,9 +46,11 @@ def remedy(reason: str, section: str) -> str | None:
     )
 
 
-def files_of(section: str, settings: object) -> dict[str, Path]:
+def files_of(section: str, settings: SettingsSection) -> dict[str, Path]:
     """Return the files of certificates and keys that a section of the settings names, by the names of the settings."""
-    found = {f"{section}.{name}": getattr(settings, name, None) for name in _FILES}
+    # Some sections have no authority, others no certificate.
+    names = [name for name in type(settings).model_fields if name.startswith("tls_") and name.endswith("_file")]
+    found = {f"{section}.{name}": getattr(settings, name) for name in names}
     return {setting: file for setting, file in found.items() if file is not None}
 
 
@@ -68,7 +69,7 @@ def client_context(section: str, settings: Cassandra | ZooKeeper) -> ssl.SSLCont
     """Return the context of a client that trusts the authority of its section, and has its certificate, if there is
     one; None without an authority. Raises WritetimeError: a file cannot be read, or is not what its setting says.
     """
-    authority, certificate, key = (getattr(settings, name) for name in _FILES)
+    authority, certificate, key = settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file
     if authority is None:
         return None
     require_readable(files_of(section, settings))
