@@ -6,8 +6,9 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,8 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
+from writetime.workqueue import dead_items
+from writetime.workqueue.queue_tables import END_OF_TIME, DeadItem
 
 HANDLER = """
 def handle(item):
@@ -53,6 +56,23 @@ def run(*arguments: str) -> str:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.mark.parametrize(
+    ("dead_at", "shown"),
+    [
+        (1_700_000_000_123, "2023-11-14T22:13:20+00:00"),
+        (END_OF_TIME, "9223372036854775000000 microseconds since 1970"),
+        (-END_OF_TIME, "-9223372036854776000000 microseconds since 1970"),
+    ],
+)
+def test_a_dead_letter_of_any_time_is_listed(monkeypatch: pytest.MonkeyPatch, dead_at: int, shown: str) -> None:
+    letters = [DeadItem("q", 0, UUID(int=n), None, "1", 2, "no", at) for n, at in enumerate((dead_at, 0))]
+    monkeypatch.setattr(dead_items, "dead_letters", lambda *_: letters)
+    monkeypatch.setattr("writetime.cli.workqueue.inspecting", lambda _: nullcontext())
+    found = [line.split("\t")[:3] for line in run("queue", "inspect", "q", "--dead-letters").splitlines()]
+    assert found[0] == [str(UUID(int=0)), shown, "2 attempts"]
+    assert found[1][1] == "1970-01-01T00:00:00+00:00"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from writetime.core import config
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.core.instants import instant_text
 from writetime.core.json_texts import from_json
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
@@ -18,7 +19,6 @@ from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspecting
-from writetime.workqueue.items import instant
 from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.worker import Worker
 
@@ -65,7 +65,7 @@ def inspect_command(queue: str | None, letters: bool) -> None:
             for letter in dead_items.dead_letters(settings, name):
                 redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
                 click.echo(
-                    f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t"
+                    f"{letter.item_id}\t{instant_text(letter.dead_at // 1000 * 1_000_000)}\t"
                     f"{pluralize(letter.attempts, 'attempt')}\t"
                     f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
                 )
