@@ -19,9 +19,7 @@ def prepare(text: str) -> Any:
     return SimpleNamespace(text=text, consistency_level=None, fetch_size=5000)
 
 
-def test_a_class_has_the_declared_statements_and_its_objects_have_them_prepared() -> None:
-    assert isinstance(Queries.one, Statement)
-    assert Queries.one.page_rows == 7
+def test_objects_have_the_declared_statements_prepared() -> None:
     settings = Settings()
     one: Any = Queries(cast("Session", SimpleNamespace(prepare=prepare)), settings).one
     assert (one.text, one.fetch_size) == (f"SELECT a FROM {settings.cassandra.keyspace}.t WHERE b = ?", 7)

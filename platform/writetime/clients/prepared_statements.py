@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Self, overload
+from typing import ClassVar
 
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
@@ -45,12 +45,8 @@ class Statement:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, statements: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, statements: "Statements", owner: type) -> PreparedStatement: ...
-    def __get__(self, statements: "Statements | None", owner: type) -> "Self | PreparedStatement":
-        return self if statements is None else statements.prepared[self._name]
+    def __get__(self, statements: "Statements", owner: type) -> PreparedStatement:
+        return statements.prepared[self._name]
 
 
 class Statements:
