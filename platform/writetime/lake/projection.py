@@ -140,7 +140,12 @@ class Projection:
             return {_DIGEST: _digest(change.files_after(now.by_path))}
 
         as_of = position.batch.as_of if position else before.transaction(self.named("as_of")) or 0
-        delta.commit(before, change, numbers, numbers_after=digest, info={AS_OF: str(as_of)})
+        try:
+            delta.commit(before, change, numbers, numbers_after=digest, info={AS_OF: str(as_of)})
+        except Conflict as e:
+            if position is None:
+                raise
+            raise Conflict(f"batch {position.batch.sequence} is not added: {e}") from None
 
     def move_on(self, table: LakeTable) -> None:
         """Move to the present version of the changes, by a batch without rows as of the same time, because the log of
