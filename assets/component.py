@@ -49,4 +49,4 @@ class WritetimeComponent(dg.Component, dg.Resolvable, dg.Model):
             WritetimeError: the settings are missing or invalid.
         """
         del context
-        return of_tables(config.load(self.settings), self.tables, self.settings)
+        return of_tables(config.load(self.settings, "settings"), self.tables, self.settings)

@@ -54,7 +54,7 @@ class WritetimeResource(dg.ConfigurableResource):
         for resource in (self, *others):
             if named := {name: value for name, value in resource.overrides().items() if value is not None}:
                 found[resource.section] = named
-        return config.load(self.file, **found)
+        return config.load(self.file, "settings_file", **found)
 
     @property
     def file(self) -> Path | None:

@@ -172,3 +172,9 @@ def test_a_run_with_an_invalid_field_is_reported(file: Path) -> None:
     assert not result.success
     [report] = (file.parent / "reports").iterdir()
     assert "cassandra.port" in report.read_text()
+
+
+def test_a_settings_file_that_is_missing_is_named_by_its_field(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    with pytest.raises(WritetimeError, match=f"settings_file names {other}, which is not a file"):
+        _ = LakeResource(settings_file=str(other)).settings

@@ -508,14 +508,15 @@ def config_path() -> Path:
     return _loaded_file.get() or Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
 
 
-def load(file: Path | None = None, **overrides: Any) -> Settings:
-    """Read the settings of a file, by default that of `config_path`. Keyword arguments, such as `lake={"buckets": 2}`,
-    override them one by one. Raises InvalidSettings: settings are unknown or invalid; WritetimeError: the file that an
-    argument or `WRITETIME_CONFIG` names is missing, or it is not TOML.
+def load(file: Path | None = None, field: str = "settings_file", **overrides: Any) -> Settings:
+    """Read the settings of a file, by default that of `config_path`. `field` is the user's name of the argument, for
+    errors. Keyword arguments, such as `lake={"buckets": 2}`, override settings one by one. Raises InvalidSettings:
+    settings are unknown or invalid; WritetimeError: the file that `field` or `WRITETIME_CONFIG` names is missing, or it
+    is not TOML.
     """
     path = file or config_path()
     if file and not path.is_file():
-        raise WritetimeError(f"settings names {path}, which is not a file; create or correct it")
+        raise WritetimeError(f"{field} names {path}, which is not a file; create or correct it")
     if "WRITETIME_CONFIG" in os.environ and not path.is_file():
         raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
     loading = _loaded_file.set(file)
