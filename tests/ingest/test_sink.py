@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from cassandra import InvalidRequest
 from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -228,6 +229,28 @@ def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decid
     produce(settings, [an_event(9).value()])
     assert [row["outcome"] for row in run_once(settings)] == ["stored"] * 5
     assert [event_id.int for event_id, _ in rows(settings)] == [0, 1, 2, 3, 9]
+
+
+def test_a_fault_while_a_refused_send_is_handled_is_that_of_its_event(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not stop the sink, which would begin with the same event again."""
+    bind = EventWriter._bind
+
+    def refuse(*args: Any) -> Any:
+        if "poison" in repr(args):
+            raise InvalidRequest("injected")
+        return bind(*args)
+
+    def fail(_: object) -> bool:
+        raise LookupError("injected, too")
+
+    monkeypatch.setattr(EventWriter, "_bind", refuse)
+    monkeypatch.setattr(writer, "nodes_agree", fail)
+    produce(settings, [an_event(1).value(), an_event(2, '"poison"').value(), an_event(3).value()])
+    assert [row["outcome"] for row in run_once(settings)] == ["stored", "dead", "stored"]
+    [letter] = dead_letters(settings)
+    assert "LookupError: injected, too" in letter.reason
 
 
 def _poll_until_done(sink_writer: EventWriter, count: int) -> dict[int, tuple[str, str]]:

@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -191,7 +191,7 @@ class EventWriter:
                 try:
                     self._send(lane)
                 except Exception as e:
-                    self._handle_error(lane, e)
+                    self._guarded(self._handle_error, lane, e)
             else:
                 del self._lanes[lane.key]
 
@@ -241,11 +241,12 @@ class EventWriter:
 
     def _handle(self, lane: _Lane, answered: bool, answer: Any) -> None:
         self.in_flight -= 1
+        self._guarded(self._handle_answer if answered else self._handle_error, lane, answer)
+
+    def _guarded(self, handle: Callable[[_Lane, Any], None], lane: _Lane, answer: Any) -> None:
+        """Handle an answer or an error of a lane; an unexpected fault meanwhile is one of the lane's events."""
         try:
-            if answered:
-                self._handle_answer(lane, answer)
-            else:
-                self._handle_error(lane, answer)
+            handle(lane, answer)
         except WritetimeError:
             raise
         except Exception as e:
@@ -327,9 +328,9 @@ class EventWriter:
                 self._delay(lane)
                 return
             log.error("%s: failed %d times, goes to the dead letters", write.origin, TRIES, exc_info=error)
-        self._give_up(lane, f"the event cannot be stored: {self.last_error}")
+        self._bury_or_separate(lane, f"the event cannot be stored: {self.last_error}")
 
-    def _give_up(self, lane: _Lane, reason: str) -> None:
+    def _bury_or_separate(self, lane: _Lane, reason: str) -> None:
         """Send the event of a batch to the dead letters; try those of a batch with several again, each alone."""
         if len(lane.batch) == 1:
             self._decide(lane.batch[0], WriteOutcome.DEAD, reason)
@@ -366,7 +367,7 @@ class EventWriter:
                 # The node that refused the row may not know the table's columns yet.
                 self._delay(lane)
                 return
-        self._give_up(lane, f"the database refuses the row: {error}")
+        self._bury_or_separate(lane, f"the database refuses the row: {error}")
 
 
 def _microseconds(instant: datetime) -> int:
