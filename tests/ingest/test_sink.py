@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,10 +19,11 @@ from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.ingest import drain, event_pipeline, sink, writer
 from writetime.ingest.event import Event
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.ingest.writer import EventWriter
+from writetime.ingest.writer import EventWriter, Receipt
 
 MODES = ["lwt", "lwt-batch", "upsert"]
 
@@ -254,12 +254,17 @@ def test_a_fault_while_a_refused_send_is_handled_is_that_of_its_event(
 
 
 def _poll_until_done(sink_writer: EventWriter, count: int) -> dict[int, tuple[str, str]]:
-    """Return outcome and reason of every write, by offset."""
-    done: dict[int, tuple[str, str]] = {}
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(done) < count:
-        assert time.monotonic() < deadline, sink_writer.last_error
-        done.update({r.offset: (r.outcome, r.reason) for r in sink_writer.poll(0.05)})
+    """Return outcome and reason of every write, by offset. Each has one outcome."""
+    receipts: list[Receipt] = []
+
+    def are_done() -> bool:
+        receipts.extend(sink_writer.poll(0.05))
+        return len(receipts) >= count
+
+    assert wait_until(are_done, PATIENCE_SECONDS, 0), sink_writer.last_error
+    assert (sink_writer.poll(0), sink_writer.in_flight) == ([], 0)
+    done = {r.offset: (str(r.outcome), r.reason) for r in receipts}
+    assert len(done) == len(receipts) == count
     return done
 
 
