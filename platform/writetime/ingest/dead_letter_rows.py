@@ -68,8 +68,8 @@ def unread(settings: Settings, topic_id: int, table: deltalake.DeltaTable | None
         if start < end:
             if table and number is None and _has(table, topic_id, partition):
                 raise WritetimeError(
-                    f"the lake table of dead letters has messages of {topic}/{partition}, but not the offset up to "
-                    "which it has them, so another program has written it; move it aside to start again"
+                    f"the lake table of dead letters has messages of {topic}/{partition}, but its log lacks the offset "
+                    "up to which it has them, as after a copy of the rows alone; move it aside to start again"
                 )
             found.append(OffsetRange(partition, start, end))
     return found
