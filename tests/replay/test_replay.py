@@ -3,9 +3,10 @@
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
+from writetime.replay import batches as batches_of_queues
 from writetime.replay.batches import Batches, DamagedBatch, NoBatch, Seal
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
 from writetime.replay.coordination import Coordination, coordination
@@ -61,6 +63,11 @@ def test_blocks() -> None:
         if len(blocks) > 1:
             with pytest.raises(ValueError, match=r"after the last block|requires"):
                 decode(blocks[:-1])
+
+
+def test_the_columns_of_a_seal_are_in_the_order_of_its_fields() -> None:
+    """Two of them have one type, so a wrong order would be written, and read back, without an error."""
+    assert [{"size": "bytes"}.get(field.name, field.name) for field in fields(Seal)] == list(batches_of_queues._COLUMNS)
 
 
 def test_published_read_and_replayed(replay_settings: Settings, queue: str, kazoo: KazooClient) -> None:
@@ -162,9 +169,9 @@ def test_the_lag_does_not_read_more_of_a_longer_queue(
     statements: list[object] = []
     answer = Batches._run
 
-    def run(self: Batches, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
+    def run(self: Batches, statement: PreparedStatement, *values: Any, **options: Any) -> list[Any]:
         statements.append(statement)
-        return answer(self, statement, values)
+        return answer(self, statement, *values, **options)
 
     costs = []
     with Publisher(replay_settings, queue) as publisher:
@@ -179,7 +186,7 @@ def test_the_lag_does_not_read_more_of_a_longer_queue(
             statements.clear()
     (first, cost), (second, cost_later) = costs
     assert (first, second) == (2, 14)
-    assert cost == cost_later
+    assert cost == cost_later > 0
 
 
 def test_seek(replay_settings: Settings, queue: str) -> None:
