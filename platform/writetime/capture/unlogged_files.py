@@ -58,8 +58,8 @@ class LastCheck:
         checked_at: all writes before it were logged (microseconds).
         generation: that of the node; None before the first check.
         newest_segment: the id of the newest segment in `cdc_raw`.
-        newest_written: that of the newest one with writes to captured tables. Segments up to this one may be released.
-            At first (None), some may follow in any listed segment.
+        newest_written: that of the newest one with writes to captured tables, at least that before the oldest one at
+            the first listing; None before that. Segments up to this one may be released.
         cdc_raw: the folder of the segments.
         is_folder_of_node: False if the node's path is another one on this machine, as in a container.
         truncated: the time of the last TRUNCATE of tables (microseconds), by their ids.

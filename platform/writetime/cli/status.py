@@ -25,8 +25,9 @@ _NOUNS = {
 
 
 def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[str | Entries]:
-    """Yield the last report of the agent of this state folder, if there is one, and the reports of landing;
-    of `everything`, also those of tables without a fault, in the order of their names.
+    """Yield the last report of the agent of this state folder, if there is one, and the reports of landing of tables
+    with a fault. With `everything`, those of the other tables follow, and the agent's tables are in the order of
+    their names.
     """
     found: dict[str, Any] | None = read_status(settings.capture.state_dir)
     if found is not None:

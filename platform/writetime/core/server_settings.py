@@ -53,7 +53,7 @@ class LoginSettings(SettingsSection):
 
 
 class ClientSettings(LoginSettings):
-    """The login and the certificates of a client of one of the databases."""
+    """The login and the certificates of a client of the database or of ZooKeeper."""
 
     tls_ca_file: LocalPath | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
     tls_certificate_file: LocalPath | None = Field(

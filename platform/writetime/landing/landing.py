@@ -86,7 +86,17 @@ class Incomplete(WritetimeError):
 class _Batch:
     """The messages that the next commit lands, from offset `begins` to `reached` of each partition.
 
-    `landed` are the offsets up to which the lake has the topic, or another topic of the name (`is_other`).
+    Attributes:
+        follows: the version of the changes that the commit follows.
+        topic_id: the id of the topic, 0 if it is unknown.
+        is_other: whether the topic is not the one that was landed before.
+        landed: the offsets up to which the lake has the topic, or the earlier one of its name.
+        begins: the offsets of the first messages: not those of `landed` after a gap that was accepted.
+        reached: the offsets after the last messages.
+        ends: the ends of the partitions.
+        known: the watermarks of registered sources in the lake.
+        moved: the watermarks that the commit moves.
+        held: since when messages that were skipped hold the watermarks, 0 if there are none.
     """
 
     follows: TableVersion
@@ -96,10 +106,8 @@ class _Batch:
     begins: Mapping[int, int]
     reached: Mapping[int, int]
     ends: Mapping[int, int]
-    # The watermarks of registered sources in the lake, and those that the commit moves.
     known: dict[str, int]
     moved: dict[str, int]
-    # Since when messages that were skipped hold the watermarks, 0 if there are none.
     held: int
 
 

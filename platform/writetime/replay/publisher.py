@@ -40,9 +40,19 @@ class PublishUnknown(WritetimeError):
 
 
 class Publisher:
-    """Publishes to one queue; a context manager."""
+    """Publishes to one queue; a context manager.
+
+    Raises (when entered):
+        DatabaseUnreachable: no contact point answers.
+        WritetimeError: the tables are missing, or reads would not see acknowledged writes.
+    """
 
     def __init__(self, settings: Settings, queue: str) -> None:
+        """Name the queue.
+
+        Raises:
+            WritetimeError: a queue cannot have this name.
+        """
         self._settings = settings
         self._queue = check_name(queue, "queue")
         self._resources = ExitStack()
@@ -67,9 +77,13 @@ class Publisher:
         """Publish items as one batch, and return its number.
 
         With a producer and its own number of the batch, `sequence`, which must increase, publishing it again has no
-        effect. Raises `PublishUnknown` if the database did not answer in `replay.publish_timeout_seconds`, and
-        `WritetimeError` if the producer has already published a later sequence, or ZooKeeper has a batch that the
-        database does not have.
+        effect.
+
+        Raises:
+            PublishUnknown: the database did not answer in `replay.publish_timeout_seconds`.
+            NoBatch: ZooKeeper has a batch that the database does not have.
+            WritetimeError: an item is too large, or a producer or a sequence is missing. Or the producer has already
+                published a later sequence, or this one with other items. Or the database refuses a statement.
         """
         if (producer is None) != (sequence is None):
             raise WritetimeError("a producer and a sequence must be given together")
@@ -106,8 +120,11 @@ class Publisher:
 
     def last_sequence(self, producer: str) -> int | None:
         """Return the last sequence that a producer has published; None if there is none. The producer continues after
-        it. Raises `UnknownWrite` if the database does not answer, and `NoBatch` if it does not have a batch that was
-        published.
+        it.
+
+        Raises:
+            UnknownWrite: the database does not answer.
+            NoBatch: the database does not have a batch that was published.
         """
         self._find(max(self._known(), self._newest.n if self._newest else 0))
         recorded = self._recorded(producer)

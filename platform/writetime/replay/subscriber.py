@@ -89,8 +89,11 @@ class Subscriber:
         """Process batches until `stop` is set, or there is none left; return their number.
 
         The handler is called again for a batch that may not have been completed. Its exceptions end this, with the
-        cursor before the batch. Raises `DamagedBatch` if a batch differs from its seal, and `WritetimeError` if a
-        statement of the effects is refused, or the handler is a coroutine function.
+        cursor before the batch.
+
+        Raises:
+            DamagedBatch: a batch differs from its seal.
+            WritetimeError: a statement of the effects is refused, or the handler is a coroutine function.
         """
         self._handler, self._effects = handler, effects
         self._stop = stop = stop or threading.Event()

@@ -112,10 +112,13 @@ class AsyncEnqueuer:
         self._slow: dict[str, deque[tuple[int, UUID]]] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
-        """Enqueue items, and return their ids once the database has them all. Raises `InvalidItem` if an item breaks a
-        rule. Raises `ItemConflict` if an item has the id of another one. Raises `EnqueueUnknown` if the database has
-        not acknowledged all; some may be enqueued. Raises `WritetimeError` if the database refuses a statement, before
-        any item was sent.
+        """Enqueue items, and return their ids once the database has them all.
+
+        Raises:
+            InvalidItem: an item breaks a rule.
+            ItemConflict: an item has the id of another one.
+            EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
+            WritetimeError: the database refuses a statement, before any item was sent.
         """
         # Names appear in logs and on terminals.
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
@@ -281,8 +284,11 @@ class AsyncEnqueuer:
 
 
 class Enqueuer:
-    """Enqueues from synchronous code; a context manager. Threads may share one. Entering it raises
-    `DatabaseUnreachable` if no contact point answers.
+    """Enqueues from synchronous code; a context manager. Threads may share one.
+
+    Raises (when entered):
+        DatabaseUnreachable: no contact point answers.
+        WritetimeError: the tables are missing, or reads would not see acknowledged writes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -313,15 +319,23 @@ class Enqueuer:
         item_id: UUID | None = None,
         time_limit_seconds: float | None = None,
     ) -> UUID:
-        """Enqueue one item and return its id, once the database has it. Raises `InvalidItem` if it breaks a rule.
-        Raises `ItemConflict` if `item_id` is the id of an item with another payload, key or time limit. Raises
-        `EnqueueUnknown` if the database did not acknowledge the item, which may be enqueued. Repeat with the
-        exception's id.
+        """Enqueue one item and return its id, once the database has it.
+
+        Raises:
+            InvalidItem: it breaks a rule.
+            ItemConflict: `item_id` is the id of an item with another payload, key or time limit.
+            EnqueueUnknown: the database did not acknowledge the item, which may be enqueued. Repeat with the id of the
+                exception.
+            WritetimeError: the database refuses a statement, before the item was sent.
         """
         return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id, time_limit_seconds)])[0]
 
     def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
-        """Enqueue items and return their ids, once the database has all. The errors are those of `enqueue`."""
+        """Enqueue items and return their ids, once the database has all.
+
+        Raises:
+            InvalidItem, ItemConflict, EnqueueUnknown, WritetimeError: as `enqueue`.
+        """
         future = asyncio.run_coroutine_threadsafe(self._async.enqueue(queue, items), self._loop)
         try:
             return future.result()

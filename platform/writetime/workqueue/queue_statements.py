@@ -1,8 +1,9 @@
 """All CQL statements of the work queue.
 
-Times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
-of rows if one is after the year 9999. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of the
-times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
+Timestamps that a client may have written are read as their eight bytes. The driver converts timestamps to dates, and
+fails for a whole page of rows if one is after the year 9999. Those of faults, which the node itself writes, are read as
+dates, and its present time as a number. ScyllaDB's `toUnixTimestamp` fails in the same way if no UUID can have one of
+the times (get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
 from writetime.clients.prepared_statements import Statement, Statements

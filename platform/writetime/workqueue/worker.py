@@ -45,9 +45,12 @@ class Worker:
         """Process items until `stop` is set, or until there is nothing to do; then end gracefully. Return the numbers
         of attempts that were completed, failed (`retry`), made an item `dead`, or were refused by the fence (`fenced`).
 
-        Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that. Raises
-        `DatabaseUnreachable` if no contact point answers at the start, and `WritetimeError` if the database refuses a
-        statement, or too many handlers have not ended within their limits.
+        Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that.
+
+        Raises:
+            DatabaseUnreachable: no contact point answers at the start.
+            WritetimeError: the tables are missing, the database refuses all queues, or too many handlers have not ended
+                within their limits. Or, with `until_idle`, queues or shards were given up with unfinished items.
         """
         with connect(self._settings) as session:
             tables = QueueTables(session, self._settings)
