@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.outages import is_outage
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.store_clock import require_right_clock
 from writetime.files.merging import Runner
@@ -18,6 +19,7 @@ from writetime.lake.projection import ROW_EVENTS, VIEW, Projection
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.row_events.packing import pack_events
+from writetime.row_events.stream import has_other_table
 from writetime.row_events.trimming import merge_events
 from writetime.view import refreshing
 from writetime.view.expected_rows import check_of
@@ -76,7 +78,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
     each was done. It publishes nothing: state, view and row events have the same content before and after. Raise
     `WritetimeError` if this machine's clock is far ahead; nothing is done. If it was set while this ran, no file is
-    deleted.
+    deleted. A step that fails, as for a damaged file, does not stop the others; then raise its error.
     """
     require_right_clock(table.changes.storage)
     now = time_now()
@@ -85,9 +87,6 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
         _unless_done(table, lambda: state.fold(table, run))
     for projection in (ROW_EVENTS, VIEW):
         projection.move_on(table)
-    if table.row_events.exists():
-        # Of a table with few batches, those that pack may all be such as this, without events.
-        _unless_done(table, lambda: pack_events(table))
     retention.trim_logs(table, settings.lake.vacuum_hours)
     history = now - round(settings.lake.keep_history_days * _DAY)
     keep_days = settings.row_events.keep_days
@@ -95,12 +94,26 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
         "buckets_without_old_tombstones": lambda: _drop_tombstones(settings, table, now, run),
         "files_packed": lambda: packing.pack_folded(table, run),
         "history_files_merged": lambda: retention.trim_history(table, history, run),
+        "row_event_files_packed": lambda: _pack_events(table),
         "row_events_merged": lambda: (
             0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run)
         ),
+        "files_deleted": lambda: len(retention.vacuum(table, settings.lake.vacuum_hours)),
     }
-    done = {name: _unless_done(table, step) for name, step in steps.items()}
-    return done | {"files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours))}
+    done: dict[str, int] = {}
+    faults: list[Exception] = []
+    for name, step in steps.items():
+        try:
+            done[name] = _unless_done(table, step)
+        except (WritetimeError, OSError) as e:
+            if is_outage(e):
+                raise
+            faults.append(e)
+    for fault in faults[1:]:
+        _log.error("%s: %s", table.name, reason_of(fault))
+    if faults:
+        raise faults[0]
+    return done
 
 
 def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
@@ -110,6 +123,11 @@ def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
     except Conflict as e:
         _log.warning("%s: a step of the maintenance is postponed until the next time: %s", table.name, e)
         return 0
+
+
+def _pack_events(table: LakeTable) -> int:
+    """Pack the row events. Of a table with few batches, those that pack may all be without events."""
+    return pack_events(table) if table.row_events.exists() and not has_other_table(table) else 0
 
 
 def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:

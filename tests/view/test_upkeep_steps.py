@@ -1,0 +1,42 @@
+"""The steps of the upkeep of a table: each is done, whatever the others find."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.made import add, new_table, settings_at, write
+from writetime.delta.parquet import Unreadable
+from writetime.lake import state
+from writetime.lake.table import LakeTable
+from writetime.row_events import packing, stream
+from writetime.view.refreshing import refresh
+from writetime.view.upkeep import upkeep
+
+pytestmark = pytest.mark.slow
+
+
+def with_events(folder: Path) -> LakeTable:
+    """A table with as many batches of row events, folds and refreshes as one file of each part may have."""
+    table, settings = new_table(folder, buckets=1), settings_at(folder, buckets=1)
+    for number in range(1, packing.FAN + 1):
+        add(table, [write(number, 1, number, v=str(number))], number)
+        stream.extend(table)
+        refresh(settings, table)
+        state.fold(table)
+    return table
+
+
+def test_a_damaged_file_of_row_events_stops_no_other_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "FAN", 1000)
+    table, settings = with_events(tmp_path), settings_at(tmp_path, buckets=1, keep_history_days=0.0)
+    damaged = Path(table.row_events.storage.address) / table.row_events.load().files[0].path
+    damaged.write_bytes(b"PAR1")
+    left = Path(table.changes.storage.address) / "left-by-a-killed-task.parquet"
+    left.write_bytes(b"PAR1")
+    os.utime(left, (0, 0))
+    files = len(table.changes.load().files)
+    with pytest.raises(Unreadable, match=damaged.name):
+        upkeep(settings, table)
+    assert len(table.changes.load().files) < files
+    assert not left.exists()
