@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, settings_at, write
 from writetime.delta.parquet import Unreadable
-from writetime.lake import state
+from writetime.lake import state, views
+from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
 from writetime.row_events import packing, stream
 from writetime.view.refreshing import refresh
-from writetime.view.upkeep import upkeep
+from writetime.view.upkeep import keep_up, upkeep
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +43,15 @@ def test_a_damaged_file_of_row_events_stops_no_other_step(tmp_path: Path, monkey
         upkeep(settings, table)
     assert len(table.changes.load().files) < files
     assert not left.exists()
+
+
+def test_levels_that_only_others_folded_are_compacted(tmp_path: Path) -> None:
+    """As by backfills, between two batches of row events."""
+    table, settings = new_table(tmp_path, buckets=1), settings_at(tmp_path, buckets=1)
+    for number in range(1, state.FAN + 2):
+        add(table, [write(number, 1, number, v=str(number))], number)
+        state.fold(table)
+    stream.extend(table)
+    assert keep_up(settings, table, 1, [ROW_EVENTS]) == 0
+    assert len(table.state.load().files) == 1
+    assert view_rows(views.virtual(table)) == replayed(table)

@@ -182,15 +182,15 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
     in which levels were folded; levels of all buckets count as one. For `staged`, see `fold`.
     """
     state = table.state.load()
-    schema = _schema_of(table, state)
-    if schema is None:
-        # The next fold records it again.
-        return 0
     levels, dropped = (
         {bucket: some for bucket, files in by_folder(of_kind).items() if (some := levels_to_fold(files))}
         for of_kind in (levels_of(state), dropped_of(state))
     )
     if not levels and not dropped:
+        return 0
+    schema = _schema_of(table, state)
+    if schema is None:
+        # The next fold records it again.
         return 0
     merged = _merged(table, table.state.storage, levels, schema, run)
     merged += _merged(table, table.state.storage, dropped, schema, run, prefix=DROPPED)

@@ -38,8 +38,8 @@ def keep_up(settings: Settings, table: LakeTable, number: int, after: Iterable[P
     positions = [position for each in after if (position := each.position(each.of(table).find()))]
     until = min((position.changes.version for position in positions), default=None)
     folded = state.fold(table, run, until=until)
-    if folded:
-        state.compact(table, run)
+    # Also if others folded: a backfill compacts nothing.
+    state.compact(table, run)
     if number % _TRIM_EVERY == 0:
         retention.trim_logs(table, settings.lake.vacuum_hours)
     return folded
