@@ -14,8 +14,8 @@ from typing import Any
 
 import dagster as dg
 
-from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.config import InvalidSettings, Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime_dagster.assets.naming import changed
 from writetime_dagster.resources.run_reports import ALERT_AGAIN
 
@@ -187,7 +187,7 @@ def sensor_of(
     seconds: int,
     description: str,
     *,
-    fault: str = "",
+    fault: str | None = None,
     name: str | None = None,
     job: str | None = None,
     records: Iterable[dg.AssetKey] = (),
@@ -197,7 +197,8 @@ def sensor_of(
     Args:
         seconds: the time between two ticks.
         description: what it does.
-        fault: what the tick says if it is skipped because a server or a file cannot be read.
+        fault: what the tick says if it is skipped because a server or a file cannot be read. Without it, the tick
+            fails, as it does for invalid settings.
         name: the sensor's; by default that of the function.
         job: the name of the job that it starts.
         records: the assets of which it records events, if it starts no job.
@@ -209,7 +210,10 @@ def sensor_of(
             try:
                 return tick(context, **resources)
             except (WritetimeError, OSError) as e:
-                return dg.SkipReason(f"{fault}: {e}")
+                # A skip hides a fault that only an operator can end.
+                if fault is None or isinstance(e, InvalidSettings):
+                    raise
+                return dg.SkipReason(f"{fault}: {reason_of(e)}")
 
         return dg.sensor(
             name=name,
