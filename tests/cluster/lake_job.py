@@ -2,8 +2,8 @@
 
     python -m tests.cluster.lake_job KS.TABLE SNAPSHOT...
 
-It lands the table's messages, too, if there are any. It prints what was done, on which executors, and how many tasks
-can run at once.
+It lands the table's messages, too, if there are any. It prints what was done, on which executors, how many tasks can
+run at once, and the error of a task that fails.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 
 from writetime.clients.spark import spark_session
 from writetime.core import config
+from writetime.core.errors import Transient
 from writetime.lake import state
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark_tasks import in_spark, tasks_at_once
@@ -22,6 +23,13 @@ from writetime.landing.landing import Landing
 from writetime.landing.topics import captured_tables
 from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
+
+REASON = "a store does not answer, as it says at length: " + "wait " * 1000
+
+
+def fail(reason: str) -> None:
+    """A task that fails."""
+    raise Transient(reason)
 
 
 def main() -> None:
@@ -39,7 +47,7 @@ def main() -> None:
         found = find_snapshots(sys.argv[2:])
         table = create_table(settings, found.schema)
         name = table.name
-        done = {
+        done: dict[str, Any] = {
             "tasks_at_once": tasks_at_once(session),
             "landed": Landing(settings, name).drain(run) if name in captured_tables(settings) else 0,
             "changes": sum(count for _, count in backfill(table, found, run=run)),
@@ -47,6 +55,10 @@ def main() -> None:
             "rows": refresh(settings, table, run, whole=True).rows,
             "events": extend(table, run=run),
         }
+        try:
+            in_spark(session)(fail, [REASON])
+        except Exception as e:
+            done["error"] = [type(e).__name__, str(e)]
     print(json.dumps(done | {"executors": sorted(executors)}))
 
 

@@ -67,8 +67,9 @@ def tasks_at_once(session: SparkSession) -> int:
 
 @dataclass(frozen=True)
 class _MarkedErrors:
-    """Runs a function on a task. A known error gets its pickled form after a mark, because Spark replaces each error by
-    its own with the text. No data of a task can have the mark, so nothing else is unpickled.
+    """Runs a function on a task. A known error gets its pickled form between two marks, because Spark replaces each
+    error by its own with the text, to which it adds some. A server may cut that text, so without the second mark there
+    is no known error. No data of a task can have the mark, so nothing else is unpickled.
     """
 
     function: Callable[[Any], Any]
@@ -80,11 +81,11 @@ class _MarkedErrors:
         except (WritetimeError, OSError) as e:
             hide_passwords(e)
             pickled = base64.b64encode(pickle.dumps(sendable(e))).decode()
-            raise RuntimeError(f"{reason_of(e)} ({self.mark}:{pickled})") from e
+            raise RuntimeError(f"{reason_of(e)} ({self.mark}:{pickled}:{self.mark})") from e
 
     def found_in(self, text: str) -> Exception | None:
         """Return the known error of a task whose failure Spark reports."""
-        match = re.search(rf"{self.mark}:([\w+/=]+)", text)
+        match = re.search(rf"{self.mark}:([\w+/=]+):{self.mark}", text)
         return None if match is None else pickle.loads(base64.b64decode(match[1]))
 
 
