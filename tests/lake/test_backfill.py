@@ -3,9 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -208,15 +209,27 @@ def fail(fault: str) -> None:
     raise Transient(fault)
 
 
+@contextmanager
+def job_group(spark: SparkSession, name: str) -> Iterator[None]:
+    """Let the jobs of this thread be those of a group. The session is also that of later tests."""
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", name)
+    try:
+        yield
+    finally:
+        # Of pyspark's types, none is that of a removal.
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", cast(str, None))
+
+
 def test_errors_of_spark_tasks_come_back_unchanged(spark: SparkSession) -> None:
     """So that it is their kind that decides, and their text that is shown. In Spark, too, the tasks have failed."""
     run, tracker = in_spark(spark), spark.sparkContext.statusTracker()
-    spark.sparkContext.setJobGroup("errors", "tasks that fail")
-    with pytest.raises(Transient, match=r"^no broker answers$"):
-        run(fail, ["no broker answers"])
-    with pytest.raises(WritetimeError, match=r"^a file at 7$"):
-        run(fail, ["odd"])
-    with pytest.raises(FileNotFoundError):
-        run(os.stat, ["/none"])
+    with job_group(spark, "errors"):
+        with pytest.raises(Transient, match=r"^no broker answers$"):
+            run(fail, ["no broker answers"])
+        with pytest.raises(WritetimeError, match=r"^a file at 7$"):
+            run(fail, ["odd"])
+        with pytest.raises(FileNotFoundError):
+            run(os.stat, ["/none"])
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup("errors")]
     assert [job.status for job in jobs if job] == ["FAILED"] * 3
