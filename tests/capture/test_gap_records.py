@@ -5,11 +5,13 @@ from typing import Any
 from uuid import UUID
 
 from writetime.capture.gap_records import GapRecords
-from writetime.capture.log_coverage import LogCoverage
+from writetime.capture.log_coverage import Listing, LogCoverage
+from writetime.capture.node_facts import NodeFacts
 from writetime.capture.node_schemas import NodeTable, NodeTables
 from writetime.capture.progress import OPEN
 from writetime.capture.state_files import read_json
 from writetime.core.config import Capture
+from writetime.lake.views import time_now
 
 TABLE = NodeTable(UUID(int=1), "ks", "t", captured=True, schema=None)
 
@@ -32,3 +34,15 @@ def test_durable_writes_that_were_switched_on_while_no_agent_ran_end_the_gap(tmp
     assert ended["written_before"] < OPEN
     assert "has durable_writes = false" in ended["reason"]
     assert record_after_a_start(capture) == ended
+
+
+def test_a_check_of_the_node_records_writes_that_are_not_durable(tmp_path: Path) -> None:
+    """Since the check before it."""
+    capture = Capture(state_dir=tmp_path)
+    tables = NodeTables({TABLE.id: TABLE}, frozenset([TABLE.id]), frozenset(), frozenset(["ks"]))
+    coverage = LogCoverage(capture, tables, 0)
+    facts = NodeFacts("host", 1, time_now() + 10**9, True, str(tmp_path), True, 1 << 30, 1 << 20, (), 0)
+    assert coverage.check(facts, Listing(tmp_path, [], {}), tables)
+    [gap] = GapRecords(capture).gaps()
+    assert (gap.until, gap.tables) == (OPEN, {str(TABLE.id)})
+    assert gap.since < time_now()

@@ -110,8 +110,10 @@ class LogCoverage:
 
     def check(self, facts: NodeFacts, listing: Listing, tables: NodeTables) -> bool:
         """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
-        does. Call `note_durability` before.
+        does. Also record which keyspaces have `durable_writes = false`.
         """
+        # The records begin with the last good check, so they are made before this one counts.
+        self.note_durability(tables)
         self._facts, self._unknown, before = facts, {}, set(self._unknown.values())
         is_restarted = self._is_restarted(facts)
         fault = self._fault(facts, listing)
@@ -284,7 +286,9 @@ class LogCoverage:
     # --- schema changes -----------------------------------------------------------------------------------------------
 
     def note_durability(self, tables: NodeTables) -> None:
-        """Record which keyspaces with captured tables have `durable_writes = false`."""
+        """Record which keyspaces with captured tables have `durable_writes = false`. Call this when the schemas were
+        read, also without a check.
+        """
         captured = tables.with_cdc
         found = {t.keyspace for t in captured} & tables.not_durable
         for keyspace in found:
