@@ -4,16 +4,18 @@ import os
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from writetime.capture import archives, checkpoint, state_files
-from writetime.capture.archives import ArchiveListing, follow_segments
+from writetime.capture.archives import Archive, ArchiveListing, follow_segments
 from writetime.capture.checkpoint import Archived, Checkpoint, read_checkpoint
+from writetime.capture.node_schemas import Node, NodeTables
 from writetime.capture.progress import SegmentProgress
 from writetime.core import config
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 
 FOLDER = "/archive/node-1"
 
@@ -148,3 +150,28 @@ def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "segments.jsonl").write_text('["a", nul]\n["b", null]\n')
     with pytest.raises(WritetimeError, match=r"segments\.jsonl is damaged .* start with another state folder"):
         Checkpoint(tmp_path)
+
+
+def test_tables_that_could_not_be_announced_are_announced_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although there is no new segment."""
+    calls: list[str] = []
+
+    def announce_all(*_args: Any) -> list[str]:
+        calls.append("announced")
+        if len(calls) == 1:
+            raise Transient("no broker answers")
+        return []
+
+    watch = SimpleNamespace(tables=NodeTables({}), refresh=lambda: None)
+    monkeypatch.setattr(archives, "SchemaWatch", lambda *_: watch)
+    publisher = SimpleNamespace(announce_all=announce_all)
+    monkeypatch.setattr(archives, "ChangePublisher", lambda *_, **_options: publisher)
+    with closing(Checkpoint(tmp_path)) as kept:
+        archive = Archive(config.load(), [str(tmp_path)], cast(Node, None), kept, run=map, tasks=1)
+        with pytest.raises(Transient):
+            archive.drain()
+        for _ in range(2):
+            archive.drain()
+    assert len(calls) == 2

@@ -223,9 +223,10 @@ class Archive:
             # After the offsets are read: the database knows the schema of all writes below them.
             self._schemas.refresh()
         if self._announced != self._schemas.tables:
-            self._announced = tables = self._schemas.tables
+            tables = self._schemas.tables
             for fault in ChangePublisher(self._settings, stop=stop).announce_all(tables.captured, tables.faults):
                 log.error("%s", fault)
+            self._announced = tables
         size = self._tasks * SEGMENTS_PER_TASK
         for i in range(0, len(work), size):
             if stop is not None and stop.is_set():
