@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import yaml
 
 from tools import alarms
+from writetime.capture import metrics
 
 _SECTION = re.compile(r"(?m)^## (.*)$")
 
@@ -39,6 +41,14 @@ def test_panels_do_not_overlap() -> None:
     assert len(taken) == len(set(taken))
     assert max(x for x, _ in taken) < 24
     assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_the_runbook_names_each_kind_of_an_agents_errors() -> None:
+    counted = re.compile(r'\b_?metrics\.error\("(\w+)"\)')
+    sources = [path.read_text() for path in Path(metrics.__file__).parent.glob("*.py")]
+    kinds = {*metrics._KINDS, "refused", "unexpected", *(kind for text in sources for kind in counted.findall(text))}
+    text = alarms.RUNBOOK.read_text().partition("## agent has errors")[2].partition("\n## ")[0]
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in text] == []
 
 
 def test_each_alarm_has_its_section_in_the_runbook() -> None:

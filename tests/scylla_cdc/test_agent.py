@@ -415,6 +415,27 @@ def test_an_error_of_one_watermark_does_not_stop_the_others(
         wait_until(two.settings, two.failing, now())
 
 
+def test_a_full_disk_between_two_steps_is_counted_as_such(
+    cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = scylla_agent.LogAgent._measure
+
+    def fail(this: scylla_agent.LogAgent) -> None:
+        if two.is_broken:
+            raise OSError(28, "No space left on device")
+        measure(this)
+
+    monkeypatch.setattr(scylla_agent.LogAgent, "_measure", fail)
+    with agent(two.settings):
+        insert(cdc, two.failing, 1)
+        wait_until(two.settings, two.failing, now())
+        two.is_broken = True
+        wait_for_metrics(two.port, 'writetime_capture_errors_total{what="disk"}')
+        two.is_broken = False
+        insert(cdc, two.failing, 2)
+        wait_until(two.settings, two.failing, now())
+
+
 @pytest.mark.parametrize(
     ("boundary", "error", "kind"),
     [

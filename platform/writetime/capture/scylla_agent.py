@@ -69,6 +69,8 @@ _WARNING_SECONDS = 60.0
 _IMAGE_WARNINGS = 10
 # Pauses before a table is retried after a failure that may pass. A failure after the last one is an error.
 _QUIET_PAUSES = (0.2, 0.5, 1.0)
+# The kinds of faults that do not concern the publisher.
+_NOT_OF_PUBLISHER = {"database", "gap", "log", "disk"}
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class LogAgent:
             is_behind = not stop.is_set() and self.snapshots.step(known, self._publisher, stop)
             self._measure()
         except Exception as e:
-            self.metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
+            self.metrics.error(fault_kind(e))
             log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
             self._publisher = self._publisher.after(e)
             return self._pace.pause
@@ -401,7 +403,7 @@ class LogAgent:
             kind = fault_kind(e)
             table.failed_until = table.aim
             table.windows = 1
-            if kind in ("publishing", "unexpected"):
+            if kind not in _NOT_OF_PUBLISHER:
                 # Changes that were handed over are not acknowledged; they are read and sent again.
                 self._publisher = self._publisher.after(e)
             passing = kind == "database" or isinstance(e, (Altered, StaleSets))
