@@ -245,9 +245,11 @@ class TablePipeline:
         table = self._opened()
         # A step that is off or fails, such as a view with unexpected rows, does not hold the state.
         working = [each for each, step in ((VIEW, self.view), (ROW_EVENTS, self.events)) if step.works]
-        self._upkeeps += 1
         try:
-            return keep_up(self._settings, table, self._upkeeps, working, self._run)
+            folded = keep_up(self._settings, table, self._upkeeps + 1, working, self._run)
+            # Only now, so that a failure skips no turn of the logs.
+            self._upkeeps += 1
+            return folded
         finally:
             self._expiry = time.time(), self._next_expiry(table)
 
