@@ -38,8 +38,9 @@ class Runner(Protocol):
     """Runs tasks and returns their results in any order: the built-in `map`, or `in_spark(session)`.
 
     A task runs no later than its result is read, so callers read all results. The first error of a task is raised to
-    the reader, and it is unknown which of the others ran; those of a `CaughtTask` all run. A runner does not retry:
-    callers do, by running the step again, and Spark repeats failed tasks as its configuration says.
+    the reader, and it is unknown which of the others ran; those of a `CaughtTask` all run. Callers repeat a step that
+    failed. A task may also run again within one call: Spark repeats failed tasks as its configuration says, and its
+    runner repeats all tasks of a `CaughtTask` if a process died with one of them.
     """
 
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
