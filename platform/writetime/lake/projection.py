@@ -18,7 +18,7 @@ from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.lake.state import files_since, generation_of, has_lost
-from writetime.lake.table import CREATED, LakeTable, created_of, find_version
+from writetime.lake.table import LakeTable, created_of, find_version
 
 AS_OF = "writetime.as_of"
 """The time of a projection (microseconds), for readers of its log."""
@@ -99,17 +99,19 @@ class Projection:
 
     def with_fields(
         self, table: LakeTable, before: TableVersion, wanted: pa.Schema, created: int
-    ) -> tuple[TableVersion, bool]:
-        """Give the projection the fields that its rows have. It becomes empty if it has values in another form, as
-        from an earlier release, or belongs to another table of the name than `created`. Return its version with the
-        fields, and whether it became empty.
+    ) -> tuple[TableVersion, pa.Schema | None]:
+        """Give the projection the fields that its rows have; return its version with them, and None.
+
+        If it has values in another form, as from an earlier release, or belongs to another table of the name than
+        `created`, it must begin again. Then change nothing, and return these fields: the commit of the next batch must
+        set them, and replace all files. If they were set before, a kill would leave a projection without the rows up to
+        its position.
         """
+        if not takes_fields(before.fields, wanted) or created_of(before) != created:
+            return before, wanted
         delta = self.of(table)
-        begins = not takes_fields(before.fields, wanted) or created_of(before) != created
-        if begins:
-            delta.replace(before, [], wanted, {CREATED: created})
         # Another program may have restored a version from before a column was added.
-        return (delta.load() if delta.add_fields(wanted) or begins else before), begins
+        return (delta.load() if delta.add_fields(wanted) else before), None
 
     def commit(
         self,

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import pyarrow as pa
+
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict
@@ -27,7 +29,7 @@ from writetime.lake.projection import (
     require_same_changes,
 )
 from writetime.lake.state import Staged, generation_of
-from writetime.lake.table import GENERATION, LakeTable, created_of
+from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.lake.views import time_of_lake
 from writetime.row_events.changed_rows import ChangedRows, first_rows, next_rows
 from writetime.row_events.events import event_schema
@@ -46,9 +48,9 @@ def _write(rows: ChangedRows, target: Storage) -> tuple[list[WrittenFile], Count
     return files, counts
 
 
-def _created(table: LakeTable) -> tuple[TableVersion, bool]:
-    """Return the row events, with the fields of the table's present schema. Create them if they do not exist. Also
-    return whether they became empty, as in `Projection.with_fields`.
+def _created(table: LakeTable) -> tuple[TableVersion, pa.Schema | None]:
+    """Return the row events, with the fields of the table's present schema. Create them if they do not exist. If they
+    must begin again, also return these fields, as in `Projection.with_fields`.
     """
     delta, changes = table.row_events, table.changes.load()
     schema = event_schema(table.schema(changes))
@@ -108,7 +110,7 @@ def extend(
         return 0
     now, newest = time_of_lake(table), ROW_EVENTS.position(stream)
     try:
-        last = None if rebuild or begins else _followed(table, stream, changes)
+        last = None if rebuild or begins is not None else _followed(table, stream, changes)
         batch = _batch_after(last, newest, now, as_of)
         rows = next_rows(table, last, state, changes, batch) if last else first_rows(table, state, changes, batch)
         tasks = [replace(each, write_times=True) for each in rows]
@@ -122,8 +124,10 @@ def extend(
         staged(written)
     if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
         return 0
-    change = TableChange([] if last else stream.files, written)
+    change = TableChange([] if last else stream.files, written, fields=begins)
     also = {GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})
+    if begins is not None:
+        also[CREATED] = created_of(changes)
     ROW_EVENTS.commit(table, stream, change, Position(batch, changes.commit_id, state.commit_id), also)
     if batch.sequence % FAN == 0:
         # A conflict is no fault: the next batches try again.

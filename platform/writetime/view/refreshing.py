@@ -132,7 +132,8 @@ def refresh(
     last = opened.last
     number = last.batch.sequence + 1 if last else 1
     batch = EventBatch(generation_of(opened.changes), number, time_of_lake(table))
-    found, batch, whole = _write(table, opened, batch, run, whole=whole or begins, searches=counts is not None)
+    whole = whole or begins is not None
+    found, batch, whole = _write(table, opened, batch, run, whole=whole, searches=counts is not None)
     if unfit is not None:
         unfit.update(found.unfit)
     if counts is not None:
@@ -145,7 +146,8 @@ def refresh(
         # Only now, even if another process was first: a store may report a conflict although it made the commit.
         with deleted_if_refused(table.view.storage, found.files):
             staged(found.files, whole=whole)
-    packed = _commit(table, opened, batch, _change(table, opened, found, whole=whole), run)
+    change = replace(_change(table, opened, found, whole=whole), fields=begins)
+    packed = _commit(table, opened, batch, change, run)
     written = sum(file.rows for file in found.files)
     return Refreshed(
         written if whole else opened.before.rows + written - found.gone, written, found.gone, packed, whole
