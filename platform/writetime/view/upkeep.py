@@ -1,7 +1,7 @@
-"""Keeps a table of the lake small and quick to read: the one driver of `follow`, of Dagster and of the commands.
+"""Keeps a table of the lake small and quick to read.
 
-`keep_up` runs after batches, `upkeep` on a schedule. Landing, row events and refreshes pack the files of their own
-batches.
+`keep_up` runs after the batches of `follow` and `publish`, `upkeep` on a schedule, by the command `maintain` and the
+job of this name of Dagster. Landing, row events and refreshes pack the files of their own batches.
 """
 
 import logging
