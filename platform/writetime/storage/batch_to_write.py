@@ -48,7 +48,7 @@ class _Line:
         """Return the bytes of all values and paths."""
         ends = [self.arrays[n][-1] for n in (K.WRITE_OFFSETS, K.WRITE_PATH_OFFSETS) if n in self.arrays]
         starts = [self.arrays[n][0] for n in (K.WRITE_OFFSETS, K.WRITE_PATH_OFFSETS) if n in self.arrays]
-        return int(sum(ends) - sum(starts)) + sum(child.value_bytes() for child in self.children)
+        return sum(map(int, ends)) - sum(map(int, starts)) + sum(child.value_bytes() for child in self.children)
 
     def entries(self) -> int:
         """Return the number of cells that the line may have."""
@@ -68,15 +68,21 @@ class Arranged:
     @property
     def room(self) -> int:
         """The number of bytes that these changes take at most."""
-        data = sum(
-            int(self.arrays[n][-1] - self.arrays[n][0])
-            for n in (K.KEY_OFFSETS, K.START_BOUND_OFFSETS, K.END_BOUND_OFFSETS)
-            if n in self.arrays
-        )
+        data = self._bytes(K.KEY_OFFSETS, K.START_BOUND_OFFSETS, K.END_BOUND_OFFSETS)
         data += sum(line.value_bytes() for line in self.kept)
         # A cell has at most five numbers of up to nine bytes besides its value; a row has three more, and may start a
         # partition and follow the end of another one.
         return data + 60 * sum(line.entries() for line in self.kept) + (200 + 12 * len(self.kept)) * self.count
+
+    def prefix_room(self, clusterings: int) -> int:
+        """Return the number of bytes that the clusterings of these rows and bounds take at most."""
+        lines = self.kept[:clusterings]
+        # A value has its length in at most five bytes, and 32 values have a header of at most nine.
+        values = sum(line.value_bytes() + 5 * line.entries() for line in lines) + 9 * -(-len(lines) // 32) * self.count
+        return values + self._bytes(K.START_BOUND_OFFSETS, K.END_BOUND_OFFSETS)
+
+    def _bytes(self, *offsets: int) -> int:
+        return sum(int(self.arrays[n][-1]) - int(self.arrays[n][0]) for n in offsets if n in self.arrays)
 
     def minimums(self) -> tuple[int, int, int]:
         """Return the smallest write time, deletion time and TTL; None of a kind gives the largest number."""

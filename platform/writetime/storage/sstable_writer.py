@@ -162,8 +162,10 @@ class SSTableWriter:
         """Ensure that the buffers have room for the output of a batch."""
         state, bytes_ = self._state, arranged.room + 2 * int(self._state[K.KEPT_ROOM])
         blocks = bytes_ // int(state[K.BLOCK_SIZE]) + 2
-        prefixes = sum(line.value_bytes() for line in arranged.kept[: len(self.schema.clustering)])
-        block_bytes = int(state[K.BLOCKS_USED]) + blocks * 64 + 4 * prefixes + 4 * int(state[K.KEPT_ROOM])
+        # A block has four numbers, and the clusterings of its first and its last row or bound. Each is in one block, and
+        # may be of an earlier batch.
+        prefixes = arranged.prefix_room(len(self.schema.clustering)) + int(state[K.KEPT_ROOM])
+        block_bytes = int(state[K.BLOCKS_USED]) + blocks * 64 + 2 * prefixes
         index_bytes = block_bytes + 4 * (int(state[K.BLOCK_COUNT]) + blocks) + bytes_
         wanted = {
             K.OUT: (bytes_, np.uint8),
