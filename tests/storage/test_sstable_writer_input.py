@@ -98,3 +98,91 @@ def test_a_table_of_changes_is_merged_first(tmp_path: Path) -> None:
     assert [None if v is None else v["value"] for v in found["v"].to_pylist()] == [4, None, 2]
     with pytest.raises(WritetimeError, match="out has SSTables already: name a folder without any"):
         writetime.write_sstable(changes, str(tmp_path / "out"), CREATE)
+
+
+def test_a_writer_that_refused_a_batch_does_not_go_on(tmp_path: Path) -> None:
+    def write(writer: SSTableWriter, *rows: dict[str, Any]) -> None:
+        writer.write(pa.RecordBatch.from_pylist(list(rows), schema=change_schema(SCHEMA)))
+
+    def go_on() -> None:
+        with SSTableWriter(str(tmp_path / "out"), SCHEMA) as writer:
+            write(writer, _row(ONE, 1))
+            with pytest.raises(WritetimeError, match="positions that grow"):
+                write(writer, _row(ONE, 2), _row(ONE, 1))
+            with pytest.raises(WritetimeError, match="an earlier batch was refused"):
+                write(writer, _row(TWO, 1))
+
+    with pytest.raises(WritetimeError, match="an earlier batch was refused: write a new SSTable"):
+        go_on()
+    assert not (tmp_path / "out" / "nb-1-big-TOC.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"key": None}, "a partition key must have 1 to 65535 bytes"),
+        ({"key": b"k" * 65536}, "a partition key must have 1 to 65535 bytes"),
+        ({"kind": None}, "a change of another kind than row, static, range_tombstone, partition_tombstone"),
+        ({"kind": "cell"}, "a change of another kind than"),
+        ({"position": None}, "a row without a position"),
+        ({"position": b"@" * 300_000}, "a clustering value must have at most 65535 bytes"),
+        ({**_range(ONE, 1, 3), "end": None}, "a range that does not end after its start"),
+        ({**_range(ONE, 1, 3), "position": None}, "a row without a position"),
+        (_range(ONE, 3, 1), "a range that does not end after its start"),
+    ],
+)
+def test_changes_without_a_place_are_refused(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    with pytest.raises(WritetimeError, match=f"change 0: .*{text}"):
+        _write(tmp_path / "out", [{**_row(ONE, 1), **change}])
+
+
+def test_a_tombstone_of_a_partition_that_comes_late_is_refused(tmp_path: Path) -> None:
+    late = {"kind": "partition_tombstone", **_partition(ONE), "tombstone": {"write_time": 9, "deletion_time": 9}}
+    for batches in ([[_row(ONE, 1), late]], [[_row(ONE, 1)], [late]]):
+        with pytest.raises(WritetimeError, match="change 1: changes of a partition must have positions that grow"):
+            _write(tmp_path / "out", *batches)
+
+
+def test_long_clusterings_are_refused_and_the_longest_written(tmp_path: Path) -> None:
+    create = "CREATE TABLE t.t (k int, c blob, PRIMARY KEY (k, c))"
+    (schema,) = parse_schemas(create)
+    encode = position_encoder(schema.clustering)
+
+    def written(length: int, kind: str) -> pa.Table:
+        rows = []
+        for k in (ONE, TWO):
+            # A zero takes two bytes in a position.
+            values = [bytes([1]) + bytes(length - 1), bytes([2]) + bytes(length - 1)]
+            end = AT if kind == "row" else BEFORE
+            made = {
+                "kind": kind,
+                **_partition(k),
+                "position": encode(values[:1], end),
+                "end": encode(values[1:], AFTER),
+            }
+            times = {"write_time": 5, "deletion_time": 1000}
+            rows.append(made | ({"c": values[0]} if kind == "row" else {}) | {"tombstone": times})
+        table = pa.Table.from_pylist(rows, schema=change_schema(schema))
+        # In batches of one change, the clusterings of the first are kept for the second.
+        batches = pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=1))
+        path = writetime.write_sstable(batches, str(tmp_path / f"{kind}{length}"), create)
+        return writetime.read_sstable(path, create).read_all()
+
+    for kind in ("row", "range_tombstone"):
+        assert written(65535, kind)["kind"].to_pylist() == [kind, kind]
+        with pytest.raises(WritetimeError, match="65535 bytes"):
+            written(65536, kind)
+
+
+def test_changes_with_other_fields_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([_row(ONE, 1)], schema=change_schema(SCHEMA))
+    large = table.set_column(2, "key", table["key"].cast(pa.large_binary()))
+    for changed, text in (
+        (table.drop_columns(["v"]), "must have the field v of type struct"),
+        (large, "must have the field key of type binary, not large_binary"),
+    ):
+        with pytest.raises(WritetimeError, match=text), SSTableWriter(str(tmp_path / "out"), SCHEMA) as writer:
+            writer.write(changed.to_batches()[0])
+    reader = pa.RecordBatchReader.from_batches(large.schema, large.to_batches())
+    with pytest.raises(WritetimeError, match="column key: large_binary cannot become binary"):
+        writetime.write_sstable(reader, str(tmp_path / "other"), CREATE)

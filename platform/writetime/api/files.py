@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
+from writetime.merge.conform import conform
 from writetime.merge.folding import merge
 from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.table import TableSchema
@@ -104,12 +105,15 @@ def write_sstable(
     if exists(filesystem, path) and any(parse_name(filesystem, file) for file in entries(filesystem, path)):
         raise WritetimeError(f"{without_secrets(folder)} has SSTables already: name a folder without any")
     table = parse_table(schema)
-    batches: Iterable[pa.RecordBatch] = changes
-    if isinstance(changes, pa.Table):
-        batches = merge([changes], table).to_batches(max_chunksize=_BATCH_ROWS)
+    parts: Iterable[pa.Table] = (
+        [merge([changes], table)]
+        if isinstance(changes, pa.Table)
+        else (conform(pa.Table.from_batches([batch]), table) for batch in changes)
+    )
     with SSTableWriter(folder, table, version=version, compressor=compressor, block_size=block_size) as writer:
-        for batch in batches:
-            writer.write(batch)
+        for part in parts:
+            for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
+                writer.write(batch)
     return writer.location.path("Data.db")
 
 

@@ -15,6 +15,7 @@ from writetime.schema.serialise import loses_parts, vint
 from writetime.schema.serialise_arrays import serialised_array
 from writetime.schema.table import Column, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
+from writetime.schema.values import BadValue
 from writetime.storage import counter_contexts
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel import write_layout as K
@@ -132,8 +133,8 @@ class Arranger:
     def arrange(self, batch: pa.RecordBatch) -> Arranged:
         """Return the arrays of a batch, which has the fields of `changes.change_schema`."""
         count = batch.num_rows
-        kinds = numbers(pc.index_in(batch["kind"], value_set=_KINDS)).astype(np.uint8)
-        keys = batch["key"]
+        kinds = numbers(pc.index_in(batch["kind"], value_set=_KINDS).fill_null(len(KINDS))).astype(np.uint8)
+        keys = batch["key"].fill_null(b"")
         arrays = {K.KIND: kinds, K.STARTS: self._starts(keys), K.TOKENS: _copied(batch["token"], np.int64)}
         for offsets, data, array in (
             (K.KEY_OFFSETS, K.KEYS, keys),
@@ -182,7 +183,9 @@ class Arranger:
         ):
             bounds = [b""] * len(kinds)
             for i in np.flatnonzero(is_range):
-                bounds[i] = _bound(self._decode(batch[name][int(i)].as_py()), self.clustering)
+                # The kernel refuses a range without a position.
+                if position := batch[name][int(i)].as_py():
+                    bounds[i] = _bound(self._decode(position), self.clustering)
             found[offsets], found[data] = bytes_of(pa.array(bounds, pa.binary()))
         return found
 
@@ -210,6 +213,8 @@ class Arranger:
 
 def _bound(values: Sequence[bytes | None], clustering: Sequence[Column]) -> bytes:
     """Return a bound's size and values as on disk (`ClusteringBoundOrBoundary.Serializer`)."""
+    if any(value is not None and len(value) > K.LONGEST for value in values):
+        raise BadValue(f"a bound of a range has a value of more than {K.LONGEST} bytes")
     parts = [struct.pack(">H", len(values))]
     for at in range(0, len(values), 32):
         some = values[at : at + 32]

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from writetime.changes.model import KINDS, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.storage.batch_to_write import Arranged, Arranger
@@ -30,12 +31,15 @@ _BLOCK_SIZE = 1 << 16
 _CHUNK_LENGTH = 1 << 14
 _LAST_SECOND = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 31) - 2}
 # The largest value that a clustering column may have, and bytes for its encoding.
-_CLUSTERING_BYTES = 2 * (1 << 16) + 64
+_CLUSTERING_BYTES = 2 * K.LONGEST + 64
 _ERRORS = {
     K.OVERLAP: "a range tombstone begins within another one: merge the changes first",
     K.UNSORTED_POSITION: "changes of a partition must have positions that grow: merge the changes first",
     K.UNSORTED_KEY: "partitions must have tokens and keys that grow: merge the changes first",
-    K.BAD_POSITION: "a row or range without a position",
+    K.BAD_POSITION: "a row without a position, or a range that does not end after its start",
+    K.BAD_KIND: f"a change of another kind than {', '.join(KINDS)}",
+    K.BAD_KEY: f"a partition key must have 1 to {K.LONGEST} bytes",
+    K.LONG_CLUSTERING: f"a clustering value must have at most {K.LONGEST} bytes",
 }
 
 
@@ -83,12 +87,14 @@ class SSTableWriter:
         self.location = Location(filesystem, posixpath.normpath(path), version, sstable_id, "big")
         self.schema = schema
         self.changes = 0
+        self._is_broken = False
         self._compressor = compressor
         self._data_file = self._open("Data.db")
         self._index_file = self._open("Index.db")
         self._data = DataWriter(self._data_file, compressor, chunk_length)
         self._index = IndexWriter(self._index_file)
         self._arranger = Arranger(schema)
+        self._fields = [field for field in change_schema(schema) if field.name != "origin"]
         self._collected = Collected()
         self._state = np.zeros(K.WRITER_FIELDS, np.int64)
         self._lines = np.zeros((0, K.WRITE_FIELDS), np.int64)
@@ -108,7 +114,7 @@ class SSTableWriter:
         state[[K.MIN_WRITE_TIME, K.MIN_DELETION_TIME, K.MIN_TTL]] = (1 << 63) - 1
         state[[K.MAX_WRITE_TIME, K.MAX_DELETION_TIME, K.MAX_TTL]] = -(1 << 63)
         state[[K.MIN_POSITION_LENGTH, K.MAX_POSITION_LENGTH, K.KEY_LENGTH]] = -1
-        state[K.KEPT_ROOM] = (1 << 16) + 64 + _CLUSTERING_BYTES * len(self.schema.clustering)
+        state[K.KEPT_ROOM] = K.LONGEST + 64 + _CLUSTERING_BYTES * len(self.schema.clustering)
         kept = room(K.KEPT_BUFFERS * int(state[K.KEPT_ROOM]), np.uint8)
         state[K.KEPT] = kept.ctypes.data
         return kept
@@ -130,10 +136,14 @@ class SSTableWriter:
         """Write changes with the fields of `changes.model.change_schema`; `origin` is not needed.
 
         Raises:
-            BadInput: the changes are not merged or not sorted, or have a time that this version cannot hold.
+            BadInput: the changes are not merged or not sorted, have a time that this version cannot hold, or have other
+                fields; or an earlier batch was refused.
         """
+        self._check_state()
         if not batch.num_rows:
             return
+        self._check_fields(batch.schema)
+        self._is_broken = True
         arranged = self._arranger.arrange(batch)
         if not self.changes:
             self._set_bases(arranged)
@@ -143,6 +153,22 @@ class SSTableWriter:
         self._lines = arranged.lines
         self._run(arranged.count, is_last=False)
         self.changes += arranged.count
+        self._is_broken = False
+
+    def _check_state(self) -> None:
+        # The state then has addresses of the refused batch, and some of its changes are missing.
+        if self._is_broken:
+            raise BadInput(f"{self.location.path('Data.db')}: an earlier batch was refused: write a new SSTable")
+
+    def _check_fields(self, fields: pa.Schema) -> None:
+        """Raise BadInput if the kernel would read other arrays than those that it knows."""
+        for field in self._fields:
+            found = fields.field(field.name).type if field.name in fields.names else None
+            if found is None or not found.equals(field.type):
+                raise BadInput(
+                    f"{self.location.path('Data.db')}: changes of {self.schema.full_name} must have the field "
+                    f"{field.name} of type {field.type}" + ("" if found is None else f", not {found}")
+                )
 
     def _set_bases(self, arranged: Arranged) -> None:
         """Set the numbers that times are relative to. Smaller ones may follow, but take more space.
@@ -162,8 +188,8 @@ class SSTableWriter:
         """Ensure that the buffers have room for the output of a batch."""
         state, bytes_ = self._state, arranged.room + 2 * int(self._state[K.KEPT_ROOM])
         blocks = bytes_ // int(state[K.BLOCK_SIZE]) + 2
-        # A block has four numbers, and the clusterings of its first and its last row or bound. Each is in one block, and
-        # may be of an earlier batch.
+        # A block has four numbers, and the clusterings of its first and its last row or bound. A row is in one block,
+        # and may be of an earlier batch.
         prefixes = arranged.prefix_room(len(self.schema.clustering)) + int(state[K.KEPT_ROOM])
         block_bytes = int(state[K.BLOCKS_USED]) + blocks * 64 + 2 * prefixes
         index_bytes = block_bytes + 4 * (int(state[K.BLOCK_COUNT]) + blocks) + bytes_
@@ -222,6 +248,7 @@ class SSTableWriter:
 
     def _finish(self) -> None:
         """End the last partition, and write the other components."""
+        self._check_state()
         if not self.changes:
             raise BadInput(f"{self.location.path('Data.db')}: an SSTable without changes cannot be written")
         self._run(0, is_last=True)

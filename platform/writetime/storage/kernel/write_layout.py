@@ -122,10 +122,13 @@ KEPT_KEY, KEPT_FIRST, KEPT_LAST, KEPT_POSITION, KEPT_END, KEPT_BOUND = range(6)
 KEPT_MIN_POSITION, KEPT_MIN_PREFIX, KEPT_MAX_POSITION, KEPT_MAX_PREFIX = range(6, 10)
 KEPT_BUFFERS = 10
 
+# The most bytes of a partition key, and of a clustering value.
+LONGEST = 0xFFFF
+
 # Fields of a finished partition: its bytes in Data.db, its cells, where its entry in Index.db starts (from the start of
 # the file, and in the batch's bytes), the two hashes of the filter, and the hash by which keys are counted.
 PARTITION_BYTES, PARTITION_CELLS, ENTRY_POSITION, ENTRY_AT, FILTER_BASE, FILTER_STEP, ESTIMATE_HASH = range(7)
 FINISHED_FIELDS = 7
 
 # Errors of the input.
-OVERLAP, UNSORTED_POSITION, UNSORTED_KEY, LATE, BAD_POSITION = range(1, 6)
+OVERLAP, UNSORTED_POSITION, UNSORTED_KEY, BAD_POSITION, BAD_KIND, BAD_KEY, LONG_CLUSTERING = range(1, 8)

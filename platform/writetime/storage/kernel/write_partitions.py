@@ -40,7 +40,7 @@ from writetime.storage.kernel.write_layout import *
 
 _NEVER = -(1 << 63)
 # The index in `changes.model.KINDS`.
-_STATIC, _RANGE, _PARTITION = 1, 2, 3
+_ROW, _STATIC, _RANGE, _PARTITION = range(4)
 # ClusteringPrefix.Kind
 _EXCLUSIVE_END, _INCLUSIVE_START, _END_AND_INCLUSIVE_START, _CLUSTERING = 0, 1, 2, 4
 _INCLUSIVE_END_AND_START, _INCLUSIVE_END, _EXCLUSIVE_START = 5, 6, 7
@@ -307,21 +307,44 @@ def _end_partition(W: np.ndarray, C: np.ndarray, out: int) -> int:
 
 
 @compiled
+def _check_place(W: np.ndarray, C: np.ndarray, row: int, kind: int, position: int, length: int) -> int:
+    """Return an error if a row or a range has no place in the partition, or does not fit into the buffers of copies."""
+    if kind != _RANGE:
+        if kind != _ROW:
+            return BAD_KIND
+        for c in range(W[CLUSTERINGS]):
+            offsets = C[c, WRITE_OFFSETS] + 4 * row
+            if load_native32(offsets + 4) - load_native32(offsets) > LONGEST:
+                return LONG_CLUSTERING
+    else:
+        start = load_native32(W[END_OFFSETS] + 4 * row)
+        end_length = load_native32(W[END_OFFSETS] + 4 * row + 4) - start
+        if compare(position, length, W[ENDS] + start, end_length) >= 0:
+            return BAD_POSITION
+        if end_length > W[KEPT_ROOM]:
+            return LONG_CLUSTERING
+    if length == 0:
+        return BAD_POSITION
+    return LONG_CLUSTERING if length > W[KEPT_ROOM] else 0
+
+
+@compiled
 def _write_change(W: np.ndarray, C: np.ndarray, row: int, out: int) -> tuple[int, int]:
     """Write one change of the current partition. Return the end of the output, and 0 or an error."""
     kind = load8(W[KIND] + row)
     position = W[POSITIONS] + load_native32(W[POSITION_OFFSETS] + 4 * row)
     length = W[POSITIONS] + load_native32(W[POSITION_OFFSETS] + 4 * row + 4) - position
     if kind == _PARTITION:
-        return out, 0
+        return out, (0 if load8(W[STARTS] + row) != 0 else UNSORTED_POSITION)
     if kind == _STATIC:
         if W[NEEDS_STATIC] == 0:
             return out, UNSORTED_POSITION
         return _write_static(W, C, row, False, out), 0
+    error = _check_place(W, C, row, kind, position, length)
+    if error != 0:
+        return out, error
     if W[NEEDS_STATIC] != 0:
         out = _write_static(W, C, row, True, out)
-    if length == 0:
-        return out, BAD_POSITION
     if W[HAS_ROWS] != 0 and compare(position, length, W[LAST_POSITION], W[LAST_POSITION_LENGTH]) <= 0:
         return out, UNSORTED_POSITION
     meets = False
@@ -383,6 +406,8 @@ def write_changes(state: np.ndarray, column_lines: np.ndarray, count: int, is_la
             token = load_native64(W[TOKENS] + 8 * row)
             start = load_native32(W[KEY_OFFSETS] + 4 * row)
             length = load_native32(W[KEY_OFFSETS] + 4 * row + 4) - start
+            if length == 0 or length > LONGEST:
+                return row, BAD_KEY
             if W[KEY_LENGTH] >= 0 and (
                 token < W[TOKEN] or (token == W[TOKEN] and compare(W[KEYS] + start, length, W[KEY], W[KEY_LENGTH]) <= 0)
             ):
