@@ -78,6 +78,12 @@ def test_keys_of_headers() -> None:
     assert (key.components, key.reversed) == ((Native("timestamp"),), True)
 
 
+@pytest.mark.parametrize("text", ["ReversedType({})", "CompositeType({},Int32Type)"])
+def test_all_within_the_type_of_a_key_is_frozen(text: str) -> None:
+    for inner in ("ListType(Int32Type)", "FrozenType(ListType(Int32Type))"):
+        assert parse_marshal_key(text.format(inner)).components[0] == Collection("list", (Native("int"),), frozen=True)
+
+
 @pytest.mark.parametrize(
     "text", ["", "list<int", "map<int>", "nothing", "list<int>>", "vector<float>", "int, int", *BAD_VECTORS]
 )
@@ -89,7 +95,9 @@ def test_invalid_types(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "DynamicCompositeType(a=>Int32Type)", "MapType(Int32Type)", "ListType(Int32Type", "X"]
-    + [f"VectorType(FloatType , {dimension})" for dimension in ("x", "0", "-1")],
+    + [f"VectorType(FloatType , {dimension})" for dimension in ("x", "0", "-1")]
+    # A damaged header must not exhaust the stack.
+    + ["a:" * 5000 + "a", "ListType(" * 5000 + "Int32Type" + ")" * 5000],
 )
 def test_invalid_marshal_classes(text: str) -> None:
     with pytest.raises(CqlTypeError):

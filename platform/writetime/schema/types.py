@@ -249,9 +249,9 @@ def parse_marshal_key(text: str) -> MarshalKey:
         node = _tree(text, _MARSHAL_TOKEN)
         match node.word.removeprefix(MARSHAL), node.parameters:
             case "ReversedType", [one]:
-                return MarshalKey((_of_class(one),), reversed=True)
+                return MarshalKey((freeze(_of_class(one)),), reversed=True)
             case "CompositeType", [_, *_] as several:
-                return MarshalKey(tuple(map(_of_class, several)))
+                return MarshalKey(tuple(freeze(_of_class(part)) for part in several))
         return MarshalKey((_of_class(node),))
 
 
@@ -299,7 +299,7 @@ def _node(tokens: deque[_Token], depth: int) -> _Node:
         raise CqlTypeError(f"a type expected, found {word!r}")
     if tokens[0] == _COLON:
         tokens.popleft()
-        return _Node("field", word, [_node(tokens, depth)])
+        return _Node("field", word, [_node(tokens, depth + 1)])
     parameters: list[_Node] = []
     if (closing := _CLOSING.get(tokens[0])) is not None:
         following = _COMMA
