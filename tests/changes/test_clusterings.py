@@ -5,6 +5,7 @@ Oracle: the encoder of positions, which test_position.py compares with the datab
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from writetime.changes.position import AFTER, AT, BEFORE, position_encoder
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.types import CqlType, Native
+from writetime.schema.values import BadValue
 
 _NUMBERS = {"bigint": st.integers(-(1 << 63), (1 << 63) - 1), "varint": st.integers(-(1 << 600), 1 << 600).map(str)}
 _NUMBERS |= {
@@ -39,3 +41,10 @@ def test_decoded_values_have_the_same_position(data: st.DataObject, seed: int) -
     encode, end = position_encoder(columns), data.draw(st.sampled_from([BEFORE, AT, AFTER]))
     position = encode(values, end)
     assert encode(clustering_decoder(columns)(position), end) == position
+
+
+@pytest.mark.parametrize("digits", ["", "80", "8080"])
+def test_a_decimal_without_digits_is_refused(digits: str) -> None:
+    decode = clustering_decoder([Column("c", Native("decimal"))])
+    with pytest.raises(BadValue, match="has no digits"):
+        decode(bytes.fromhex(f"40c101{digits}0038"))

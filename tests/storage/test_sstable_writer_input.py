@@ -186,3 +186,12 @@ def test_changes_with_other_fields_are_refused(tmp_path: Path) -> None:
     reader = pa.RecordBatchReader.from_batches(large.schema, large.to_batches())
     with pytest.raises(WritetimeError, match="column key: large_binary cannot become binary"):
         writetime.write_sstable(reader, str(tmp_path / "other"), CREATE)
+
+
+@pytest.mark.parametrize(
+    "options", [{"compressor": "BestCompressor"}, {"chunk_length": 0}, {"block_size": 0}, {"block_size": 1 << 31}]
+)
+def test_bad_options_leave_no_files(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(WritetimeError, match=next(iter(options))):
+        SSTableWriter(str(tmp_path), SCHEMA, **options)
+    assert not list(tmp_path.iterdir())

@@ -154,6 +154,8 @@ def _decimal(data: bytes, p: int) -> tuple[bytes, int]:
     unscaled = 0
     for byte in data[p:end]:
         unscaled = unscaled * 100 + byte - 0x80
+    if not unscaled:
+        raise ValueError(f"the decimal at {p} has no digits")
     # The value is 0.ddd... x 100^exponent.
     scale = 2 * (end - p - exponent)
     while unscaled % 10 == 0:

@@ -2,14 +2,13 @@
 
 import struct
 import zlib
+from array import array
 from collections.abc import Callable
 from typing import Protocol
 
 import cramjam
 import numpy as np
 import zstandard
-
-from writetime.storage.file_errors import Unsupported
 
 # Of data without compression (`ChecksummedSequentialWriter`).
 _PLAIN_CHUNK = 1 << 16
@@ -43,22 +42,17 @@ COMPRESSORS = tuple(_COMPRESSORS)
 
 
 class DataWriter:
-    """Writes data in chunks to Data.db. `compressor` is the name of a class, or None.
-
-    Raises:
-        Unsupported: the compressor is unknown.
-    """
+    """Writes data in chunks to Data.db. `compressor` is one of `COMPRESSORS`, or None."""
 
     def __init__(self, output: _Output, compressor: str | None, chunk_length: int) -> None:
-        if compressor is not None and compressor not in _COMPRESSORS:
-            raise Unsupported(f"compressor {compressor} is not supported; {', '.join(_COMPRESSORS)} are")
         self._output = output
         self._compressor = compressor
         self._compress = _COMPRESSORS[compressor]() if compressor else None
         self._chunk_length = chunk_length if compressor else _PLAIN_CHUNK
         self._rest = bytearray()
-        self._positions: list[int] = []
-        self._checksums: list[int] = []
+        # A number per chunk: a list would take five times the memory.
+        self._positions = array("q")
+        self._checksums = array("I")
         self._digest = 0
         self.length = 0
         self.written = 0
@@ -86,8 +80,7 @@ class DataWriter:
             self._chunk(memoryview(self._rest))
         components = {"Digest.crc32": str(self._digest).encode()}
         if self._compressor is None:
-            count = len(self._checksums)
-            components["CRC.db"] = struct.pack(f">i{count}I", self._chunk_length, *self._checksums)
+            components["CRC.db"] = struct.pack(">i", self._chunk_length) + np.array(self._checksums, ">u4").tobytes()
         return components
 
     def compression_info(self, *, with_maximum: bool) -> bytes:

@@ -15,7 +15,7 @@ from writetime.changes.model import KINDS, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.storage.batch_to_write import Arranged, Arranger
-from writetime.storage.data_writer import DataWriter
+from writetime.storage.data_writer import COMPRESSORS, DataWriter
 from writetime.storage.file_errors import Unsupported
 from writetime.storage.index_writer import FILTER_CHANCE, IndexWriter
 from writetime.storage.kernel import write_layout as K
@@ -50,7 +50,7 @@ class BadInput(WritetimeError):
 class SSTableWriter:
     """Writes one SSTable. Changes must be merged: in the order of `changes.model`, with one change per position and
     ranges that do not overlap, such as a state. Memory grows only by some 100 bytes per block of the current partition,
-    and by 16 bytes per partition.
+    by 16 bytes per partition, and by 8 per chunk.
 
     Leaving the context without an exception writes the last component, TOC.txt. Without it, readers refuse the SSTable.
     """
@@ -78,10 +78,15 @@ class SSTableWriter:
             sstable_id: the part of the files' names that distinguishes SSTables of a folder.
 
         Raises:
-            Unsupported: the version or the compressor is unknown.
+            Unsupported: the version or the compressor is unknown, or a size is out of range. No file is created then.
         """
         if version not in VERSIONS:
             raise Unsupported(f"SSTables of version {version} cannot be written; those of {', '.join(VERSIONS)} can")
+        if compressor is not None and compressor not in COMPRESSORS:
+            raise Unsupported(f"compressor {compressor} is not supported; {', '.join(COMPRESSORS)} are")
+        for name, number in ("chunk_length", chunk_length), ("block_size", block_size):
+            if not 0 < number < 1 << 31:
+                raise Unsupported(f"{name} must be a number of bytes from 1 to {(1 << 31) - 1}, not {number}")
         filesystem, path = resolve(folder)
         filesystem.create_dir(path, recursive=True)
         self.location = Location(filesystem, posixpath.normpath(path), version, sstable_id, "big")

@@ -81,7 +81,8 @@ class Collected:
         """Return the histogram of deletion times (`TombstoneHistogram`)."""
         bins = sorted(_merged(self._deleted))
         code = ">qi" if unsigned else ">dq"
-        return struct.pack(">ii", len(bins), len(bins)) + b"".join(struct.pack(code, *each) for each in bins)
+        packed = (struct.pack(code, time, min(count, _LONGEST)) for time, count in bins)
+        return struct.pack(">ii", len(bins), len(bins)) + b"".join(packed)
 
     def cardinality(self) -> bytes:
         """Return the estimate of the number of keys (`HyperLogLogPlus.getBytes`)."""

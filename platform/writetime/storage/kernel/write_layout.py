@@ -25,9 +25,8 @@ BASE_WRITE_TIME = 3  # the deltas in rows are to these
 BASE_DELETION_TIME = 4
 BASE_TTL = 5
 UNSIGNED = 6  # 1: deletion times have 32 bits without a sign, and a deletion of a partition is compact if there is none
-WIDE = 7  # 1: deletion times have 64 bits in cells (ScyllaDB)
-LIVE_DELETION_TIME = 8  # the deletion time of a column without a tombstone
-BLOCK_SIZE = 9  # bytes of rows per block of a partition's row index
+LIVE_DELETION_TIME = 7  # the deletion time of a column without a tombstone
+BLOCK_SIZE = 8  # bytes of rows per block of a partition's row index
 
 # --- addresses of the arrays of a batch, one entry per change
 KIND = 10  # uint8: the index in `changes.model.KINDS`
