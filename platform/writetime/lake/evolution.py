@@ -7,15 +7,19 @@ A renamed key column keeps the name that it had when the lake got the table. Its
 because a place never changes; the order in which schemas arrive does not show which name is newer.
 
 A dropped column stays in the Delta tables, with its values. If it comes back, its old cells are still there, and the
-merge leaves out those that the drop made void (`TableSchema.dropped`).
+merge leaves out those that the drop made void (`TableSchema.dropped`). As of an instant before the drop, they count
+(`history.schema_at`). So the lake keeps the type that the column had in it: the database records a dropped user-defined
+type as a tuple, without the names of its fields.
 
 A type may change to one that Arrow holds in the same way (`ascii` and `text`, `timeuuid` and `uuid`). Any other change
 of a type is rejected. If one schema has a later drop of the column, its type counts. Otherwise the database allows only
 a wider type, so the wider one counts. If neither is wider, the lake keeps its own.
 """
 
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
+from writetime.changes.model import column_type
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
@@ -29,13 +33,15 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
     column has two types that Arrow does not hold in the same way.
     """
     seen = with_key_names(seen, current)
+    static, regular = (_columns(current, seen, kind) for kind in ("static", "regular"))
+    live = {column.name for column in static + regular}
     return replace(
         current,
         partition_key=_columns(current, seen, "partition_key"),
         clustering=_columns(current, seen, "clustering"),
-        static=_columns(current, seen, "static"),
-        regular=_columns(current, seen, "regular"),
-        dropped=tuple(sorted(_dropped(current, seen).values(), key=lambda d: d.name)),
+        static=static,
+        regular=regular,
+        dropped=tuple(sorted(_dropped(current, seen, live), key=lambda d: d.name)),
         id=current.id or seen.id,
         # It is not known which one is newer.
         gc_grace_seconds=max(current.gc_grace_seconds, seen.gc_grace_seconds),
@@ -74,12 +80,28 @@ def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
     )
 
 
-def _dropped(current: TableSchema, seen: TableSchema) -> dict[str, DroppedColumn]:
+def _dropped(current: TableSchema, seen: TableSchema, live: Container[str]) -> Iterator[DroppedColumn]:
     found: dict[str, DroppedColumn] = {}
     for column in current.dropped + seen.dropped:
         if column.name not in found or column.dropped_at > found[column.name].dropped_at:
             found[column.name] = column
-    return found
+    for column in found.values():
+        # One of the two may still have it.
+        as_lived = [] if column.name in live else [_as_lived(column, schema) for schema in (current, seen)]
+        yield next(filter(None, as_lived), column)
+
+
+def _as_lived(dropped: DroppedColumn, schema: TableSchema) -> DroppedColumn | None:
+    """Return a dropped column as it was in an earlier schema, which has more than the database's record of the drop:
+    the record has a tuple for a user-defined type, and in ScyllaDB no kind. Return None if that schema lacks it.
+    """
+    for columns in (schema.static, schema.regular):
+        for column in columns:
+            if column.name == dropped.name:
+                is_same = column_type(column.type) == column_type(dropped.type)
+                cql_type = dropped.type if is_same else column.type
+                return replace(dropped, type=cql_type, static=columns is schema.static)
+    return None
 
 
 def _columns(current: TableSchema, seen: TableSchema, kind: str) -> tuple[Column, ...]:

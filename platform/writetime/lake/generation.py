@@ -129,7 +129,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
         )
     # If one of several snapshots is from before the truncation, none counts, as a change does not show its snapshot.
     backfilled = Start(truncation=Truncation(at, 0, 0), snapshot_at=complete_snapshot(changes))
-    schema = table.schema(changes)
+    schema = table.whole_schema(changes)
     tasks = [
         _LeaveOut(bucket, table.changes.storage, tuple(files), schema, {**starts, None: backfilled})
         for bucket, files in changes.by_folder.items()

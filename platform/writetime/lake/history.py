@@ -7,6 +7,7 @@ the cells that its cells replaced, and retention, which merges old changes into 
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,19 @@ def require_history(table: LakeTable, changes: TableVersion, instant: int) -> No
             f"{table.name} as of {instant_text(instant)}: the lake can show only {instant_text(first)} and later (a "
             "snapshot was taken then, or older changes were merged by lake.keep_history_days)"
         )
+
+
+def without_later_drops(schema: TableSchema, instant: int) -> TableSchema:
+    """Return a schema in which no drop after a time (microseconds) makes cells void."""
+    return replace(schema, dropped=tuple(column for column in schema.dropped if column.dropped_at <= instant))
+
+
+def schema_at(table: LakeTable, changes: TableVersion, instant: int) -> TableSchema:
+    """Return the schema of a version of the changes as it was at a time (microseconds): with the columns that were
+    dropped since, and with their cells from before, also of those that were added again. Columns that were added since
+    stay in it. They have no cells from before.
+    """
+    return without_later_drops(table.whole_schema(changes, after=instant), instant)
 
 
 def until(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:

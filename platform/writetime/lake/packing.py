@@ -2,8 +2,8 @@
 
 Files are in classes of size, each `FAN` times the previous one. `FAN` files of a class become one file of the next
 class. So a change is rewritten log16(packed / batch) times, and few files are left at any rate of writes. Rows are
-copied and not merged, so their origins and the history stay as they were. Files of merged history are not packed,
-because their names show that their rows have no origins (`generation`).
+copied and not merged, with the cells of dropped columns, so their origins and the history stay as they were. Files of
+merged history are not packed, because their names show that their rows have no origins (`generation`).
 """
 
 from collections.abc import Sequence
@@ -139,7 +139,7 @@ def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFil
     chosen = {b: some for b, files in small.items() if (some := to_pack(table.changes.storage, files))}
     if not chosen:
         return 0
-    schema = table.schema(changes)
+    schema = table.whole_schema(changes)
     prefix = f"{PACKED}{version}-"
     tasks = [_Pack(b, table.buckets, files, table.changes.storage, schema, prefix) for b, files in chosen.items()]
     written = [file for files in run(_Pack.run, tasks) for file in files]

@@ -16,7 +16,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.files.merging import Runner
 from writetime.lake.table import LakeTable
-from writetime.lake.views import BucketView, bucket_views
+from writetime.lake.views import BucketView, views_at
 from writetime.schema.describe import to_cql
 from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
 from writetime.storage.sstable_writer import SSTableWriter
@@ -82,7 +82,7 @@ def restore(
         WritetimeError: the lake cannot show this time, the folder has other files, or the version cannot hold an
             expiry.
     """
-    views = bucket_views(table, as_of)
+    views = views_at(table, as_of)
     schema = views[0].schema if views else table.schema()
     filesystem, path = resolve(folder)
     _prepare(filesystem, path, folder)

@@ -16,7 +16,7 @@ from writetime.delta.table_changes import REMEMBER_REMOVED, TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
-from writetime.lake.history import after, raise_history, until
+from writetime.lake.history import after, raise_history, until, without_later_drops
 from writetime.lake.projection import positions
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable, find_version
@@ -72,7 +72,8 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     if used is None:
         return 0
     changes = table.changes.load()
-    schema = table.schema(changes)
+    # Later times show the cells of columns that are dropped after this one.
+    schema = without_later_drops(table.whole_schema(changes), instant)
     old = {
         bucket: some
         for bucket, files in changes.by_folder.items()

@@ -11,6 +11,7 @@ in the properties of `changes`, with the labels of its columns (`lake.labels`).
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from writetime.changes.model import change_schema
+from writetime.changes.model import change_schema, column_type, labelled_field
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
 from writetime.delta.bucketed_table import BucketedTable, holds_fields, takes_fields
@@ -31,7 +32,8 @@ from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
-from writetime.schema.table import SchemaError, TableSchema, is_later
+from writetime.schema.table import Column, SchemaError, TableSchema, is_later
+from writetime.schema.types import CqlType
 
 SCHEMA = "writetime.schema"
 # Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the table among
@@ -102,6 +104,26 @@ class LakeTable:
         changes = changes or self.changes.load()
         schema = from_json(stored_schema(changes))
         return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
+
+    def whole_schema(self, changes: TableVersion, after: int | None = None) -> TableSchema:
+        """Return the schema of `schema` with those columns, too, that were dropped after a time (microseconds), by
+        default at any time, if `changes` may have their cells. All drops stay in it.
+        """
+        schema = from_json(stored_schema(changes))
+        labels = recorded_labels(changes.properties.get(_named(NAMES, changes)), schema)
+        live = {column.name for column in schema.columns}
+        gone = [
+            column
+            for column in schema.dropped
+            if column.name in labels.keys() - live
+            and (after is None or column.dropped_at > after)
+            and _holds(changes, labels[column.name], column.type)
+        ]
+        static, regular = (
+            tuple(Column(d.name, d.type) for d in gone if bool(d.static) == kind) for kind in (True, False)
+        )
+        whole = replace(schema, static=schema.static + static, regular=schema.regular + regular)
+        return labelled(whole, labels)
 
     def follow(self, schema: TableSchema) -> TableSchema:
         """Apply a schema of the source, newer or older than the present one; return the resulting schema.
@@ -188,6 +210,11 @@ def find_version(part: BucketedTable, version: int | None) -> TableVersion | Non
 def created_of(part: TableVersion) -> int:
     """Return the number of the table that a version of a part belongs to, 0 for the first of its name."""
     return part.transaction(CREATED) or 0
+
+
+def _holds(changes: TableVersion, label: str, cql_type: CqlType) -> bool:
+    """Return whether changes have the field of a static or regular column, by its label and type."""
+    return holds_fields(changes.fields, pa.schema([(labelled_field(label), column_type(cql_type))]))
 
 
 def stored_schema(changes: TableVersion) -> Any:

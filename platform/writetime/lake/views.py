@@ -7,7 +7,7 @@ compute only the rows that changed (`row_events.changed_rows`).
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
-from writetime.delta.versions import TableVersion
-from writetime.files.merging import merge_files
+from writetime.delta.versions import DataFile, TableVersion
+from writetime.files.merging import Source, merge_files
 from writetime.files.row_form import to_micros
-from writetime.lake.contents import BucketContents, StateFiles
-from writetime.lake.history import require_history, until
+from writetime.lake.contents import BucketContents, PendingChanges
+from writetime.lake.history import require_history, schema_at, until
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
@@ -65,8 +65,31 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     if as_of is None:
         return present_views(table, state, changes, time_now())
     require_history(table, changes, as_of)
-    found = StateFiles(table, state).all_contents(changes.by_bucket)
-    return [BucketView(bucket, each, schema, as_of, True, table.view.storage) for bucket, each in found.items()]
+    return _views_until(table, changes.by_bucket, schema, as_of)
+
+
+def views_at(table: LakeTable, instant: int | None = None) -> list[BucketView]:
+    """Return the parts of a table's rows as they were at a time (microseconds), like `bucket_views`, but with the
+    columns of that time (`history.schema_at`). There is at least one part.
+    """
+    if instant is None:
+        return bucket_views(table)
+    changes = table.changes.load()
+    require_history(table, changes, instant)
+    return _views_until(table, changes.by_bucket or {0: []}, schema_at(table, changes, instant), instant)
+
+
+def _views_until(
+    table: LakeTable, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, instant: int
+) -> list[BucketView]:
+    """Return the views of buckets by their files of changes. Nothing is taken from the state, which has no history."""
+    storage, buckets = table.changes.storage, table.buckets
+
+    def content(bucket: int) -> BucketContents:
+        source = Source.of_bucket(storage, files[bucket], bucket, buckets)
+        return BucketContents((), PendingChanges((source,), (), 0, buckets, table.cache))
+
+    return [BucketView(each, content(each), schema, instant, True, table.view.storage) for each in sorted(files)]
 
 
 def present_views(table: LakeTable, state: TableVersion, changes: TableVersion, now: int) -> list[BucketView]:
