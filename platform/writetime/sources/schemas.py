@@ -98,6 +98,30 @@ class Selection:
         )
 
 
+def check_changes(table: TableSchema, given: StructType) -> None:
+    """Require the fields of a table's changes. Static and regular columns may be missing, and so may `origin`.
+
+    Raises:
+        WritetimeError: another field is missing, has another type, or is not one of such changes.
+    """
+    full = Selection.of(table, None).spark()
+    optional = {"origin", *(field_name(c) for c in table.static + table.regular)}
+    if missing := [name for name in full.names if name not in optional and name not in given.names]:
+        raise WritetimeError(f"the DataFrame lacks {missing[0]}; changes of {table.full_name} have this field")
+    for field in given.fields:
+        if field.name not in full.names:
+            raise WritetimeError(
+                f"the DataFrame has the field {field.name}; changes of {table.full_name} have only "
+                f"{', '.join(full.names)}: drop it, or correct the option schema"
+            )
+        wanted = full[field.name].dataType.simpleString()
+        if field.name != "origin" and field.dataType.simpleString() != wanted:
+            raise WritetimeError(
+                f"the DataFrame has {field.name} as {field.dataType.simpleString()}; changes of {table.full_name} have "
+                f"it as {wanted}: cast it, or correct the option schema"
+            )
+
+
 def _children(arrow: pa.DataType) -> list[str]:
     return [field.name for field in arrow] if pa.types.is_struct(arrow) else []
 
