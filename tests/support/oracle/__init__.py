@@ -218,6 +218,21 @@ def dumped(path: str | Path) -> list[dict[str, Any]]:
     return json.loads(_printed("dump", path))
 
 
+def run_tools(configuration: Path, commands: Iterable[Sequence[str]]) -> str:
+    """Run tools of Cassandra for a stopped node, each the name of a class and its arguments, in one process. Return
+    what they print: of each in the end `status NUMBER of ...`.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+        file.write("".join("\t".join(command) + "\n" for command in commands))
+        file.flush()
+        # The later one of two equal options counts.
+        node = [f"-Dcassandra.config={configuration.as_uri()}", f"-Dcassandra.storagedir={configuration.parent}"]
+        command = java_command(*node, "Tools", file.name)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+        return answer.stderr + answer.stdout
+
+
 def nodetool(port: int, *arguments: str) -> None:
     """Run a command of Cassandra's `nodetool` without a start of its own, which would take 0.7 s of CPU."""
     run("nodetool", "-h", "127.0.0.1", "-p", str(port), *arguments)
