@@ -10,7 +10,7 @@ from writetime.merge import merge
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 from writetime_dagster.assets.restore import restore_job
-from writetime_dagster.resources import LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,11 @@ def test_the_job_writes_the_state_of_an_instant(spark: SparkSession, tmp_path: P
     config = {"table": table.name, "to": str(folder), "as_of": "195"}
     run = restore_job().execute_in_process(
         run_config={"ops": {"write_sstables": {"config": config}}},
-        resources={"lake": LakeResource(folder=str(tmp_path / "lake")), "spark": SparkResource()},
+        resources={
+            "lake": LakeResource(folder=str(tmp_path / "lake")),
+            "spark": SparkResource(),
+            "database": DatabaseResource(),
+        },
     )
     (output,) = [e.step_output_data for e in run.all_node_events if e.is_successful_output]
     assert output.metadata["changes"].value == 20

@@ -16,9 +16,9 @@ from writetime.changes.starts import Start, Truncation
 from writetime.lake import packing, retention, state, views
 from writetime.lake.generation import renew
 from writetime.lake.labels import labelled
-from writetime.lake.restore import restore
 from writetime.lake.table import LakeTable
 from writetime.lake.views import views_at
+from writetime.restore.sstables import restore
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native, Tuple, Udt

@@ -30,8 +30,8 @@ from writetime.delta.store_clock import clock_fault
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.restore import restore
 from writetime.lake.table import create_table, open_table
+from writetime.restore.sstables import restore
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
 from writetime.storage.locations import Location, find_sstables
@@ -164,7 +164,7 @@ def test_a_table_is_restored_to_a_store(store: ObjectStore, tmp_path: Path, monk
     table = create_table(settings_of(store, "restored"), SCHEMA)
     add(table, [write(n, 1, 5, v=f"v{n}") for n in range(30)], 0)
     address = f"s3://{BUCKET}/given-back?endpoint_override={store.host}&scheme=http"
-    sstables = restore(table, address)
+    sstables = restore(table, address).sstables
     found = list(find_sstables(address))
     assert len(found) == len(sstables) > 1
     assert sum(len(rows_of(location)) for location in found) == 30

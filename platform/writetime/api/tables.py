@@ -16,6 +16,8 @@ from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import places_of_keys
 from writetime.lookup.matching import keys_table, matching
 from writetime.lookup.reading import RowReader
+from writetime.restore.into import restore_into
+from writetime.restore.sstables import restore
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
@@ -24,8 +26,9 @@ from writetime.schema.table import TableSchema
 class Table:
     """A captured table. Each method reads the lake as it is when it is called."""
 
-    def __init__(self, table: LakeTable) -> None:
+    def __init__(self, table: LakeTable, settings: Settings) -> None:
         self._table = table
+        self._settings = settings
         self._reader = RowReader(table)
 
     @property
@@ -48,9 +51,7 @@ class Table:
         Raises:
             WritetimeError: the lake no longer has the changes up to this time.
         """
-        text = as_of.isoformat() if isinstance(as_of, datetime) else as_of
-        instant = parse_instant(text) if isinstance(text, str) else text
-        parts = list(views.virtual(self._table, instant))
+        parts = list(views.virtual(self._table, _micros(as_of)))
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
 
     def lookup(self, keys: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -90,6 +91,36 @@ class Table:
         schema = event_schema(self.schema)
         return pa.concat_tables([schema.empty_table(), *events_since(self._table, since)])
 
+    def restore(
+        self, folder: str, as_of: datetime | str | int | None = None, into: str | None = None, *, merge: bool = False
+    ) -> bool:
+        """Write the table as SSTables, and import them into a table of Cassandra; see docs/restore.md.
+
+        Args:
+            folder: where to: a path or URL of a new folder, or of a run that did not end.
+            as_of: as in `view`.
+            into: `keyspace.table`. It is created if it is missing. Without it, nothing is imported.
+            merge: whether this table may have rows.
+
+        Returns:
+            Whether the SSTables are complete; with `into`, whether all nodes have imported theirs, and the rows are
+            those of the lake. If not, import on the nodes of other machines, and call this again.
+
+        Raises:
+            WritetimeError: the lake cannot show the time, the folder has other files, or the table cannot be imported
+                into.
+        """
+        if into is None:
+            restore(self._table, folder, _micros(as_of))
+            return True
+        report = restore_into(self._settings, self._table, folder, into, _micros(as_of), merge=merge)
+        return report.comparison is not None and report.comparison.proven
+
+
+def _micros(instant: datetime | str | int | None) -> int | None:
+    text = instant.isoformat() if isinstance(instant, datetime) else instant
+    return parse_instant(text) if isinstance(text, str) else text
+
 
 def open_table(name: str, settings: Settings | None = None) -> Table:
     """Return a captured table of the lake.
@@ -101,4 +132,5 @@ def open_table(name: str, settings: Settings | None = None) -> Table:
     Raises:
         WritetimeError: the lake has no such table.
     """
-    return Table(lake.open_table(config.load() if settings is None else settings, name))
+    settings = config.load() if settings is None else settings
+    return Table(lake.open_table(settings, name), settings)

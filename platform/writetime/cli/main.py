@@ -25,6 +25,7 @@ COMMANDS = {
     "down": "servers:down",
     "follow": "follow:follow",
     "forget": "capture:forget",
+    "import": "restore:import_",
     "init": "servers:init",
     "land": "capture:land",
     "maintain": "lake:maintain",

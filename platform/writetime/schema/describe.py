@@ -7,6 +7,11 @@ from writetime.schema.types import quote_name
 
 
 def to_cql(schema: TableSchema) -> str:
+    """Return `create_statements` as one text."""
+    return ";\n".join(create_statements(schema)) + ";\n"
+
+
+def create_statements(schema: TableSchema) -> list[str]:
     """Return the statements that create a table, after those of the types that it uses.
 
     A dropped column is created and dropped, as in a snapshot's own `schema.cql`; as a regular one if it is not known
@@ -37,4 +42,4 @@ def to_cql(schema: TableSchema) -> str:
         if column.name in dropped:
             static = " static" if column in schema.static else ""
             statements.append(f"{table} ADD {quote_name(column.name)} {column.type}{static}")
-    return ";\n".join(statements) + ";\n"
+    return statements

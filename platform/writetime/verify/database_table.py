@@ -5,6 +5,7 @@ and decoded like those of files.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from writetime.schema.mapping import stored_type
 from writetime.schema.serialise import partition_key
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import is_complex, quote_name
+from writetime.schema.types import Native, is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.kernel.primitives import token
 from writetime.verify.compared_rows import between
@@ -39,11 +40,13 @@ _T = TypeVar("_T")
 class DatabaseTable:
     """A table of the database, read through its own session."""
 
-    def __init__(self, session: Session, schema: TableSchema, page_rows: int = 1999) -> None:
+    def __init__(
+        self, session: Session, schema: TableSchema, page_rows: int = 1999, *, with_times: bool = False
+    ) -> None:
         """Read a table that has the columns of the lake's schema; its key columns may have other names now.
 
         Pages have a prime number of rows by default, so that they rarely end with a partition if all partitions have
-        the same number of rows.
+        the same number of rows. Rows `with_times` have the columns of `timed_schema`.
 
         Raises:
             Transient: the database does not answer.
@@ -66,6 +69,7 @@ class DatabaseTable:
         self._session = session
         self._schema = schema
         self._named = with_key_names(schema, known)
+        self._timed = timed_columns(schema) if with_times else []
         self._position = position_encoder(schema.clustering)
 
     def rows(self, first: int, last: int) -> OrderedRows:
@@ -88,18 +92,22 @@ class DatabaseTable:
         end = rows.tokens[-1].as_py() - 1
         return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
 
+    def of_tokens(self, tokens: Sequence[int]) -> OrderedRows:
+        """Return the rows of some tokens, which are in order."""
+        return self._rows([row for token in tokens for row in self._select([], token, token)])
+
     def timed_rows(self, tokens: Sequence[int]) -> tuple[OrderedRows, np.ndarray]:
         """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
         row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
         """
         columns = self._schema.static + self._schema.regular
         timed = [n for n, c in enumerate(columns) if not is_complex(c.type)]
-        names = [f"writetime({quote_name(columns[n].name)})" for n in timed]
+        names = [time_name(columns[n]) for n in timed]
         found = [row for t in tokens for row in self._select(names, t, t)]
         skip = len(self._schema.columns)
         times = np.full((len(found), len(columns)), NO_TIME)
         for line, row in zip(times, found, strict=True):
-            line[timed] = [int.from_bytes(time, "big", signed=True) if time else NO_TIME for time in row[skip:]]
+            line[timed] = [NO_TIME if (time := _micros(data)) is None else time for data in row[skip:]]
         return self._rows(found), times
 
     def _select(self, more: Sequence[str], first: int, last: int) -> list[_Row]:
@@ -161,7 +169,8 @@ class DatabaseTable:
 
     def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
-        names = ", ".join([*(quote_name(c.name) for c in schema.columns), *more])
+        times = [name for column in self._timed for name in (time_name(column), ttl_name(column))]
+        names = ", ".join([*(quote_name(c.name) for c in schema.columns), *times, *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
         return f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
@@ -182,8 +191,16 @@ class DatabaseTable:
         keys = [partition_key(row[: len(schema.partition_key)]) for row in found]
         positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
         lost = {c.name: i for i, c in enumerate(schema.columns) if c in compared_columns(schema)}
+        names = [c.name for c in schema.columns]
+        for place, column in enumerate(self._timed):
+            written, ttl = len(schema.columns) + 2 * place, len(schema.columns) + 2 * place + 1
+            names += [time_name(column), ttl_name(column)]
+            arrays += [
+                pa.array([_micros(row[written]) for row in found], pa.int64()),
+                pa.array([row[ttl] is not None for row in found], pa.bool_()),
+            ]
         return OrderedRows(
-            pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
+            pa.Table.from_arrays(arrays, names),
             pa.array([token(key) for key in keys], pa.int64()),
             pa.array(keys, pa.binary()),
             pa.array(positions, pa.binary()),
@@ -198,6 +215,38 @@ class DatabaseTable:
     def _clustering(self, row: _Row) -> _Row:
         first = len(self._schema.partition_key)
         return row[first : first + len(self._schema.clustering)]
+
+
+def timed_columns(schema: TableSchema) -> list[Column]:
+    """Return the columns of whose cells CQL reports the write time and the TTL."""
+    return [c for c in schema.static + schema.regular if not is_complex(c.type) and c.type != Native("counter")]
+
+
+def timed_schema(schema: TableSchema) -> TableSchema:
+    """Return a schema with more columns for each of `timed_columns`: the write time of its cell in microseconds, and
+    whether it has a TTL.
+    """
+
+    def with_times(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        timed = [column for column in columns if column in timed_columns(schema)]
+        times = [Column(time_name(column), Native("bigint")) for column in timed]
+        return (*columns, *times, *(Column(ttl_name(column), Native("boolean")) for column in timed))
+
+    return replace(schema, static=with_times(schema.static), regular=with_times(schema.regular))
+
+
+def time_name(column: Column) -> str:
+    """Return the name of the write time of a column in CQL."""
+    return f"writetime({quote_name(column.name)})"
+
+
+def ttl_name(column: Column) -> str:
+    """Return the name of the TTL of a column in CQL."""
+    return f"ttl({quote_name(column.name)})"
+
+
+def _micros(data: bytes | None) -> int | None:
+    return int.from_bytes(data, "big", signed=True) if data else None
 
 
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:

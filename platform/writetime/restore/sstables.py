@@ -1,0 +1,250 @@
+"""Writes a table of the lake as SSTables: all cells and tombstones, with their times, as of an instant.
+
+The folder gets an SSTable per bucket that has changes, or per bucket and node, `schema.cql`, and at the end
+`restore.json`, the manifest, which lists them.
+
+A run can be killed at any point, and repeated. `restore.unfinished` is there until the manifest is complete. It has the
+number of the run that began last, which is also in the names of this run's SSTables. So runs do not mix their files,
+and of two runs at once, the one that began first is refused at its end.
+"""
+
+import posixpath
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+from pydantic import TypeAdapter
+
+from writetime.changes.model import KINDS, ROW
+from writetime.core.arrow import pc
+from writetime.core.errors import WritetimeError
+from writetime.files.key_ranges import TokenRange
+from writetime.files.merging import Runner
+from writetime.lake.horizon import captured_until
+from writetime.lake.table import LakeTable
+from writetime.lake.views import BucketView, views_at
+from writetime.schema.describe import to_cql
+from writetime.schema.table import TableSchema
+from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
+from writetime.storage.sstable_writer import SSTableWriter
+
+MANIFEST = "restore.json"
+UNFINISHED = "restore.unfinished"
+# Changes that are written at a time.
+_BATCH_ROWS = 1 << 16
+# Cassandra reads the number of an SSTable as a positive `int`.
+_MOST_NUMBERS = 1 << 30
+
+
+@dataclass(frozen=True)
+class RestoredSSTable:
+    """One SSTable: the path of its Data.db in the folder, the host id of the node that it is for (empty: any), the
+    numbers of its changes and of the rows among them, its first and last token, and the CRC32 of Data.db.
+    """
+
+    file: str
+    node: str
+    changes: int
+    rows: int
+    first_token: int
+    last_token: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class TargetNode:
+    """A node of the database, and the token ranges (both ends included) that it has a replica of."""
+
+    address: str
+    ranges: tuple[TokenRange, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The table to import into: its name and id, and its nodes by host id. `merge`: it need not be empty."""
+
+    table: str
+    id: str
+    merge: bool
+    nodes: dict[str, TargetNode]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder has: the table, the instant (None: all writes) and the time up to which the lake had all writes (0:
+    not known), both in microseconds, the version of the SSTables, their schema, the target (None: any), and the files.
+    """
+
+    table: str
+    as_of: int | None
+    captured_until: int
+    version: str
+    schema: str
+    target: Target | None = None
+    sstables: list[RestoredSSTable] = field(default_factory=list)
+
+    @property
+    def changes(self) -> int:
+        """The number of changes in all SSTables."""
+        return sum(sstable.changes for sstable in self.sstables)
+
+
+_JSON = TypeAdapter(Manifest)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Write the SSTables of a bucket: one, or one per node that has a replica of some of its changes."""
+
+    view: BucketView
+    folder: str
+    schema: TableSchema
+    version: str
+    compressor: str | None
+    number: int
+    nodes: Mapping[str, TargetNode] | None
+
+    def run(self) -> list[RestoredSSTable]:
+        state = self.view.state()
+        if self.nodes is None:
+            return self._written("", [state])
+        tokens = state["token"].to_numpy()
+        found = []
+        for host, node in self.nodes.items():
+            cuts = [(np.searchsorted(tokens, r.first), np.searchsorted(tokens, r.last, "right")) for r in node.ranges]
+            found += self._written(host, [state.slice(start, end - start) for start, end in cuts])
+        return found
+
+    def _written(self, host: str, parts: Sequence[pa.Table]) -> list[RestoredSSTable]:
+        parts = [part for part in parts if part.num_rows]
+        if not parts:
+            return []
+        folder = join(self.folder, host)
+        options = {"version": self.version, "compressor": self.compressor, "sstable_id": str(self.number)}
+        with SSTableWriter(folder, self.schema, **options) as writer:
+            for batch in (batch for part in parts for batch in part.to_batches(max_chunksize=_BATCH_ROWS)):
+                writer.write(batch)
+        name = posixpath.basename(writer.location.path("Data.db"))
+        rows = sum(pc.sum(pc.equal(part["kind"], KINDS[ROW])).as_py() for part in parts)
+        tokens = parts[0]["token"][0].as_py(), parts[-1]["token"][-1].as_py()
+        checksum = writer.location.read("Digest.crc32").decode()
+        return [RestoredSSTable(posixpath.join(host, name), host, writer.changes, rows, *tokens, checksum)]
+
+
+def restore(
+    table: LakeTable,
+    folder: str,
+    as_of: int | None = None,
+    *,
+    version: str = "nb",
+    compressor: str | None = "LZ4Compressor",
+    run: Runner = map,
+) -> Manifest:
+    """Write a table as SSTables for any node; return the manifest.
+
+    Args:
+        table: the table.
+        folder: where to: a new or empty folder, or that of a run that did not end; a path or a URL.
+        as_of: a time, in microseconds. The SSTables have the writes with write times up to it; None: all writes.
+        version: of the SSTables, see `storage.sstable_writer`.
+        compressor: the name of a compressor's class, or None.
+        run: runs the tasks, one per bucket.
+
+    Raises:
+        WritetimeError: the lake cannot show this time, the folder has other files, another run writes into it, or the
+            version cannot hold an expiry.
+    """
+    until = captured_until(table.changes.load())
+    views = views_at(table, as_of)
+    schema = views[0].schema if views else table.schema()
+    manifest = Manifest(table.name, as_of, until, version, to_cql(replace(schema, id=None, dropped=())))
+    return write_sstables(views, schema, folder, manifest, compressor=compressor, run=run)
+
+
+def write_sstables(
+    views: Sequence[BucketView],
+    schema: TableSchema,
+    folder: str,
+    manifest: Manifest,
+    *,
+    compressor: str | None = "LZ4Compressor",
+    run: Runner = map,
+) -> Manifest:
+    """Write SSTables of views with a schema that has the columns of these; return the manifest with the files. If it
+    names a target, each of its nodes gets its own folder, named by its host id, with the changes that it has replicas
+    of. The errors are those of `restore`.
+    """
+    buckets = 1 + max((view.bucket for view in views), default=0)
+    number = _begin(folder, buckets)
+    nodes = None if manifest.target is None else manifest.target.nodes
+    tasks = [_Task(view, folder, schema, manifest.version, compressor, number + view.bucket, nodes) for view in views]
+    found = [sstable for written in run(_Task.run, tasks) for sstable in written]
+    manifest = replace(manifest, sstables=sorted(found, key=lambda each: (each.node, each.first_token)))
+    _end(folder, range(number, number + buckets), manifest)
+    return manifest
+
+
+def read_manifest(folder: str) -> Manifest | None:
+    """Return the manifest of a folder; None if no run has ended there. Raises WritetimeError: it is damaged."""
+    filesystem, path = resolve(folder)
+    manifest = posixpath.join(path, MANIFEST)
+    if exists(filesystem, posixpath.join(path, UNFINISHED)) or not exists(filesystem, manifest):
+        return None
+    try:
+        return _JSON.validate_json(read_file(filesystem, manifest))
+    except ValueError as e:
+        raise WritetimeError(
+            f"{without_secrets(join(folder, MANIFEST))} is damaged, so restore into a new folder: {e}"
+        ) from None
+
+
+def _begin(folder: str, buckets: int) -> int:
+    """Take the folder for this run, and return the number of its first SSTable."""
+    filesystem, path = resolve(folder)
+    filesystem.create_dir(path, recursive=True)
+    unfinished = posixpath.join(path, UNFINISHED)
+    if not exists(filesystem, unfinished) and entries(filesystem, path):
+        raise WritetimeError(f"{without_secrets(folder)} has files already: name a folder that is new or empty")
+    number = 1 + secrets.randbelow(_MOST_NUMBERS // buckets) * buckets
+    _write(filesystem, unfinished, str(number))
+    return number
+
+
+def _end(folder: str, numbers: range, manifest: Manifest) -> None:
+    """Write the manifest, and remove the SSTables of earlier runs."""
+    filesystem, path = resolve(folder)
+    unfinished = posixpath.join(path, UNFINISHED)
+    if not exists(filesystem, unfinished) or read_file(filesystem, unfinished) != str(numbers[0]).encode():
+        _remove(filesystem, path, numbers, own=True)
+        raise WritetimeError(f"another run writes into {without_secrets(folder)}: wait for it, or name another folder")
+    _remove(filesystem, path, numbers, own=False)
+    _write(filesystem, posixpath.join(path, "schema.cql"), manifest.schema)
+    _write(filesystem, posixpath.join(path, MANIFEST), _JSON.dump_json(manifest, indent=1).decode())
+    filesystem.delete_file(unfinished)
+
+
+def _remove(filesystem: fs.FileSystem, path: str, numbers: range, *, own: bool) -> None:
+    """Remove the SSTables of this run, or of the others."""
+    for file in _files(filesystem, path):
+        named = parse_name(filesystem, file)
+        if named is not None and (named[0].id.isdigit() and int(named[0].id) in numbers) == own:
+            filesystem.delete_file(file)
+
+
+def _files(filesystem: fs.FileSystem, path: str) -> Iterator[str]:
+    found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    return (info.path for info in found if info.type == fs.FileType.File)
+
+
+def join(folder: str, name: str) -> str:
+    """Return the address of a file in a folder, which may be a URL with options."""
+    address, question, options = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{posixpath.join(address, name)}{question}{options}" if name else folder
+
+
+def _write(filesystem: fs.FileSystem, path: str, text: str) -> None:
+    with filesystem.open_output_stream(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,150 @@
+"""A table of the lake, written as SSTables. Oracle: the lake's own state."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.made import SCHEMA, add, new_table, write
+from writetime.core.errors import WritetimeError
+from writetime.files.key_ranges import TokenRange
+from writetime.files.merging import Runner
+from writetime.lake.history import raise_history
+from writetime.lake.table import LakeTable
+from writetime.lake.views import bucket_views
+from writetime.merge import merge
+from writetime.restore.sstables import (
+    MANIFEST,
+    UNFINISHED,
+    Manifest,
+    Target,
+    TargetNode,
+    read_manifest,
+    restore,
+    write_sstables,
+)
+from writetime.storage.locations import find_sstables
+from writetime.storage.sstable import SSTable
+
+
+def _filled(folder: Path) -> LakeTable:
+    table = new_table(folder)
+    add(table, [write(i, n, 10 * i + n, v=f"v{i}") for i in range(50) for n in range(2)], 0)
+    return table
+
+
+def test_the_lake_reads_the_same_state(tmp_path: Path) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    found = restore(table, str(out))
+    assert read_manifest(str(out)) == found
+    assert found.changes == sum(each.rows for each in found.sstables) == 100
+    assert sorted(out.glob("*Data.db")) == sorted(out / each.file for each in found.sstables)
+    for each in found.sstables:
+        assert zlib.crc32((out / each.file).read_bytes()) == int(each.crc32)
+    read = [batch for location in find_sstables(str(out)) for batch in SSTable(location, SCHEMA).scan()]
+    assert merge(read, SCHEMA).equals(merge([view.state() for view in bucket_views(table)], SCHEMA))
+    # The schema of the folder is read, too.
+    assert SCHEMA.create_statement() in (out / "schema.cql").read_text()
+
+
+def test_each_node_gets_the_tokens_of_its_ranges(tmp_path: Path) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    whole = merge([view.state() for view in bucket_views(table)], SCHEMA)
+    cuts = [-(1 << 63), -(1 << 62) - 7, whole["token"][30].as_py(), 1 << 61, 1 << 63]
+    ranges = [TokenRange(first, end - 1) for first, end in pairwise(cuts)]
+    nodes = {"a": TargetNode("10.0.0.1", tuple(ranges[::2])), "b": TargetNode("10.0.0.2", tuple(ranges[1:]))}
+    target = Target("shop.other", "id", False, nodes)
+    found = write_sstables(bucket_views(table), SCHEMA, str(out), Manifest(table.name, None, 0, "nb", "", target))
+    for host, node in nodes.items():
+        read = [batch for location in find_sstables(str(out / host)) for batch in SSTable(location, SCHEMA).scan()]
+        tokens = np.asarray(whole["token"])
+        wanted = np.logical_or.reduce([(tokens >= each.first) & (tokens <= each.last) for each in node.ranges])
+        assert 0 < wanted.sum() < len(whole)
+        assert merge(read, SCHEMA).equals(whole.filter(pa.array(wanted)))
+        assert sum(each.changes for each in found.sstables if each.node == host) == wanted.sum()
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    out.mkdir()
+    (out / "nb-1-big-Data.db").write_bytes(b"of somebody")
+    with pytest.raises(WritetimeError, match="out has files already: name a folder that is new or empty"):
+        restore(table, str(out))
+    assert (out / "nb-1-big-Data.db").read_bytes() == b"of somebody"
+    restore(table, str(tmp_path / "other"))
+    with pytest.raises(WritetimeError, match="other has files already"):
+        restore(table, str(tmp_path / "other"))
+
+
+def _killed_after(count: int) -> Runner:
+    def run(function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if number == count:
+                raise KeyboardInterrupt
+            yield function(task)
+
+    return run
+
+
+def test_a_run_that_was_killed_is_repeated(tmp_path: Path) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        restore(table, str(out), run=_killed_after(2))
+    assert read_manifest(str(out)) is None
+    (out / "nb-9-big-Data.db").write_bytes(b"a part of an SSTable")
+    _assert_whole(table, out)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"table": "sho'])
+def test_a_run_that_was_killed_while_it_wrote_its_manifest_is_repeated(tmp_path: Path, torn: bytes) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    restore(table, str(out))
+    (out / MANIFEST).write_bytes(torn)
+    (out / UNFINISHED).write_text("7")
+    _assert_whole(table, out)
+
+
+def _assert_whole(table: LakeTable, out: Path) -> None:
+    found = restore(table, str(out), 205)
+    assert len(list(find_sstables(str(out)))) == len(found.sstables)
+    assert found.changes == 42
+    assert read_manifest(str(out)) == found
+    assert not (out / UNFINISHED).exists()
+
+
+def test_of_two_runs_at_once_the_first_is_refused(tmp_path: Path) -> None:
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+
+    def beside_another(function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
+        listed = list(tasks)
+        yield function(listed[0])
+        _assert_whole(table, out)
+        yield from map(function, listed[1:])
+
+    with pytest.raises(WritetimeError, match=r"another run writes into .*out: wait for it, or name another folder"):
+        restore(table, str(out), run=beside_another)
+    found = read_manifest(str(out))
+    assert found is not None
+    assert found.changes == 42
+    assert len(list(find_sstables(str(out)))) == len(found.sstables)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"table": "shop.orders"}'])
+def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
+    restore(_filled(tmp_path / "lake"), str(tmp_path / "out"))
+    (tmp_path / "out" / MANIFEST).write_text(text)
+    with pytest.raises(WritetimeError, match=r"out/restore.json is damaged, so restore into a new folder"):
+        read_manifest(str(tmp_path / "out"))
+
+
+def test_an_instant_that_the_lake_cannot_show(tmp_path: Path) -> None:
+    table = _filled(tmp_path / "lake")
+    raise_history(table, 1000)
+    with pytest.raises(WritetimeError, match=r"the lake can show only 1970-01-01T00:00:00.001000\+00:00 and later"):
+        restore(table, str(tmp_path / "out"), 500)
+    assert not (tmp_path / "out").exists()
