@@ -22,7 +22,8 @@ LZ4, ZSTD = ([{"class_name": f"{name}Compressor"}] for name in ("LZ4", "Zstd"))
 # How each node compresses its commit log.
 LOG_COMPRESSION = {"nb": None, "oa": LZ4, "da": ZSTD if is_long_run() else LZ4}
 # Its rows are those of `da`, and its index is that of `nb`. Short runs read it in test_sstable_crafted.
-OA = pytest.param("oa", marks=pytest.mark.long_only("takes as much as one of the others"))
+_NEW = pytest.mark.cassandra_5_only("others have no such format")
+OA = pytest.param("oa", marks=[_NEW, pytest.mark.long_only("takes as much as one of the others")])
 
 
 def _schemas(generator: Generator) -> list[TableSchema]:
@@ -34,7 +35,7 @@ def _schemas(generator: Generator) -> list[TableSchema]:
     return schemas
 
 
-@pytest.fixture(scope="session", params=["nb", OA, "da"])
+@pytest.fixture(scope="session", params=["nb", OA, pytest.param("da", marks=_NEW)])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
@@ -42,7 +43,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     server = FormatServer(
         home,
         version,
-        uuid_sstable_identifiers_enabled=version == "da",
+        uuid_sstable_identifiers_enabled=True if version == "da" else None,
         incremental_backups=True,
         commitlog_compression=LOG_COMPRESSION[version],
     )

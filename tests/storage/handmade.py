@@ -15,7 +15,7 @@ from writetime.schema.types import Native
 
 KEYSPACE = "handmade"
 COMPACT = "thrift"
-PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
+_PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
     "c_list": "list<int>",
     "c_set": "set<text>",
     "c_map": "map<text, double>",
@@ -59,7 +59,6 @@ _BEFORE = [
         f" WITH compression = {{{{'class': '{compressor}', 'chunk_length_in_kb': 4}}}}"
         for table, compressor in zip(COMPACTED, COMPRESSORS, strict=True)
     ),
-    "CREATE TABLE {ks}.plain (k int PRIMARY KEY, " + ", ".join(f"{c} {t}" for c, t in PLAIN_COLUMNS.items()) + ")",
 ]
 _ALTERATIONS = [
     "ALTER TABLE {ks}.dropped DROP gone",
@@ -73,21 +72,32 @@ _ALTERATIONS = [
     "ALTER TYPE {ks}.key ADD d int",
     "ALTER TYPE {ks}.key RENAME b TO renamed",
 ]
-QUERIES = {
+_QUERIES = {
     "counted": "SELECT k, c, n, m, s FROM {ks}.counted",
     "dropped": "SELECT k, c, kept, writetime(kept) AS kept_time, again, writetime(again) AS again_time, added,"
     " writetime(added) AS added_time FROM {ks}.dropped",
     "keyed": "SELECT k, c, t, l, v, writetime(v) AS v_time FROM {ks}.keyed",
     **{table: f"SELECT k, v, writetime(v) AS v_time FROM {{ks}}.{table}" for table in COMPACTED},
-    "plain": "SELECT k, "
-    + ", ".join(
-        # The driver has no timestamps before the year 1, and cannot read the TTLs of a collection that is not there.
-        f"{'blob_as_bigint(timestamp_as_blob(c_timestamp)) AS c_timestamp' if t == 'timestamp' else c}"
-        + ("" if c in COMPLEX else f", writetime({c}) AS {c}_time, ttl({c}) AS {c}_ttl")
-        for c, t in PLAIN_COLUMNS.items()
-    )
-    + " FROM {ks}.plain",
 }
+
+
+def plain_columns() -> dict[str, str]:
+    """The columns of the table `plain`, and their types, of those that the version of the nodes has."""
+    return {c: t for c, t in _PLAIN_COLUMNS.items() if Generator.has_vectors or not t.startswith("vector")}
+
+
+def _plain_query() -> str:
+    return (
+        "SELECT k, "
+        + ", ".join(
+            # The driver has no timestamps before the year 1, and cannot read the TTLs of an absent collection. Nodes
+            # before 5.0 have only these names of the functions.
+            f"{'blobAsBigint(timestampAsBlob(c_timestamp)) AS c_timestamp' if t == 'timestamp' else c}"
+            + ("" if c in COMPLEX else f", writetime({c}) AS {c}_time, ttl({c}) AS {c}_ttl")
+            for c, t in plain_columns().items()
+        )
+        + " FROM {ks}.plain"
+    )
 
 
 @dataclass
@@ -102,7 +112,9 @@ class Answers:
 
 def write(server: FormatServer) -> Answers:
     """Write the tables in two parts, each flushed into a snapshot of its own (`first`, `second`), and query them."""
-    _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_keyed("before"), *_wide()])
+    columns = ", ".join(f"{name} {cql_type}" for name, cql_type in plain_columns().items())
+    _run(server, [*_BEFORE, f"CREATE TABLE {KEYSPACE}.plain (k int PRIMARY KEY, {columns})"])
+    _run(server, [*_counters(), *_dropped("before"), *_altered("before"), *_keyed("before"), *_wide()])
     _run(server, [*_many(), *_long(), *_compacted(), *_plain()])
     # A snapshot flushes its tables.
     server.nodetool("snapshot", "-t", "first", KEYSPACE, GENERATED)
@@ -111,7 +123,7 @@ def write(server: FormatServer) -> Answers:
     server.nodetool("snapshot", "-t", "second", KEYSPACE)
     answers = Answers()
     start = server.now()
-    for table, query in QUERIES.items():
+    for table, query in (_QUERIES | {"plain": _plain_query()}).items():
         answers.rows[table] = [row._asdict() for row in server.session().execute(query.format(ks=KEYSPACE))]
     answers.asked = (start, server.now())
     answers.compact = read_schemas(server.session(), [COMPACT])
@@ -259,9 +271,9 @@ def _plain() -> list[str]:
     }
     statements = []
     for k in range(PLAIN_ROWS):
-        columns = [c for c in PLAIN_COLUMNS if r.random() < 0.6]
+        columns = [c for c in plain_columns() if r.random() < 0.6]
         values = [
-            literals[c]() if c in literals else generator.literal(Native(PLAIN_COLUMNS[c]), key=True) for c in columns
+            literals[c]() if c in literals else generator.literal(Native(_PLAIN_COLUMNS[c]), key=True) for c in columns
         ]
         using = f"TIMESTAMP {1000 + k}" + (" AND TTL 1000000" if k % 3 == 0 else "")
         statements.append(

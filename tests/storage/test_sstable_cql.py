@@ -172,7 +172,7 @@ def test_inserted_cells_match_cql(written: Written) -> None:
                 elements = cell["elements"] if cell else []
                 assert {e["write_time"] for e in elements} <= {1000 + row["k"]}
                 parts = {"list": "value", "set": "path"}
-                kind = handmade.PLAIN_COLUMNS[name].partition("<")[0]
+                kind = handmade.plain_columns()[name].partition("<")[0]
                 if kind == "map":
                     values = [{"key": e["path"], "value": e["value"]} for e in elements]
                 else:

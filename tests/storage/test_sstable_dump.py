@@ -60,7 +60,7 @@ def test_times_match_sstabledump(written: Written) -> None:
             entry = deletion(cell["deletion_info"]) if "deletion_info" in cell else times
             wanted.setdefault(cell["name"], []).append(entry)
         cells: dict[str, list[Any]] = {}
-        for name in handmade.PLAIN_COLUMNS:
+        for name in handmade.plain_columns():
             column = change[name]
             if column and name in handmade.COMPLEX:
                 cells[name] = [column["tombstone"]]
