@@ -22,14 +22,17 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, rewrite, write
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.recordings import RecordedTable
+from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.delta import commits
 from writetime.delta.bucketed_table import Conflict
 from writetime.delta.store_clock import clock_fault
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.generation import renew
 from writetime.lake.table import create_table, open_table
 from writetime.restore.sstables import restore
 from writetime.row_events.stream import extend
@@ -53,6 +56,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_of(store: ObjectStore, folder: str, **options: str) -> Settings:
     lake = {"path": f"s3://{BUCKET}/{folder}", "buckets": 2, "storage_options": store.options | options}
     return config.load(lake=lake)
+
+
+def test_what_a_truncation_removed_is_kept(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = create_table(settings_of(store, "truncated"), SCHEMA)
+    origin = {"source": "commitlog", "node": "a", "file": "CommitLog-7-1.log", "offset": 0}
+    add(table, [write(i, 1, 50, v="a") | {"origin": origin} for i in range(20)], 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "millis", lambda _: 0)
+        assert renew(table, {"a": Start(truncation=Truncation(100, 2, 0))})
+    retention.trim_stream(table, 168)
+    assert len(view_rows(view.rows() for view in views.views_at(table, 99))) == 20
+    retention.trim_stream(table, 0)
+    with pytest.raises(WritetimeError, match=r"were deleted.*lake\.vacuum_hours"):
+        views.views_at(table, 99)
+    retention.vacuum(table, 0)
+    assert table.storage.filesystem().get_file_info(fs.FileSelector("earlier", allow_not_found=True)) == []
 
 
 def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path) -> None:

@@ -332,11 +332,17 @@ class BucketedTable:
         self._retry(attempt)
 
     def replace(
-        self, before: TableVersion, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]
+        self,
+        before: TableVersion,
+        add: Sequence[WrittenFile],
+        schema: pa.Schema,
+        also: Mapping[str, int],
+        *,
+        numbers_after: Callable[[TableVersion], Mapping[str, int]] | None = None,
     ) -> None:
         """Replace all files, including those that were appended since the version `before`, by files that were made
         from it, and all fields by those of `schema`, which lacks the partition column. It is one commit, with the
-        numbers `also` by application id.
+        numbers `also` by application id, and those of `numbers_after`, as in `commit`.
 
         Raises:
             Conflict: the table has been rewritten, or has got other fields, since `before`.
@@ -347,7 +353,8 @@ class BucketedTable:
             self._require_same(before, now, TableChange(before.files), also)
             if now.fields != before.fields:
                 raise self.conflict()
-            self._commit(now, TableChange(now.files, add, fields=schema), also, {})
+            numbers = {**also, **(numbers_after(now) if numbers_after else {})}
+            self._commit(now, TableChange(now.files, add, fields=schema), numbers, {})
             return True
 
         self._retry(attempt)

@@ -6,7 +6,8 @@ enough. TRUNCATE leaves a record on each node: the position in the commit log up
 which changes count: those that a node logged after that position, and snapshots that were taken later. After DROP and
 CREATE, the changes of the earlier table do not count. The table id of a change identifies its table.
 
-A generation begins with one commit to `changes`, which removes the changes that no longer count. The number of the
+A generation begins with one commit to `changes`, which removes the changes that no longer count (`earlier` keeps them
+for a while). The number of the
 generation is a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row
 events begin their own generation, whose first batch creates all rows.
 """
@@ -29,7 +30,8 @@ from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner
-from writetime.lake.history import raise_history
+from writetime.lake.earlier import end_generation
+from writetime.lake.history import HISTORY
 from writetime.lake.horizon import TRUNCATED, complete_snapshot, registered_sources
 from writetime.lake.state import generation_of, is_merged, rebuild
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
@@ -109,7 +111,7 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
         if start.truncation is not None and start.truncation.at > (changes.transaction(TRUNCATED + source) or 0)
     }
     if new:
-        _leave_out(table, changes, {source: starts[source] for source in new}, max(new.values()), run)
+        _leave_out(table, changes, {source: starts[source] for source in new}, run)
         changes = table.changes.load()
     if created_of(view := table.view.load()) != created_of(changes):
         table.view.replace(view, [], view_schema(table.schema(changes)), {CREATED: created_of(changes)})
@@ -118,8 +120,10 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
     return bool(new)
 
 
-def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Start], at: int, run: Runner) -> None:
+def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Start], run: Runner) -> None:
     """Remove the changes that no longer count, in one commit. It begins a generation if there are any."""
+    seen = {TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
+    since, at = min(seen.values()), max(seen.values())
     merged = [f for f in changes.files if is_merged(f) and f.added_at > at]
     if merged and len(registered_sources(changes)) > 1:
         raise WritetimeError(
@@ -139,11 +143,15 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
     for gone, rest in run(_LeaveOut.run, tasks):
         removed += gone
         written += rest
-    seen = {TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
-    number = {GENERATION: generation_of(changes) + 1} if removed else {}
-    # This is done before the commit, because after a kill between the two, nothing would show that it is missing.
-    raise_history(table, at)
-    table.changes.commit(changes, TableChange(removed, written), seen | number)
+
+    def ended(last: TableVersion) -> Mapping[str, int]:
+        return end_generation(table, last, since, at)
+
+    if removed:
+        numbers = seen | {GENERATION: generation_of(changes) + 1}
+        table.changes.commit(changes, TableChange(removed, written), numbers, numbers_after=ended)
+    else:
+        table.changes.commit(changes, TableChange(), seen | {HISTORY: at})
 
 
 def _log_times(files: pa.Array) -> np.ndarray:

@@ -1,8 +1,9 @@
 """A table as of an earlier time: the changes whose write time is not later.
 
-The changes can show a time if they are complete from that time on. Two operations limit this: a snapshot, which lacks
-the cells that its cells replaced, and retention, which merges old changes into one. Both raise the table's property
-`writetime.history_from`, and an earlier time is rejected.
+The changes can show a time if they are complete from that time on. Three operations limit this: a snapshot, which lacks
+the cells that its cells replaced; retention, which merges old changes into one; and a new generation. The first two
+raise the table's property `writetime.history_from`. The commit that begins a generation has its first time, so that
+both take effect at once. Earlier times are rejected, unless an earlier generation can show them (`lake.earlier`).
 """
 
 import functools
@@ -22,12 +23,14 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 
 HISTORY_FROM = "writetime.history_from"
+HISTORY = "history"
+"""In a commit to `changes` that begins a generation: the first time that it can show, in microseconds."""
 
 
 def history_from(changes: TableVersion) -> int | None:
     """Return the first time that the changes can show, in microseconds; None if they can show any time."""
-    value = changes.properties.get(HISTORY_FROM)
-    return None if value is None else int(value)
+    found = changes.properties.get(HISTORY_FROM), changes.transaction(HISTORY)
+    return max((int(first) for first in found if first is not None), default=None)
 
 
 def raise_history(table: LakeTable, instant: int) -> None:
@@ -37,12 +40,20 @@ def raise_history(table: LakeTable, instant: int) -> None:
 
 def require_history(table: LakeTable, changes: TableVersion, instant: int) -> None:
     """Raise a `WritetimeError` if the changes cannot show a time (microseconds)."""
+    if fault := cannot_show(table, changes, instant):
+        raise WritetimeError(fault)
+
+
+def cannot_show(table: LakeTable, changes: TableVersion, instant: int) -> str | None:
+    """Return why the changes cannot show a time (microseconds); None if they can."""
     first = history_from(changes)
-    if first is not None and instant < first:
-        raise WritetimeError(
-            f"{table.name} as of {instant_text(instant)}: the lake can show only {instant_text(first)} and later (a "
-            "snapshot was taken then, or older changes were merged by lake.keep_history_days)"
-        )
+    if first is None or instant >= first:
+        return None
+    return (
+        f"{table.name} as of {instant_text(instant)}: the lake can show only {instant_text(first)} and later (a "
+        "snapshot was taken or the table was truncated or created again then, or older changes were merged by "
+        "lake.keep_history_days)"
+    )
 
 
 def without_later_drops(schema: TableSchema, instant: int) -> TableSchema:
@@ -50,12 +61,12 @@ def without_later_drops(schema: TableSchema, instant: int) -> TableSchema:
     return replace(schema, dropped=tuple(column for column in schema.dropped if column.dropped_at <= instant))
 
 
-def schema_at(table: LakeTable, changes: TableVersion, instant: int) -> TableSchema:
+def schema_at(table: LakeTable, changes: TableVersion, instant: int, created: int | None = None) -> TableSchema:
     """Return the schema of a version of the changes as it was at a time (microseconds): with the columns that were
     dropped since, and with their cells from before, also of those that were added again. Columns that were added since
-    stay in it. They have no cells from before.
+    stay in it. They have no cells from before. With `created`, it is that of an earlier table of the name.
     """
-    return without_later_drops(table.whole_schema(changes, after=instant), instant)
+    return without_later_drops(table.whole_schema(changes, after=instant, created=created), instant)
 
 
 def until(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,7 @@ from writetime.delta.table_changes import REMEMBER_REMOVED, TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
+from writetime.lake.earlier import forget_generations, kept_files
 from writetime.lake.history import after, raise_history, until, without_later_drops
 from writetime.lake.projection import positions
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
@@ -132,7 +134,7 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
     needed = used_changes(table)
     changes = table.changes.load()
     if needed is None or _committed_after(table, needed.version, time.time() - 3600 * STREAM_HOURS):
-        changes.table.vacuum(STREAM_HOURS, dry_run=False, enforce_retention_duration=False, full=False)
+        _vacuum_changes(table, STREAM_HOURS, most_hours)
     table.changes.trim_log((needed or changes).version, STREAM_HOURS, most_hours)
 
 
@@ -178,9 +180,29 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
-    for part in (table.changes, table.state, *([table.row_events] if table.row_events.exists() else [])):
+    gone += [f"{table.changes.storage.address}/{path}" for path in _vacuum_changes(table, hours, hours, full=True)]
+    for part in (table.state, *([table.row_events] if table.row_events.exists() else [])):
         paths = part.load().table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         gone += [f"{part.storage.address}/{path}" for path in paths]
+    forget_generations(table, hours)
+    return gone
+
+
+def _vacuum_changes(table: LakeTable, hours: int, earlier_hours: float, *, full: bool = False) -> list[str]:
+    """Delete files of `changes` that no version of the last `hours` names; return them. The files of generations that
+    ended within `earlier_hours` stay.
+    """
+    kept = kept_files(table, earlier_hours)
+    changes = table.changes.load()
+    paths = changes.table.vacuum(hours, dry_run=bool(kept), enforce_retention_duration=False, full=full)
+    if not kept:
+        return paths
+    gone = [path for path in paths if path not in kept]
+    filesystem = table.changes.storage.filesystem()
+    for path in gone:
+        # Another process may delete it at the same time.
+        with suppress(FileNotFoundError):
+            filesystem.delete_file(path)
     return gone
 
 

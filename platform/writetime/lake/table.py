@@ -10,7 +10,7 @@ in the properties of `changes`, with the labels of its columns (`lake.labels`).
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -103,21 +103,25 @@ class LakeTable:
         """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
         changes = changes or self.changes.load()
         schema = from_json(stored_schema(changes))
-        return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
+        return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, created_of(changes))), schema))
 
-    def whole_schema(self, changes: TableVersion, after: int | None = None) -> TableSchema:
+    def whole_schema(self, changes: TableVersion, after: int | None = None, created: int | None = None) -> TableSchema:
         """Return the schema of `schema` with those columns, too, that were dropped after a time (microseconds), by
-        default at any time, if `changes` may have their cells. All drops stay in it.
+        default at any time, if `changes` may have their cells. All drops stay in it. `created` is the number of an
+        earlier table of the name (`created_of`), by default that of the changes.
         """
-        schema = from_json(stored_schema(changes))
-        labels = recorded_labels(changes.properties.get(_named(NAMES, changes)), schema)
+        now = created_of(changes)
+        created = now if created is None else created
+        schema = from_json(_stored(changes, created))
+        labels = recorded_labels(changes.properties.get(_named(NAMES, created)), schema)
         live = {column.name for column in schema.columns}
         gone = [
             column
             for column in schema.dropped
             if column.name in labels.keys() - live
             and (after is None or column.dropped_at > after)
-            and _holds(changes, labels[column.name], column.type)
+            # The fields of an earlier table are gone.
+            and (created != now or _holds(changes, labels[column.name], column.type))
         ]
         static, regular = (
             tuple(Column(d.name, d.type) for d in gone if bool(d.static) == kind) for kind in (True, False)
@@ -156,9 +160,12 @@ class LakeTable:
             # The schema comes last, so that a process that reads it finds its fields.
             self._replace_schema(now, joined)
 
-    def begin(self, schema: TableSchema) -> None:
+    def begin(
+        self, schema: TableSchema, numbers_after: Callable[[TableVersion], Mapping[str, int]] | None = None
+    ) -> None:
         """Begin a generation with another table of the same name, which was created later; nothing of the earlier table
-        stays in `changes`. `generation.renew` does the rest. Raise `Conflict` if another process rewrote the table
+        stays in `changes`. `generation.renew` does the rest. The commit also has the numbers that `numbers_after`
+        returns by the last version of the earlier table. Raise `Conflict` if another process rewrote the table
         meanwhile: run this again.
         """
         now = self.changes.load()
@@ -170,7 +177,7 @@ class LakeTable:
             created += 1
         self._give(f"{NAMES}.{created}", json.dumps(labels, ensure_ascii=False))
         fields = change_schema(labelled(schema, labels))
-        self.changes.replace(now, [], fields, {GENERATION: number, CREATED: created})
+        self.changes.replace(now, [], fields, {GENERATION: number, CREATED: created}, numbers_after=numbers_after)
 
     def _give(self, name: str, value: str) -> str:
         """Set a property of the changes if it is missing; return its value."""
@@ -178,7 +185,7 @@ class LakeTable:
 
     def _replace_schema(self, changes: TableVersion, schema: TableSchema) -> None:
         """Replace the schema of a version of the changes. If another process has done so since, do nothing."""
-        name = _named(SCHEMA, changes)
+        name = _named(SCHEMA, created_of(changes))
         before, after = changes.properties[name], _text(schema)
         self.changes.update_property(name, lambda properties: after if properties[name] == before else properties[name])
 
@@ -186,7 +193,7 @@ class LakeTable:
         """Record the labels of columns that have none yet in the table of a version of the changes; return all labels
         by CQL name.
         """
-        current, name = from_json(stored_schema(changes)), _named(NAMES, changes)
+        current, name = from_json(stored_schema(changes)), _named(NAMES, created_of(changes))
 
         def extended(properties: Mapping[str, str]) -> str:
             recorded = recorded_labels(properties.get(name), current)
@@ -219,16 +226,19 @@ def _holds(changes: TableVersion, label: str, cql_type: CqlType) -> bool:
 
 def stored_schema(changes: TableVersion) -> Any:
     """Return the table's schema in a version of its changes, as `schema.stored.from_json` reads it."""
-    return json.loads(changes.properties[_named(SCHEMA, changes)])
+    return _stored(changes, created_of(changes))
+
+
+def _stored(changes: TableVersion, created: int) -> Any:
+    return json.loads(changes.properties[_named(SCHEMA, created)])
 
 
 def _text(schema: TableSchema) -> str:
     return json.dumps(to_json(schema), ensure_ascii=False)
 
 
-def _named(name: str, changes: TableVersion) -> str:
-    """Return the table's name, a property of a version of its changes."""
-    created = created_of(changes)
+def _named(name: str, created: int) -> str:
+    """Return the name of a property of the changes of the table with this number."""
     return f"{name}.{created}" if created else name
 
 

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from writetime.delta.storage import Storage
 from writetime.delta.store_clock import micros_behind
-from writetime.delta.versions import DataFile, TableVersion
+from writetime.delta.versions import DataFile, TableVersion, by_bucket
 from writetime.files.merging import Source, merge_files
 from writetime.files.row_form import to_micros
 from writetime.lake.contents import BucketContents, PendingChanges
-from writetime.lake.history import require_history, schema_at, until
+from writetime.lake.earlier import changes_at
+from writetime.lake.history import require_history, until
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
@@ -70,13 +71,13 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
 
 def views_at(table: LakeTable, instant: int | None = None) -> list[BucketView]:
     """Return the parts of a table's rows as they were at a time (microseconds), like `bucket_views`, but with the
-    columns of that time (`history.schema_at`). There is at least one part.
+    columns of that time (`history.schema_at`), and also from before a TRUNCATE, or DROP and CREATE. There is at least
+    one part. Raise `WritetimeError` if nothing in the lake can show this time.
     """
     if instant is None:
         return bucket_views(table)
-    changes = table.changes.load()
-    require_history(table, changes, instant)
-    return _views_until(table, changes.by_bucket or {0: []}, schema_at(table, changes, instant), instant)
+    files, schema = changes_at(table, instant)
+    return _views_until(table, by_bucket(files, table.buckets) or {0: []}, schema, instant)
 
 
 def _views_until(

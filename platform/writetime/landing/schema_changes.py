@@ -8,7 +8,9 @@ import logging
 from collections.abc import Iterable
 
 from writetime.core.config import Settings
+from writetime.core.instants import UUID_EPOCH
 from writetime.delta.versions import TableVersion
+from writetime.lake.earlier import end_generation
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import HISTORY_FROM, raise_history
 from writetime.lake.table import LakeTable, create_table, stored_schema
@@ -19,6 +21,11 @@ from writetime.wire.change_messages import require_format
 from writetime.wire.publishing import SCHEMAS_TOPIC, RegisteredSchema
 
 log = logging.getLogger(__name__)
+
+
+def _created_at(schema: TableSchema, now: int) -> int:
+    """Return when a table was created (microseconds), by its id, which `is_later` has found to have a time."""
+    return now if schema.id is None else min(now, (schema.id.time - UUID_EPOCH) // 10)
 
 
 class LakeSchemas:
@@ -78,9 +85,8 @@ class LakeSchemas:
             return now
         if is_later(schema, current):
             log.info("%s was dropped and created again (id %s): a generation of it begins", self._lake.name, schema.id)
-            # First: after a kill between the two, it is not known that this is left to do.
-            raise_history(self._lake, time_of_lake(self._lake))
-            self._lake.begin(schema)
+            first = time_of_lake(self._lake)
+            self._lake.begin(schema, lambda last: end_generation(self._lake, last, _created_at(schema, first), first))
             return self._lake.changes.load()
         if to_json(join_schemas(current, schema)) == to_json(current):
             return now
