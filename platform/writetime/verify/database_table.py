@@ -4,8 +4,8 @@ The driver's own types cannot hold all CQL values (dates beyond the year 9999, e
 and decoded like those of files.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
@@ -92,17 +92,13 @@ class DatabaseTable:
         end = rows.tokens[-1].as_py() - 1
         return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
 
-    def of_tokens(self, tokens: Sequence[int]) -> OrderedRows:
-        """Return the rows of some tokens, which are in order."""
-        return self._rows([row for token in tokens for row in self._select([], token, token)])
-
     def timed_rows(self, tokens: Sequence[int]) -> tuple[OrderedRows, np.ndarray]:
         """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
         row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
         """
         columns = self._schema.static + self._schema.regular
         timed = [n for n, c in enumerate(columns) if not is_complex(c.type)]
-        names = [time_name(columns[n]) for n in timed]
+        names = [_time_of(columns[n]) for n in timed]
         found = [row for t in tokens for row in self._select(names, t, t)]
         skip = len(self._schema.columns)
         times = np.full((len(found), len(columns)), NO_TIME)
@@ -169,7 +165,7 @@ class DatabaseTable:
 
     def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
-        times = [name for column in self._timed for name in (time_name(column), ttl_name(column))]
+        times = [name for each in self._timed for name in (_time_of(each.column), _ttl_of(each.column))]
         names = ", ".join([*(quote_name(c.name) for c in schema.columns), *times, *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
@@ -192,9 +188,9 @@ class DatabaseTable:
         positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
         lost = {c.name: i for i, c in enumerate(schema.columns) if c in compared_columns(schema)}
         names = [c.name for c in schema.columns]
-        for place, column in enumerate(self._timed):
+        for place, timed in enumerate(self._timed):
             written, ttl = len(schema.columns) + 2 * place, len(schema.columns) + 2 * place + 1
-            names += [time_name(column), ttl_name(column)]
+            names += [timed.time, timed.ttl]
             arrays += [
                 pa.array([_micros(row[written]) for row in found], pa.int64()),
                 pa.array([row[ttl] is not None for row in found], pa.bool_()),
@@ -217,31 +213,49 @@ class DatabaseTable:
         return row[first : first + len(self._schema.clustering)]
 
 
-def timed_columns(schema: TableSchema) -> list[Column]:
+@dataclass(frozen=True)
+class TimedColumn:
+    """A column of whose cells CQL reports times. Rows have more columns with these names: the write time in
+    microseconds, and whether there is a TTL.
+    """
+
+    column: Column
+    time: str
+    ttl: str
+
+
+def timed_columns(schema: TableSchema) -> list[TimedColumn]:
     """Return the columns of whose cells CQL reports the write time and the TTL."""
-    return [c for c in schema.static + schema.regular if not is_complex(c.type) and c.type != Native("counter")]
+    taken = {column.name for column in schema.columns}
+    return [
+        TimedColumn(column, _free_name(_time_of(column), taken), _free_name(_ttl_of(column), taken))
+        for column in schema.static + schema.regular
+        if not is_complex(column.type) and column.type != Native("counter")
+    ]
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    # A quoted name of a column may have any characters.
+    return name if name not in taken else _free_name(f"{name}'", taken)
 
 
 def timed_schema(schema: TableSchema) -> TableSchema:
-    """Return a schema with more columns for each of `timed_columns`: the write time of its cell in microseconds, and
-    whether it has a TTL.
-    """
+    """Return a schema with the columns that rows with times have."""
+    timed = timed_columns(schema)
 
     def with_times(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        timed = [column for column in columns if column in timed_columns(schema)]
-        times = [Column(time_name(column), Native("bigint")) for column in timed]
-        return (*columns, *times, *(Column(ttl_name(column), Native("boolean")) for column in timed))
+        own = [each for each in timed if each.column in columns]
+        times = [Column(each.time, Native("bigint")) for each in own]
+        return (*columns, *times, *(Column(each.ttl, Native("boolean")) for each in own))
 
     return replace(schema, static=with_times(schema.static), regular=with_times(schema.regular))
 
 
-def time_name(column: Column) -> str:
-    """Return the name of the write time of a column in CQL."""
+def _time_of(column: Column) -> str:
     return f"writetime({quote_name(column.name)})"
 
 
-def ttl_name(column: Column) -> str:
-    """Return the name of the TTL of a column in CQL."""
+def _ttl_of(column: Column) -> str:
     return f"ttl({quote_name(column.name)})"
 
 

@@ -5,8 +5,10 @@ table had rows before, writes of its own may be newer. Then a row is only wrong 
 the lake.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,15 @@ from writetime.merge import merge
 from writetime.merge.live import cells_live
 from writetime.row_events.compare import Matched, OrderedRows
 from writetime.schema.table import TableSchema
-from writetime.verify.compared_rows import between, differing, json_row, tokens_of
-from writetime.verify.comparison import RANGE_ROWS
-from writetime.verify.database_table import DatabaseTable, time_name, timed_columns, timed_schema, ttl_name
+from writetime.verify.compared_rows import differing, json_row
+from writetime.verify.database_table import DatabaseTable, timed_columns, timed_schema
 from writetime.verify.lost_deletions import rows_with_entries
 
-# Cells expire between the two reads, so what differs is read again.
-_ATTEMPTS = 3
+# Cells expire between the two reads, and by several clocks, so what differs is read again.
+_ATTEMPTS = 2
+_PAUSE_SECONDS = 1.0
+# Rows of each side in memory at once, or one partition. Each value has a write time and a TTL.
+_RANGE_ROWS = 50_000
 KEPT = 1_000
 """The number of differences that are kept; the others are counted."""
 
@@ -74,76 +78,106 @@ def verify_restored(
         WritetimeError: the database cannot be read, or masks values of the table.
     """
     of_bucket = {view.bucket: view for view in views}
-    rows = wrong = newer = 0
-    kept: list[RestoredDifference] = []
     with connect(settings) as session:
-        database = DatabaseTable(session, schema, with_times=True)
+        comparison = _Comparison(DatabaseTable(session, schema, with_times=True), schema, has_others=has_others)
         for bucket in range(buckets):
             view = of_bucket.get(bucket)
-            state = merge([], schema) if view is None else view.state()
-            rows += len(_rows(state, schema, time_now()).tokens)
-            for tokens in _suspects(database, state, schema, *token_range(bucket, buckets)):
-                ours, theirs, found = _read_again(database, state, schema, tokens)
-                of_own = _of_own(ours, theirs, found, schema) if has_others else np.zeros(len(found.before), bool)
-                newer += int(of_own.sum())
-                wrong += int((~of_own).sum())
-                kept += [
-                    RestoredDifference((ours.tokens[i] if i >= 0 else theirs.tokens[j]).as_py(), *both)
-                    for i, j in zip(found.before[~of_own].tolist(), found.after[~of_own].tolist(), strict=True)
-                    for both in [(json_row(ours, i), json_row(theirs, j))]
-                ][: KEPT - len(kept)]
-    return RestoredReport(rows, wrong, kept, newer)
+            comparison.add(merge([], schema) if view is None else view.state(), *token_range(bucket, buckets))
+    return comparison.report()
 
 
-def _suspects(
-    database: DatabaseTable, state: pa.Table, schema: TableSchema, first: int, last: int
-) -> Iterator[set[int]]:
-    """Yield the tokens that differ at the first read, of one range of tokens after the other."""
-    timed = timed_schema(schema)
-    while first <= last:
-        theirs, end = database.first_rows(first, last, 2 * RANGE_ROWS)
-        ours = between(_rows(state, schema, time_now()), first, end)
-        if tokens := tokens_of(ours, theirs, differing(ours, theirs, timed)):
-            yield tokens
-        first = end + 1
+@dataclass(frozen=True)
+class _Found:
+    """Rows of both sides, and the places that differ: those that are wrong, and those with newer writes of the table's
+    own.
+    """
+
+    ours: OrderedRows
+    theirs: OrderedRows
+    wrong: Matched
+    own: Matched
 
 
-def _read_again(
-    database: DatabaseTable, state: pa.Table, schema: TableSchema, tokens: set[int]
-) -> tuple[OrderedRows, OrderedRows, Matched]:
-    """Read tokens again, some times or until nothing differs; return the rows of both sides, and what differs."""
-    state = state.filter(pc.is_in(state["token"], pa.array(sorted(tokens), pa.int64())))
-    timed = timed_schema(schema)
-    attempts = _ATTEMPTS
-    while True:
-        theirs = database.of_tokens(sorted(tokens))
-        ours = _rows(state, schema, time_now())
-        found = differing(ours, theirs, timed)
-        attempts -= 1
-        if not attempts or not len(found.before):
-            return ours, theirs, found
+class _Comparison:
+    """Counts the rows of the lake and those that differ, a range of tokens at a time."""
+
+    def __init__(self, database: DatabaseTable, schema: TableSchema, *, has_others: bool) -> None:
+        self._database = database
+        self._schema = schema
+        self._timed = timed_schema(schema)
+        self._has_others = has_others
+        self._rows = self._differing = self._newer = 0
+        self._kept: list[RestoredDifference] = []
+
+    def report(self) -> RestoredReport:
+        """Return what was found."""
+        return RestoredReport(self._rows, self._differing, self._kept, self._newer)
+
+    def add(self, state: pa.Table, first: int, last: int) -> None:
+        """Compare a range of tokens, both ends included, with its state. Each row is decoded once, unless rows of its
+        part of the range differ.
+        """
+        tokens = state["token"].to_numpy()
+        while first <= last:
+            start = np.searchsorted(tokens, first)
+            # The database may lack most of the lake's rows. A partition is never cut.
+            following = tokens[start + _RANGE_ROWS : start + _RANGE_ROWS + 1].tolist()
+            until = max([first, *(token - 1 for token in following)]) if following else last
+            theirs, end = self._database.first_rows(first, until, _RANGE_ROWS)
+            count = np.searchsorted(tokens, end, "right") - start
+            self._count(self._settled(state.slice(start, count), theirs, first, end))
+            first = end + 1
+
+    def _settled(self, state: pa.Table, theirs: OrderedRows, first: int, last: int) -> _Found:
+        """Compare rows with the state of their range, which are read again, some times or until nothing is wrong."""
+        found = self._compared(state, theirs)
+        for _ in range(_ATTEMPTS):
+            if not len(found.wrong.before):
+                break
+            time.sleep(_PAUSE_SECONDS)
+            found = self._compared(state, self._database.rows(first, last))
+        return found
+
+    def _compared(self, state: pa.Table, theirs: OrderedRows) -> _Found:
+        ours = _rows(state, self._schema, time_now())
+        found = differing(ours, theirs, self._timed)
+        own = np.zeros(len(found.before), bool)
+        if self._has_others:
+            own = _of_own(ours, theirs, found, self._schema)
+        wrong, newer = (Matched(found.before[places], found.after[places]) for places in (~own, own))
+        return _Found(ours, theirs, wrong, newer)
+
+    def _count(self, found: _Found) -> None:
+        self._rows += len(found.ours.tokens)
+        self._newer += len(found.own.before)
+        self._differing += len(found.wrong.before)
+        places = zip(found.wrong.before.tolist(), found.wrong.after.tolist(), strict=True)
+        for before, after in islice(places, KEPT - len(self._kept)):
+            token = found.ours.tokens[before] if before >= 0 else found.theirs.tokens[after]
+            both = json_row(found.ours, before), json_row(found.theirs, after)
+            self._kept.append(RestoredDifference(token.as_py(), *both))
 
 
 def _rows(state: pa.Table, schema: TableSchema, now: int) -> OrderedRows:
     """Return the rows that live in a state at a time (microseconds), with the columns of `timed_schema`."""
     found = rows_with_entries(state, schema, now)
     values = found.rows.values
-    for column, cells in zip(schema.static + schema.regular, found.entries, strict=True):
-        if column in timed_columns(schema):
-            lives = cells_live(cells, now // 1_000_000)
-            nothing = pa.scalar(None, pa.int64())
-            values = values.append_column(time_name(column), pc.if_else(lives, cells.field("write_time"), nothing))
-            has_ttl = pc.and_(lives, cells.field("ttl").is_valid())
-            values = values.append_column(ttl_name(column), has_ttl)
+    entries = dict(zip(schema.static + schema.regular, found.entries, strict=True))
+    for timed in timed_columns(schema):
+        cells = entries[timed.column]
+        lives = cells_live(cells, now // 1_000_000)
+        nothing = pa.scalar(None, pa.int64())
+        values = values.append_column(timed.time, pc.if_else(lives, cells.field("write_time"), nothing))
+        values = values.append_column(timed.ttl, pc.and_(lives, cells.field("ttl").is_valid()))
     return replace(found.rows, values=values)
 
 
 def _of_own(ours: OrderedRows, theirs: OrderedRows, found: Matched, schema: TableSchema) -> np.ndarray:
     """Return which of the places that differ may do so by newer writes of the table's own: no cell is older there."""
     older = np.zeros(len(found.before), bool)
-    for column in timed_columns(schema):
+    for timed in timed_columns(schema):
         lake, database = (
-            take(rows.values[time_name(column)].combine_chunks(), index)
+            take(rows.values[timed.time].combine_chunks(), index)
             for rows, index in ((ours, found.before), (theirs, found.after))
         )
         older |= mask_of(pc.greater(lake, database).fill_null(False))
