@@ -4,9 +4,10 @@ from collections import defaultdict
 from itertools import pairwise
 
 from cassandra.cluster import Session
+from cassandra.metadata import Metadata, Murmur3Token
 
-from writetime.clients.database import find_replicas
-from writetime.core.errors import WritetimeError
+from writetime.clients.database import DRIVER_FAULTS, driver_reason
+from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.restore.sstables import TargetNode
 
@@ -14,23 +15,44 @@ _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 
 
 def nodes_of(session: Session, keyspace: str) -> dict[str, TargetNode]:
-    """Return the nodes that have replicas of a keyspace, by host id, with their token ranges in order. Raises
-    WritetimeError: there is no such keyspace.
+    """Return the nodes that have replicas of a keyspace, by host id, with their token ranges in order.
+
+    Raises:
+        Transient: the ring cannot be read now.
+        WritetimeError: there is no such keyspace, its replication names no nodes, or the database has tokens of another
+            kind than the lake.
     """
-    find_replicas(session, keyspace)
     assert session.cluster is not None
-    metadata = session.cluster.metadata
-    if keyspace not in metadata.keyspaces:
+    try:
+        session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
+    except DRIVER_FAULTS as e:
+        raise Transient(f"the replication of {keyspace} cannot be read: {driver_reason(e)}") from None
+    return nodes_in(session.cluster.metadata, keyspace)
+
+
+def nodes_in(metadata: Metadata, keyspace: str) -> dict[str, TargetNode]:
+    """Return the same by the metadata of a cluster."""
+    if keyspace not in (metadata.keyspaces or {}):
         raise WritetimeError(f"the database has no keyspace {keyspace}: create it with the replication that it needs")
+    if metadata.token_map is None or metadata.token_map.token_class is not Murmur3Token:
+        raise WritetimeError(
+            f"the database has the partitioner {metadata.partitioner}; the lake has Murmur3Partitioner"
+        )
     addresses: dict[str, str] = {}
     ranges: dict[str, list[TokenRange]] = defaultdict(list)
-    ring = metadata.token_map.ring
+    ring = metadata.token_map.ring or []
     # A node has the range that ends with its token. The one after the last token goes on at the first token.
     ends = [_FIRST - 1, *(token.value for token in ring), _LAST]
     for (before, end), token in zip(pairwise(ends), [*ring, ring[0]], strict=True):
         if before == end:
             continue
-        for host in metadata.token_map.get_replicas(keyspace, token):
+        replicas = metadata.token_map.get_replicas(keyspace, token)
+        if not replicas:
+            raise WritetimeError(
+                f"no node has the tokens {before + 1} to {end} of the keyspace {keyspace}: correct its replication, "
+                "and the names of data centers in it"
+            )
+        for host in replicas:
             own = ranges[str(host.host_id)]
             addresses[str(host.host_id)] = str(host.address)
             start = own.pop().first if own and own[-1].last == before else before + 1
