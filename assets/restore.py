@@ -59,6 +59,8 @@ def restore_job() -> dg.JobDefinition:
         metadata: dict[str, dg.RawMetadataValue] = {"folder": dg.MetadataValue.path(folder)}
         if config.into is None:
             manifest = restore(table, config.to, instant, version=config.version, run=spark.run)
+        elif config.version != "nb":
+            raise WritetimeError(f"version {config.version} is for SSTables without `into`: import those of version nb")
         else:
             settings = database.settings_with(lake)
             report = restore_into(settings, table, config.to, config.into, instant, merge=config.merge, run=spark.run)

@@ -199,6 +199,10 @@ def test_what_cannot_be_imported_says_why(
     into()
     with pytest.raises(WritetimeError, match=r"has another restore: shop.items as of 150000000, for .*: name another"):
         into("another")
+    with pytest.raises(WritetimeError, match=r"as of 150000000, for .*other: name another folder"):
+        restore_into(settings, lake, str(tmp_path / "out0"), f"{keyspace}.other", merge=True)
+    done = run("restore", lake.name, "--to", str(tmp_path / "oa"), "--into", f"{keyspace}.other", "--version", "oa")
+    assert "--version oa is for SSTables without --into" in done.stderr
     session.execute(f"DROP TABLE {keyspace}.other")
     with pytest.raises(WritetimeError, match=r"the database has no table"):
         into()
@@ -271,6 +275,69 @@ def test_another_keyspace_with_types(settings: Settings, session: Session, tmp_p
         assert ours == theirs
     finally:
         session.execute(f"DROP KEYSPACE {other}")
+
+
+ODD_TABLES = {
+    "quoted names": (
+        '"select" int, "Key" int, "from" int, "writetime(v)" int, v text, PRIMARY KEY ("select", "Key")',
+        """INSERT INTO {0} ("select", "Key", "from", "writetime(v)", v) VALUES (1, 2, 3, 4, 'v')""",
+    ),
+    "only keys": ("k int, c int, PRIMARY KEY (k, c)", "INSERT INTO {0} (k, c) VALUES (1, 2)"),
+    "static columns alone": ("k int, c int, s int STATIC, PRIMARY KEY (k, c)", "INSERT INTO {0} (k, s) VALUES (1, 2)"),
+    "counters": ("k int PRIMARY KEY, c counter", "UPDATE {0} SET c = c + 5 WHERE k = 1"),
+    "descending": (
+        "k int, c text, d int, v int, PRIMARY KEY (k, c, d)) WITH CLUSTERING ORDER BY (c DESC, d ASC",
+        "INSERT INTO {0} (k, c, d, v) VALUES (1, 'c', 2, 3)",
+    ),
+    "frozen": (
+        "k frozen<list<int>> PRIMARY KEY, f frozen<map<int, frozen<set<text>>>>, t tuple<int, text>, l list<int>",
+        "INSERT INTO {0} (k, f, t, l) VALUES ([1], {{1: {{'a'}}}}, (1, 'b'), [3, 1])",
+    ),
+    "times of no calendar": (
+        "k timestamp PRIMARY KEY, d date, n duration",
+        "INSERT INTO {0} (k, d, n) VALUES (4611686018427387904, 4294967295, 1mo2d3ns)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TABLES)
+def test_odd_tables(settings: Settings, session: Session, tmp_path: Path, kind: str) -> None:
+    columns, statement = ODD_TABLES[kind]
+    table = f"{settings.cassandra.keyspace}.Odd"
+    name = f'{settings.cassandra.keyspace}."Odd"'
+    session.execute(f"CREATE TABLE {name} ({columns})")
+    session.execute(statement.format(name))
+    (snapshot,) = node_snapshots.take_snapshot(settings, table, "odd")
+    assert run("backfill", table, str(snapshot)).exit_code == 0
+    arguments = ["restore", table, "--into", f"{table}_copy", "--to"]
+    done = run(*arguments, str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    assert "1 row in the lake; 0 differ" in done.stderr
+    again = run(*arguments, str(tmp_path / "other"))
+    assert again.exit_code == 1
+    assert f"{table}_copy has rows. An import into it" in again.stderr
+
+
+def test_changes_that_reach_the_lake_later_are_no_differences(
+    session: Session, into: Callable[..., IntoReport], lake: LakeTable
+) -> None:
+    """The nodes of other machines may import hours later."""
+    first = into()
+    add(lake, [write(1000, 0, 120_000_000, v="late"), write(3, 0, 120_000_000, v="late")], 1)
+    assert into() == first
+    assert first.comparison is not None
+    assert first.comparison.proven
+
+
+def test_a_type_with_other_fields(settings: Settings, session: Session, tmp_path: Path) -> None:
+    table = parse_table(
+        "CREATE TYPE shop.address (street text); CREATE TABLE shop.people (k int PRIMARY KEY, a address)"
+    )
+    session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.address (street text, number int)")
+    with pytest.raises(WritetimeError, match=r"address has other fields \(street text, number int\) than"):
+        restore_into(
+            settings, create_table(settings, table), str(tmp_path / "out"), f"{settings.cassandra.keyspace}.people"
+        )
 
 
 def test_killed_at_any_time(settings: Settings, session: Session, tmp_path: Path) -> None:

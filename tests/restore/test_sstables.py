@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.disks import fill, small_disk
 from tests.support.made import SCHEMA, add, new_table, write
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.files.merging import Runner
 from writetime.lake.history import raise_history
@@ -21,7 +22,7 @@ from writetime.merge import merge
 from writetime.restore.sstables import (
     MANIFEST,
     UNFINISHED,
-    Manifest,
+    RestoreManifest,
     Target,
     TargetNode,
     read_manifest,
@@ -59,7 +60,9 @@ def test_each_node_gets_the_tokens_of_its_ranges(tmp_path: Path) -> None:
     ranges = [TokenRange(first, end - 1) for first, end in pairwise(cuts)]
     nodes = {"a": TargetNode("10.0.0.1", tuple(ranges[::2])), "b": TargetNode("10.0.0.2", tuple(ranges[1:]))}
     target = Target("shop.other", "id", False, nodes)
-    found = write_sstables(bucket_views(table), SCHEMA, str(out), Manifest(table.name, None, 0, "nb", "", target))
+    found = write_sstables(
+        bucket_views(table), SCHEMA, str(out), RestoreManifest(table.name, None, 0, "nb", "", target)
+    )
     for host, node in nodes.items():
         read = [batch for location in find_sstables(str(out / host)) for batch in SSTable(location, SCHEMA).scan()]
         tokens = np.asarray(whole["token"])
@@ -148,3 +151,34 @@ def test_an_instant_that_the_lake_cannot_show(tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match=r"the lake can show only 1970-01-01T00:00:00.001000\+00:00 and later"):
         restore(table, str(tmp_path / "out"), 500)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    table = _filled(tmp_path / "lake")
+    with small_disk(tmp_path, 256) as disk:
+        filling = fill(disk, free=12288)
+        with pytest.raises(Transient, match=rf"{disk}/out cannot be read or written .*No space left.*: free space or"):
+            restore(table, str(disk / "out"))
+        filling.unlink()
+        _assert_whole(table, disk / "out")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WritetimeError, match=rf"{tmp_path}/file/out cannot be read or written .*[Nn]ot a directory"):
+        restore(_filled(tmp_path / "lake"), f"{tmp_path}/file/out")
+
+
+def test_a_store_that_does_not_answer() -> None:
+    """An error of pyarrow's client of S3 has no number."""
+    options = "endpoint_override=127.0.0.1:1&scheme=http&region=r"
+    with pytest.raises(Transient, match=r"s3://a@bucket/out cannot be read or written \(.*AWS Error"):
+        read_manifest(f"s3://a:hush@bucket/out?{options}")
+
+
+def test_a_table_without_changes(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "lake")
+    for number, instant in enumerate((None, 100)):
+        found = restore(table, str(tmp_path / f"out{number}"), instant)
+        assert (found.changes, found.sstables) == (0, [])
+        assert read_manifest(str(tmp_path / f"out{number}")) == found

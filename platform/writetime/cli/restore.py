@@ -13,7 +13,7 @@ from writetime.core.instants import instant_text, parse_instant
 from writetime.lake.table import LakeTable, open_table
 from writetime.restore import sstables
 from writetime.restore.into import import_here, restore_into
-from writetime.restore.sstables import Manifest
+from writetime.restore.sstables import RestoreManifest
 from writetime.storage.locations import without_secrets
 from writetime.storage.sstable_writer import VERSIONS
 
@@ -45,6 +45,8 @@ def restore(*, table: str, folder: str, as_of: str | None, into: str | None, mer
     if into is None and merge:
         raise WritetimeError("--merge needs --into")
     if into is not None:
+        if version != "nb":
+            raise WritetimeError(f"--version {version} is for SSTables without --into: those to import have version nb")
         sys.exit(0 if _into(settings, lake, folder, into, instant, merge=merge) else 1)
     _show(folder, sstables.restore(lake, folder, instant, version=version))
 
@@ -66,7 +68,7 @@ def _into(settings: Settings, table: LakeTable, folder: str, into: str, as_of: i
     return found.proven
 
 
-def _show(folder: str, manifest: Manifest) -> None:
+def _show(folder: str, manifest: RestoreManifest) -> None:
     what = f"{pluralize(manifest.changes, 'change')} in {pluralize(len(manifest.sstables), 'SSTable')}"
     click.echo(f"{manifest.table}: {what} in {without_secrets(folder)}")
     if manifest.as_of is not None and manifest.as_of > manifest.captured_until > 0:

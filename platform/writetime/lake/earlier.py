@@ -77,14 +77,14 @@ def earlier_generations(table: LakeTable, changes: TableVersion) -> dict[int, Ea
     return {number: _read(table, _path(number, version)) for number, version in sorted(newest.items(), reverse=True)}
 
 
-def changes_at(table: LakeTable, instant: int) -> tuple[Sequence[DataFile], TableSchema]:
-    """Return the files of changes that show a time (microseconds), and the schema of that time. They may be of an
-    earlier generation.
+def changes_at(table: LakeTable, instant: int, version: int | None = None) -> tuple[Sequence[DataFile], TableSchema]:
+    """Return the files of changes that show a time (microseconds), and the schema of that time, by a version of the
+    changes, or by the newest one. They may be of an earlier generation.
 
     Raises:
         WritetimeError: no changes in the lake can show this time.
     """
-    changes = table.changes.load()
+    changes = table.changes.load(version)
     if (fault := cannot_show(table, changes, instant)) is None:
         return changes.files, schema_at(table, changes, instant)
     earlier = list(earlier_generations(table, changes).values())

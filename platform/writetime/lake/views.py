@@ -69,14 +69,15 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     return _views_until(table, changes.by_bucket, schema, as_of)
 
 
-def views_at(table: LakeTable, instant: int | None = None) -> list[BucketView]:
+def views_at(table: LakeTable, instant: int | None = None, version: int | None = None) -> list[BucketView]:
     """Return the parts of a table's rows as they were at a time (microseconds), like `bucket_views`, but with the
     columns of that time (`history.schema_at`), and also from before a TRUNCATE, or DROP and CREATE. There is at least
-    one part. Raise `WritetimeError` if nothing in the lake can show this time.
+    one part. `version` is that of the changes, by default the newest one. Raise `WritetimeError` if nothing in the lake
+    can show this time.
     """
     if instant is None:
         return bucket_views(table)
-    files, schema = changes_at(table, instant)
+    files, schema = changes_at(table, instant, version)
     return _views_until(table, by_bucket(files, table.buckets) or {0: []}, schema, instant)
 
 

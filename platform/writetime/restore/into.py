@@ -8,6 +8,7 @@ Each step is repeatable, and a run continues where the one before it ended:
 4. When all nodes have theirs, compare the target with the lake, cell by cell.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,15 +20,20 @@ from writetime.core.errors import WritetimeError
 from writetime.files.merging import Runner
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import LakeTable, names_table
-from writetime.lake.views import time_now, views_at
+from writetime.lake.views import BucketView, time_now, views_at
 from writetime.restore import target as target_table
 from writetime.restore.node_import import import_node, is_here, is_imported
 from writetime.restore.ring import nodes_of
-from writetime.restore.sstables import Manifest, Target, read_manifest, write_sstables
+from writetime.restore.sstables import RestoreManifest, Target, read_manifest, write_sstables
 from writetime.schema.describe import to_cql
 from writetime.schema.table import TableSchema
 from writetime.storage.locations import without_secrets
 from writetime.verify.restored import RestoredReport, verify_restored
+
+log = logging.getLogger(__name__)
+
+# Each version of Cassandra reads it.
+_VERSION = "nb"
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class IntoReport:
     comparison with the lake.
     """
 
-    manifest: Manifest
+    manifest: RestoreManifest
     remaining: Sequence[str]
     comparison: RestoredReport | None
 
@@ -69,27 +75,56 @@ def restore_into(
     if not names_table(into):
         raise WritetimeError(f"{into!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
     manifest = read_manifest(folder)
-    if manifest is not None:
-        _require_same(manifest, table, into, as_of, folder)
-        as_of = manifest.as_of
-    elif as_of is None:
+    if manifest is None:
         # A run that is repeated has the same instant.
-        as_of = time_now()
-    views = views_at(table, as_of)
-    schema = target_table.named(views[0].schema if views else table.schema(), into)
+        as_of = time_now() if as_of is None else as_of
+        changes = table.changes.load()
+        manifest = RestoreManifest(
+            table.name, as_of, captured_until(changes), _VERSION, "", lake_version=changes.version
+        )
+    else:
+        _require_same(manifest, _Wanted(table.name, into, as_of, merge), folder)
+    views = _views(table, manifest)
+    schema = target_table.named(views[0].schema, into)
     with connect(settings) as session:
-        if manifest is None:
-            until, target = captured_until(table.changes.load()), _prepare(session, schema, merge=merge)
-            manifest = Manifest(table.name, as_of, until, "nb", to_cql(schema), target)
+        if manifest.target is None:
+            target = _prepare(session, schema, merge=merge)
+            manifest = replace(manifest, schema=to_cql(schema), target=target)
             manifest = write_sstables(views, schema, folder, manifest, run=run)
-        target = _target(session, manifest, schema, folder)
+        target = _target(session, manifest, folder)
         remaining = _import(session, manifest, target, folder)
-    if remaining:
-        return IntoReport(manifest, remaining, None)
-    return IntoReport(manifest, [], verify_restored(settings, views, schema, table.buckets, has_others=target.merge))
+        if remaining:
+            return IntoReport(manifest, remaining, None)
+        _target(session, manifest, folder)
+    try:
+        found = verify_restored(settings, views, schema, table.buckets, has_others=target.merge)
+    except FileNotFoundError:
+        # The lake no longer has the files of the version. The newest one may have more: changes that came late.
+        views = views_at(table, manifest.as_of)
+        found = verify_restored(settings, views, schema, table.buckets, has_others=target.merge)
+    return IntoReport(manifest, [], found)
 
 
-def import_here(settings: Settings, folder: str) -> tuple[Manifest, int]:
+def _views(table: LakeTable, manifest: RestoreManifest) -> list[BucketView]:
+    """Return what the SSTables of a manifest have or get, without changes that reached the lake later."""
+    try:
+        return views_at(table, manifest.as_of, manifest.lake_version)
+    except WritetimeError:
+        # The lake may no longer have the version.
+        return views_at(table, manifest.as_of)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The arguments of a run."""
+
+    table: str
+    into: str
+    as_of: int | None
+    merge: bool
+
+
+def import_here(settings: Settings, folder: str) -> tuple[RestoreManifest, int]:
     """Import the SSTables of a folder that are for the node of this machine, which `capture.node` names if the cluster
     has several. Return the manifest, and the number of SSTables. The errors are those of `import_node`.
     """
@@ -100,22 +135,23 @@ def import_here(settings: Settings, folder: str) -> tuple[Manifest, int]:
             f"{without_secrets(folder)} --into KS.OTHER` until it ends"
         )
     with connect(settings) as session:
+        target = _target(session, manifest, folder)
         host = str(node_of(session, settings.capture.node).host_id)
-        if host not in manifest.target.nodes:
+        if host not in target.nodes:
             raise WritetimeError(
-                f"{without_secrets(folder)} has no SSTables for the node {host}: it joined the cluster later, or has "
-                "no replicas of the keyspace"
+                f"{without_secrets(folder)} has no SSTables for the node {host}, which has no replicas of the keyspace"
             )
         return manifest, import_node(session, folder, manifest, host)
 
 
-def _require_same(manifest: Manifest, table: LakeTable, into: str, as_of: int | None, folder: str) -> None:
-    have = manifest.table, manifest.target and manifest.target.table, manifest.as_of
-    want = table.name, into, manifest.as_of if as_of is None else as_of
-    if have != want:
+def _require_same(manifest: RestoreManifest, wanted: _Wanted, folder: str) -> None:
+    target = manifest.target
+    have = target and _Wanted(manifest.table, target.table, manifest.as_of, target.merge)
+    if have != replace(wanted, as_of=manifest.as_of if wanted.as_of is None else wanted.as_of):
+        into = "any table" if target is None else f"{target.table}{' with --merge' if target.merge else ''}"
         raise WritetimeError(
-            f"{without_secrets(folder)} has another restore: {have[0]} as of {have[2]}, for {have[1] or 'any table'}: "
-            "name another folder"
+            f"{without_secrets(folder)} has another restore: {manifest.table} as of {manifest.as_of}, for {into}: name "
+            "another folder"
         )
 
 
@@ -123,26 +159,34 @@ def _prepare(session: Session, schema: TableSchema, *, merge: bool) -> Target:
     """Create the target, or check that it can be imported into."""
     nodes = nodes_of(session, schema.keyspace)
     target_table.create(session, schema)
-    target_table.require_importable(schema, *target_table.system_rows(session, schema))
+    views, indexes, row = target_table.system_rows(session, schema)
+    target_table.require_importable(schema, views, indexes, row)
+    if row.get("cdc"):
+        log.warning(
+            "%s is captured, and an import is not in the log of the nodes: let its agents run meanwhile, and bring the "
+            "rows into the lake by a snapshot afterwards (docs/capture.md)",
+            schema.full_name,
+        )
     if merge:
         target_table.require_merge(schema)
     else:
-        target_table.require_empty(session, schema)
-    return Target(schema.full_name, target_table.table_id(session, schema), merge, nodes)
+        target_table.require_empty(session, schema.full_name)
+    return Target(schema.full_name, target_table.table_id(session, schema.full_name), merge, nodes)
 
 
-def _target(session: Session, manifest: Manifest, schema: TableSchema, folder: str) -> Target:
+def _target(session: Session, manifest: RestoreManifest, folder: str) -> Target:
     """Return the target, if it is still the table, with the nodes, that the SSTables are for."""
     target = manifest.target
     assert target is not None
-    now = replace(target, id=target_table.table_id(session, schema), nodes=nodes_of(session, schema.keyspace))
+    keyspace = target.table.partition(".")[0]
+    now = replace(target, id=target_table.table_id(session, target.table), nodes=nodes_of(session, keyspace))
     if now != target:
         what = "was dropped and created again" if now.id != target.id else "has other nodes or token ranges"
         raise WritetimeError(f"{target.table} {what} since {without_secrets(folder)} was written: name a new folder")
     return target
 
 
-def _import(session: Session, manifest: Manifest, target: Target, folder: str) -> list[str]:
+def _import(session: Session, manifest: RestoreManifest, target: Target, folder: str) -> list[str]:
     """Import on the nodes of this machine; return the addresses of the others that have not imported yet. A node that
     fails does not stop the others.
     """

@@ -11,6 +11,7 @@ and of two runs at once, the one that began first is refused at its end.
 import posixpath
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +21,8 @@ from pydantic import TypeAdapter
 
 from writetime.changes.model import KINDS, ROW
 from writetime.core.arrow import pc
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, plain_text
+from writetime.core.outages import kind_of
 from writetime.files.key_ranges import TokenRange
 from writetime.files.merging import Runner
 from writetime.lake.horizon import captured_until
@@ -73,9 +75,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class RestoreManifest:
     """What a folder has: the table, the instant (None: all writes) and the time up to which the lake had all writes (0:
-    not known), both in microseconds, the version of the SSTables, their schema, the target (None: any), and the files.
+    not known), both in microseconds, the version of the SSTables, their schema, the target (None: any), the files, and
+    the version of the lake's changes that they were made from.
     """
 
     table: str
@@ -85,6 +88,7 @@ class Manifest:
     schema: str
     target: Target | None = None
     sstables: list[RestoredSSTable] = field(default_factory=list)
+    lake_version: int | None = None
 
     @property
     def changes(self) -> int:
@@ -92,7 +96,7 @@ class Manifest:
         return sum(sstable.changes for sstable in self.sstables)
 
 
-_JSON = TypeAdapter(Manifest)
+_JSON = TypeAdapter(RestoreManifest)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class _Task:
             return []
         folder = join(self.folder, host)
         options = {"version": self.version, "compressor": self.compressor, "sstable_id": str(self.number)}
-        with SSTableWriter(folder, self.schema, **options) as writer:
+        with faults_of(folder), SSTableWriter(folder, self.schema, **options) as writer:
             for batch in (batch for part in parts for batch in part.to_batches(max_chunksize=_BATCH_ROWS)):
                 writer.write(batch)
         name = posixpath.basename(writer.location.path("Data.db"))
@@ -142,7 +146,7 @@ def restore(
     version: str = "nb",
     compressor: str | None = "LZ4Compressor",
     run: Runner = map,
-) -> Manifest:
+) -> RestoreManifest:
     """Write a table as SSTables for any node; return the manifest.
 
     Args:
@@ -160,7 +164,7 @@ def restore(
     until = captured_until(table.changes.load())
     views = views_at(table, as_of)
     schema = views[0].schema if views else table.schema()
-    manifest = Manifest(table.name, as_of, until, version, to_cql(replace(schema, id=None, dropped=())))
+    manifest = RestoreManifest(table.name, as_of, until, version, to_cql(replace(schema, id=None, dropped=())))
     return write_sstables(views, schema, folder, manifest, compressor=compressor, run=run)
 
 
@@ -168,36 +172,52 @@ def write_sstables(
     views: Sequence[BucketView],
     schema: TableSchema,
     folder: str,
-    manifest: Manifest,
+    manifest: RestoreManifest,
     *,
     compressor: str | None = "LZ4Compressor",
     run: Runner = map,
-) -> Manifest:
+) -> RestoreManifest:
     """Write SSTables of views with a schema that has the columns of these; return the manifest with the files. If it
     names a target, each of its nodes gets its own folder, named by its host id, with the changes that it has replicas
     of. The errors are those of `restore`.
     """
     buckets = 1 + max((view.bucket for view in views), default=0)
-    number = _begin(folder, buckets)
+    with faults_of(folder):
+        number = _begin(folder, buckets)
     nodes = None if manifest.target is None else manifest.target.nodes
     tasks = [_Task(view, folder, schema, manifest.version, compressor, number + view.bucket, nodes) for view in views]
     found = [sstable for written in run(_Task.run, tasks) for sstable in written]
     manifest = replace(manifest, sstables=sorted(found, key=lambda each: (each.node, each.first_token)))
-    _end(folder, range(number, number + buckets), manifest)
+    with faults_of(folder):
+        _end(folder, range(number, number + buckets), manifest)
     return manifest
 
 
-def read_manifest(folder: str) -> Manifest | None:
+def read_manifest(folder: str) -> RestoreManifest | None:
     """Return the manifest of a folder; None if no run has ended there. Raises WritetimeError: it is damaged."""
-    filesystem, path = resolve(folder)
-    manifest = posixpath.join(path, MANIFEST)
-    if exists(filesystem, posixpath.join(path, UNFINISHED)) or not exists(filesystem, manifest):
-        return None
+    with faults_of(folder):
+        filesystem, path = resolve(folder)
+        manifest = posixpath.join(path, MANIFEST)
+        if exists(filesystem, posixpath.join(path, UNFINISHED)) or not exists(filesystem, manifest):
+            return None
+        content = read_file(filesystem, manifest)
     try:
-        return _JSON.validate_json(read_file(filesystem, manifest))
+        return _JSON.validate_json(content)
     except ValueError as e:
         raise WritetimeError(
             f"{without_secrets(join(folder, MANIFEST))} is damaged, so restore into a new folder: {e}"
+        ) from None
+
+
+@contextmanager
+def faults_of(folder: str) -> Iterator[None]:
+    """Raise an error of a disk or an object store as a WritetimeError that names a folder."""
+    try:
+        yield
+    except OSError as e:
+        raise kind_of(e)(
+            f"{without_secrets(folder)} cannot be read or written ({plain_text(e)}): free space or grant the right, or "
+            "name another folder, and run this again"
         ) from None
 
 
@@ -213,7 +233,7 @@ def _begin(folder: str, buckets: int) -> int:
     return number
 
 
-def _end(folder: str, numbers: range, manifest: Manifest) -> None:
+def _end(folder: str, numbers: range, manifest: RestoreManifest) -> None:
     """Write the manifest, and remove the SSTables of earlier runs."""
     filesystem, path = resolve(folder)
     unfinished = posixpath.join(path, UNFINISHED)
@@ -243,6 +263,12 @@ def join(folder: str, name: str) -> str:
     """Return the address of a file in a folder, which may be a URL with options."""
     address, question, options = folder.partition("?") if "://" in folder else (folder, "", "")
     return f"{posixpath.join(address, name)}{question}{options}" if name else folder
+
+
+def write_text(folder: str, name: str, text: str) -> None:
+    """Write a file of a folder."""
+    with faults_of(folder):
+        _write(*resolve(join(folder, name)), text)
 
 
 def _write(filesystem: fs.FileSystem, path: str, text: str) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from cassandra.cluster import Session
 
-from writetime.clients.database import DRIVER_FAULTS, driver_reason
-from writetime.core.errors import WritetimeError
-from writetime.schema.describe import create_statements
+from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer
+from writetime.clients.untyped_rows import UntypedProtocol
+from writetime.core.errors import Transient, WritetimeError
+from writetime.schema.describe import create_statements, to_cql
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, quote_name
@@ -53,15 +54,28 @@ def create(session: Session, schema: TableSchema) -> None:
     known = read_schemas(session, [schema.keyspace], [schema.name])
     if schema.full_name not in known:
         for statement in create_statements(schema):
-            kind = " ".join(statement.split()[:2])
+            what = " ".join(statement.split()[:2])
             try:
-                session.execute(statement.replace(kind, f"{kind} IF NOT EXISTS", 1))
+                session.execute(statement.replace(what, f"{what} IF NOT EXISTS", 1))
             except DRIVER_FAULTS as e:
-                raise WritetimeError(f"{schema.full_name} cannot be created: {driver_reason(e)}") from None
+                kind = Transient if is_without_answer(e) else WritetimeError
+                raise kind(
+                    f"{schema.full_name} cannot be created ({driver_reason(e)}): grant the right that is missing, or "
+                    f"run this yourself, and then this command again: {to_cql(schema)}"
+                ) from None
     _require_same_columns(read_schema(session, schema.full_name), schema)
 
 
 def _require_same_columns(found: TableSchema, wanted: TableSchema) -> None:
+    ours = {udt.name: udt for udt in wanted.udts()}
+    for udt in found.udts():
+        # Columns of both are shown by the same names of types.
+        if (other := ours.get(udt.name, udt)).fields != udt.fields:
+            texts = [", ".join(f"{name} {cql_type}" for name, cql_type in each.fields) for each in (udt, other)]
+            raise WritetimeError(
+                f"the type {udt.keyspace}.{udt.name} has other fields ({texts[0]}) than the type of the table at that "
+                f"instant ({texts[1]}): import into another keyspace"
+            )
     for kind in _KINDS:
         ours, theirs = ([(c.name, c.type, c.reversed) for c in getattr(s, kind)] for s in (wanted, found))
         if ours != theirs:
@@ -73,9 +87,9 @@ def _require_same_columns(found: TableSchema, wanted: TableSchema) -> None:
             )
 
 
-def table_id(session: Session, schema: TableSchema) -> str:
-    """Return the id of the table in the database."""
-    return str(read_schema(session, schema.full_name).id)
+def table_id(session: Session, table: str) -> str:
+    """Return the id of `keyspace.table` in the database."""
+    return str(read_schema(session, table).id)
 
 
 def system_rows(session: Session, schema: TableSchema) -> tuple[list[Row], list[Row], Row]:
@@ -110,12 +124,25 @@ def require_importable(schema: TableSchema, views: Iterable[Row], indexes: Itera
         )
 
 
-def require_empty(session: Session, schema: TableSchema) -> None:
-    """Raise a WritetimeError if the table has a row."""
-    if session.execute(f"SELECT * FROM {quote_name(schema.keyspace)}.{quote_name(schema.name)} LIMIT 1").one():
+def require_empty(session: Session, table: str) -> None:
+    """Raise a WritetimeError if `keyspace.table` has a row."""
+    # The driver cannot decode all values.
+    handler, session.client_protocol_handler = session.client_protocol_handler, UntypedProtocol
+    name = ".".join(map(quote_name, table.split(".", 1)))
+    try:
+        has_rows = session.execute(f"SELECT * FROM {name} LIMIT 1").one() is not None
+    except DRIVER_FAULTS as e:
+        kind = Transient if is_without_answer(e) else WritetimeError
+        raise kind(
+            f"{table} cannot be read ({driver_reason(e)}): if a right is missing, GRANT SELECT ON TABLE {name} to the "
+            "role in cassandra.username, and run this again"
+        ) from None
+    finally:
+        session.client_protocol_handler = handler
+    if has_rows:
         raise WritetimeError(
-            f"{schema.full_name} has rows. An import into it changes nothing where its own writes and deletions are "
-            f"newer: {_TO_EMPTY}"
+            f"{table} has rows. An import into it changes nothing where its own writes and deletions are newer: "
+            f"{_TO_EMPTY}"
         )
 
 
