@@ -19,7 +19,7 @@ from writetime.landing.landing import Landing
 from writetime.restore.sstables import restore
 from writetime.schema.table import TableSchema
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @dataclass(frozen=True)

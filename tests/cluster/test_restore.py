@@ -14,7 +14,7 @@ from writetime.restore.sstables import read_manifest
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROWS = 600
 

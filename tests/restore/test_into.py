@@ -35,7 +35,7 @@ from writetime.restore.target import require_importable, require_merge
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.cql import parse_table
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
