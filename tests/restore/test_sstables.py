@@ -2,6 +2,8 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import chdir
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,33 @@ def test_of_two_runs_at_once_the_first_is_refused(tmp_path: Path) -> None:
     assert found is not None
     assert found.changes == 42
     assert len(list(find_sstables(str(out)))) == len(found.sstables)
+
+
+def test_sstables_that_another_machine_keeps_are_missed(tmp_path: Path) -> None:
+    """Processes of Spark on several machines have a folder of this name each."""
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+
+    def elsewhere(function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
+        yield from (function(replace(task, folder=str(tmp_path / "elsewhere"))) for task in tasks)
+
+    with pytest.raises(WritetimeError, match=r"out/nb-\d+-big-Data.db was written and is not there"):
+        restore(table, str(out), run=elsewhere)
+    assert read_manifest(str(out)) is None
+
+
+@pytest.mark.parametrize("folder", ["out", "./out/", "other/../out"])
+def test_tasks_get_an_absolute_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    table = _filled(tmp_path / "lake")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def elsewhere(function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterator[Any]:
+        listed = list(tasks)
+        with chdir("/"):
+            yield from map(function, listed)
+
+    restore(table, folder, run=elsewhere)
+    assert list(find_sstables(str(tmp_path / "out")))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"table": "shop.orders"}'])

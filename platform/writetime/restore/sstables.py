@@ -8,6 +8,7 @@ number of the run that began last, which is also in the names of this run's SSTa
 and of two runs at once, the one that began first is refused at its end.
 """
 
+import os
 import posixpath
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,7 +186,9 @@ def write_sstables(
     with faults_of(folder):
         number = _begin(folder, buckets)
     nodes = None if manifest.target is None else manifest.target.nodes
-    tasks = [_Task(view, folder, schema, manifest.version, compressor, number + view.bucket, nodes) for view in views]
+    # Spark's processes have other working folders.
+    place = folder if "://" in folder else os.path.abspath(folder)
+    tasks = [_Task(view, place, schema, manifest.version, compressor, number + view.bucket, nodes) for view in views]
     found = [sstable for written in run(_Task.run, tasks) for sstable in written]
     manifest = replace(manifest, sstables=sorted(found, key=lambda each: (each.node, each.first_token)))
     with faults_of(folder):
@@ -240,6 +243,12 @@ def _end(folder: str, numbers: range, manifest: RestoreManifest) -> None:
     if not exists(filesystem, unfinished) or read_file(filesystem, unfinished) != str(numbers[0]).encode():
         _remove(filesystem, path, numbers, own=True)
         raise WritetimeError(f"another run writes into {without_secrets(folder)}: wait for it, or name another folder")
+    present = {posixpath.relpath(file, path) for file in _files(filesystem, path)}
+    if missing := [each.file for each in manifest.sstables if each.file not in present]:
+        raise WritetimeError(
+            f"{without_secrets(join(folder, missing[0]))} was written and is not there: name a folder that all "
+            "processes of Spark share, such as one of an object store"
+        )
     _remove(filesystem, path, numbers, own=False)
     _write(filesystem, posixpath.join(path, "schema.cql"), manifest.schema)
     _write(filesystem, posixpath.join(path, MANIFEST), _JSON.dump_json(manifest, indent=1).decode())
