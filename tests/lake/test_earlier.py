@@ -219,6 +219,20 @@ def test_files_stay_for_some_hours(
     refused(table, 99, "the lake can show only" if clean_up is retention.vacuum else "were deleted.*lake.vacuum_hours")
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"created": 0}', '{"files": 1}'])
+def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
+    """Cleaning up refuses, too: it does not know which files the record keeps."""
+    table = with_truncation(tmp_path)
+    (record,) = (Path(table.storage.address) / "earlier").iterdir()
+    record.write_text(content)
+    refused(table, 99, f"{record} is damaged: copy it from a backup of the lake, or delete it")
+    with pytest.raises(WritetimeError, match="is damaged"):
+        retention.vacuum(table, 1)
+    assert ids_at(table, 150) == [20]
+    record.unlink()
+    refused(table, 99, "the lake can show only")
+
+
 def test_other_replaced_files_go(tmp_path: Path) -> None:
     table = with_truncation(tmp_path)
     add(table, [logged(id_, 160, 2, v="new") for id_ in range(4)], 3)

@@ -128,8 +128,15 @@ def _path(number: int, version: int) -> str:
 
 def _read(table: LakeTable, path: str) -> EarlierGeneration:
     with table.storage.filesystem().open_input_stream(path) as file:
-        record = json.loads(file.read())
-    return EarlierGeneration(**{**record, "files": tuple(DataFile(**each) for each in record["files"])})
+        content = file.read()
+    try:
+        record = json.loads(content)
+        return EarlierGeneration(**{**record, "files": tuple(DataFile(**each) for each in record["files"])})
+    except (ValueError, KeyError, TypeError):
+        raise WritetimeError(
+            f"{table.storage.address}/{path} is damaged: copy it from a backup of the lake, or delete it; then the "
+            "lake no longer shows this generation, and deletes its files"
+        ) from None
 
 
 def _shown(generation: EarlierGeneration) -> str:

@@ -7,9 +7,8 @@ which changes count: those that a node logged after that position, and snapshots
 CREATE, the changes of the earlier table do not count. The table id of a change identifies its table.
 
 A generation begins with one commit to `changes`, which removes the changes that no longer count (`earlier` keeps them
-for a while). The number of the
-generation is a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row
-events begin their own generation, whose first batch creates all rows.
+for a while). The number of the generation is a transaction of that commit. Then the state is rebuilt from the other
+changes, with the same number. Row events begin their own generation, whose first batch creates all rows.
 """
 
 import re
