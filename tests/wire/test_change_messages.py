@@ -267,3 +267,18 @@ def test_a_schema_of_another_table_is_refused(*, is_earlier: bool) -> None:
     asked = ChangeDecoder(own, {}, registered=lambda _: json.loads(json.dumps(change_avro(others))))
     with pytest.raises(WritetimeError, match=r"the id 5 in the schema registry is one of the table shop\.other"):
         asked.decode([b"\0\0\0\0\5" + message[HEADER_BYTES:]])
+
+
+def test_a_registered_schema_of_an_earlier_table_must_be_published() -> None:
+    """Its messages are left out, so a registry with a wrong answer must not name it."""
+    schema = parse_table("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
+    earlier, later = sorted((uuid.uuid1(), uuid.uuid1()), key=lambda each: each.time)
+    own, before = replace(schema, id=later), change_avro(replace(schema, id=earlier, regular=()))
+    [message] = ChangeEncoder(own).encode(changes_of(random.Random(1), own, 1)).to_pylist()
+    value = b"\0\0\0\0\5" + message[HEADER_BYTES:]
+    decoder = ChangeDecoder(own, {}, registered=lambda _: before)
+    with pytest.raises(WritetimeError, match=r"the id 5 in the schema registry .* earlier table .* restart"):
+        decoder.decode([value])
+    assert decoder.left_out == 0
+    known = ChangeDecoder(own, {fingerprint(before): before}, registered=lambda _: before)
+    assert (known.decode([value]).num_rows, known.left_out) == (0, 1)

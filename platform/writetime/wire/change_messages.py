@@ -22,7 +22,7 @@ from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.labels import without_labels
 from writetime.schema.avro import encode
 from writetime.schema.avro_decode import AvroReader
-from writetime.schema.fingerprints import single_object_header
+from writetime.schema.fingerprints import fingerprint, single_object_header
 from writetime.schema.mapping import avro_name, stored_avro_type
 from writetime.schema.serialise import loses_parts
 from writetime.schema.stored import from_json, to_json
@@ -180,7 +180,7 @@ class ChangeDecoder:
         Raises:
             WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
                 schema is not known, has another format version or does not fit the table's, or it does not follow
-                its schema.
+                its schema. Or the registry has a schema of an earlier table that `avro_of` does not know.
         """
         array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
         if array.null_count:
@@ -240,6 +240,8 @@ class ChangeDecoder:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
             require_format(avro)
             is_void = self._is_of_earlier_table(avro, what)
+            if is_void and header == REGISTRY_HEADER_BYTES:
+                self._require_published(avro, what)
             self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
 
@@ -252,6 +254,17 @@ class ChangeDecoder:
         if written.full_name != self._name:
             raise WritetimeError(f"{self._name}: the schema with {what} is one of the table {written.full_name}")
         return is_later(self._table, written)
+
+    def _require_published(self, avro: Any, what: str) -> None:
+        """Raise `WritetimeError` if no agent has written a registered schema, because messages of an earlier table are
+        left out: a wrong answer of the registry would lose changes.
+        """
+        if self._avro_of(fingerprint(avro)) is None:
+            raise WritetimeError(
+                f"{self._name}: the schema with {what} is one of an earlier table of this name, but the topic "
+                "writetime.schemas does not have it: correct the registry (schema_registry.url), or, if the schema is "
+                "right, restart the table's agent, which sends its schemas again"
+            )
 
     def _with_key_names(self, avro: Any) -> Any:
         """Return a message's Avro schema with the present names of the table's key columns: RENAME changes their names,
