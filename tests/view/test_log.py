@@ -18,10 +18,10 @@ from writetime.delta import commits
 from writetime.delta.buckets import ALL
 from writetime.delta.deletion_vectors import write_vectors
 from writetime.delta.parquet import write_file
+from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.lake import packing, state, view_retention
 from writetime.lake.packing import FAN
-from writetime.lake.table import LakeTable
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
@@ -65,18 +65,18 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_view_that_is_refreshed_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
     """All that it removes is deleted, once, an hour and a quarter later, or at the next refresh."""
-    now, deleted, delete = time.time(), Counter[str](), view_retention._delete
+    now, deleted, delete = time.time(), Counter[str](), view_retention.delete_files
     monkeypatch.setattr(view_retention, "time", SimpleNamespace(time=lambda: now))
     monkeypatch.setattr(commits, "millis", lambda _: int(now * 1000))
     for module in (refreshing, view_retention):
         monkeypatch.setattr(module, "STREAM_HOURS", 1)
 
-    def count(table: LakeTable, paths: set[str]) -> None:
+    def count(storage: Storage, paths: set[str]) -> list[str]:
         assert all(now - unused[path] >= 3600 for path in paths)
         deleted.update(paths)
-        delete(table, paths)
+        return delete(storage, paths)
 
-    monkeypatch.setattr(view_retention, "_delete", count)
+    monkeypatch.setattr(view_retention, "delete_files", count)
     settings, table = settings_at(tmp_path), new_table(tmp_path)
     folder = Path(table.view.storage.address)
     unused: dict[str, float] = {}

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +21,7 @@ from writetime.lake.history import after, raise_history, until, without_later_dr
 from writetime.lake.projection import positions
 from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable, find_version
-from writetime.lake.view_retention import STREAM_HOURS, vacuum_view
+from writetime.lake.view_retention import STREAM_HOURS, delete_files, vacuum_view
 from writetime.schema.table import TableSchema
 
 log = logging.getLogger(__name__)
@@ -180,10 +179,9 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
-    gone += [f"{table.changes.storage.address}/{path}" for path in _vacuum_changes(table, hours, hours, full=True)]
+    gone += _vacuum_changes(table, hours, hours, full=True)
     for part in (table.state, *([table.row_events] if table.row_events.exists() else [])):
-        paths = part.load().table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-        gone += [f"{part.storage.address}/{path}" for path in paths]
+        gone += _vacuum_part(part, hours, set(), full=True)
     forget_generations(table, hours)
     return gone
 
@@ -192,18 +190,18 @@ def _vacuum_changes(table: LakeTable, hours: int, earlier_hours: float, *, full:
     """Delete files of `changes` that no version of the last `hours` names; return them. The files of generations that
     ended within `earlier_hours` stay.
     """
-    kept = kept_files(table, earlier_hours)
-    changes = table.changes.load()
-    paths = changes.table.vacuum(hours, dry_run=bool(kept), enforce_retention_duration=False, full=full)
-    if not kept:
-        return paths
-    gone = [path for path in paths if path not in kept]
-    filesystem = table.changes.storage.filesystem()
-    for path in gone:
-        # Another process may delete it at the same time.
-        with suppress(FileNotFoundError):
-            filesystem.delete_file(path)
-    return gone
+    return _vacuum_part(table.changes, hours, kept_files(table, earlier_hours), full=full)
+
+
+def _vacuum_part(part: BucketedTable, hours: int, kept: set[str], *, full: bool) -> list[str]:
+    """Delete the files that no version of the last `hours` names, except those to keep; return their addresses. With
+    `full`, those of failed tasks are among them.
+    """
+    # delta-rs writes a commit before it deletes, for which a full disk has no room.
+    is_own = bool(kept) or part.storage.is_local
+    paths = part.load().table.vacuum(hours, dry_run=is_own, enforce_retention_duration=False, full=full)
+    gone = delete_files(part.storage, {*paths} - kept) if is_own else paths
+    return [f"{part.storage.address}/{path}" for path in gone]
 
 
 def _remember_removed(part: BucketedTable, hours: int) -> None:

@@ -5,7 +5,6 @@ delta-rs' vacuum does not support vectors, and would delete live ones.
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from urllib.parse import unquote
 
 from pyarrow import fs
@@ -14,6 +13,7 @@ from writetime.core.outages import is_outage
 from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.commits import actions_of, read_commit
 from writetime.delta.deletion_vectors import DeletionVector
+from writetime.delta.storage import Storage
 from writetime.lake.table import LakeTable
 
 STREAM_HOURS = 1
@@ -45,7 +45,8 @@ def trim_view(table: LakeTable, trimmed: int) -> int:
     # The clock may have been set back.
     after = trimmed if trimmed <= until else 0
     removed = removed_files(table)
-    _delete(table, {path for path, at in removed if after < at <= until} - _needed(table, removed, until))
+    due = {path for path, at in removed if after < at <= until}
+    delete_files(table.view.storage, due - _needed(table, removed, until))
     return until
 
 
@@ -60,9 +61,7 @@ def vacuum_view(table: LakeTable, hours: float) -> list[str]:
         for info in found
         if info.is_file and not info.path.startswith("_delta_log/") and info.mtime.timestamp() <= seconds
     }
-    gone = old - _needed(table, removed_files(table), int(seconds * 1000))
-    _delete(table, gone)
-    return sorted(gone)
+    return delete_files(table.view.storage, old - _needed(table, removed_files(table), int(seconds * 1000)))
 
 
 def _needed(table: LakeTable, removed: Iterable[tuple[str, int]], until: int) -> set[str]:
@@ -88,17 +87,24 @@ def removed_files(table: LakeTable) -> list[tuple[str, int]]:
     return found
 
 
-def _delete(table: LakeTable, paths: set[str]) -> None:
-    """Delete files. If one cannot be deleted, continue with the others, unless the store does not answer."""
-    filesystem = table.view.storage.filesystem()
+def delete_files(storage: Storage, paths: Iterable[str]) -> list[str]:
+    """Delete files, and return those that existed. If one cannot be deleted, continue with the others, unless the store
+    does not answer.
+    """
+    filesystem = storage.filesystem()
+    gone: list[str] = []
     fault: OSError | None = None
-    for path in paths:
+    for path in sorted(paths):
         try:
-            with suppress(FileNotFoundError):
-                filesystem.delete_file(path)
+            filesystem.delete_file(path)
+            gone.append(path)
+        except FileNotFoundError:
+            # Another process was first.
+            continue
         except OSError as e:
             if is_outage(e):
                 raise
             fault = e
     if fault is not None:
         raise fault
+    return gone

@@ -27,6 +27,8 @@ from writetime.view.expected_rows import check_of
 _DAY = 86_400_000_000
 # Calls of `keep_up` between two that also trim the logs.
 _TRIM_EVERY = 64
+# The name of the step that frees space.
+_DELETED = "files_deleted"
 _log = logging.getLogger(__name__)
 
 
@@ -57,37 +59,38 @@ def maintain(
         Unexpected: new rows do not meet the expectations of the table's entry. The view stays as it was, and all other
             work is done.
         ModuleNotFoundError: as in `check_of`. All other work is done.
-        WritetimeError: as in `check_of`, or the view has another fault. All other work is done.
+        WritetimeError, OSError: as in `check_of`, or a step has another fault. The upkeep is done.
     """
-    done = {
-        "files_folded": _unless_done(table, lambda: state.fold(table, run)),
-        "buckets_compacted": _unless_done(table, lambda: state.compact(table, run)),
-    }
     try:
-        # Before the upkeep, which merges only changes that the view has.
-        done["rows"] = refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
-    except Conflict:
-        done["rows"] = table.view.load().rows
-    except (WritetimeError, ModuleNotFoundError):
+        done = {
+            "files_folded": _unless_done(table, lambda: state.fold(table, run)),
+            "buckets_compacted": _unless_done(table, lambda: state.compact(table, run)),
+            # Before the upkeep, which merges only changes that the view has.
+            "rows": _refresh(settings, table, run, unfit),
+        }
+    except (WritetimeError, OSError, ModuleNotFoundError):
         upkeep(settings, table, run)
         raise
     return done | upkeep(settings, table, run)
+
+
+def _refresh(settings: Settings, table: LakeTable, run: Runner, unfit: Counter[str] | None) -> int:
+    """Refresh the compacted view, unless another program does; return the number of its rows."""
+    try:
+        return refreshing.refresh(settings, table, run, check_of(settings, table), unfit).rows
+    except Conflict:
+        return table.view.load().rows
 
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
     each was done. It publishes nothing: state, view and row events have the same content before and after. Raise
     `WritetimeError` if this machine's clock is far ahead; nothing is done. If it was set while this ran, no file is
-    deleted. A step that fails, as for a damaged file, does not stop the others; then raise its error.
+    deleted. A step that fails, as for a damaged file, does not stop the others; then raise its error. After an outage,
+    such as a full disk, only files are deleted.
     """
     require_right_clock(table.changes.storage)
     now = time_now()
-    # The log of their own version is deleted after `lake.vacuum_hours`, even if no change came since.
-    if not state.pending(table, table.changes.load(), table.state.load()):
-        _unless_done(table, lambda: state.fold(table, run))
-    for projection in (ROW_EVENTS, VIEW):
-        projection.move_on(table)
-    retention.trim_logs(table, settings.lake.vacuum_hours)
     history = now - round(settings.lake.keep_history_days * _DAY)
     keep_days = settings.row_events.keep_days
     steps: dict[str, Callable[[], int]] = {
@@ -98,22 +101,38 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
         "row_events_merged": lambda: (
             0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run)
         ),
-        "files_deleted": lambda: len(retention.vacuum(table, settings.lake.vacuum_hours)),
+        _DELETED: lambda: len(retention.vacuum(table, settings.lake.vacuum_hours)),
     }
     done: dict[str, int] = {}
     faults: list[Exception] = []
+    try:
+        _trim_logs(settings, table, run)
+    except (WritetimeError, OSError) as e:
+        if not is_outage(e):
+            raise
+        faults.append(e)
     for name, step in steps.items():
+        if name != _DELETED and any(map(is_outage, faults)):
+            continue
         try:
             done[name] = _unless_done(table, step)
         except (WritetimeError, OSError) as e:
-            if is_outage(e):
-                raise
             faults.append(e)
     for fault in faults[1:]:
         _log.error("%s: %s", table.name, reason_of(fault))
     if faults:
         raise faults[0]
     return done
+
+
+def _trim_logs(settings: Settings, table: LakeTable, run: Runner) -> None:
+    """Delete the parts of all logs that no step needs, after state, view and row events have moved on."""
+    # The log of their own version is deleted after `lake.vacuum_hours`, even if no change came since.
+    if not state.pending(table, table.changes.load(), table.state.load()):
+        _unless_done(table, lambda: state.fold(table, run))
+    for projection in (ROW_EVENTS, VIEW):
+        projection.move_on(table)
+    retention.trim_logs(table, settings.lake.vacuum_hours)
 
 
 def _unless_done(table: LakeTable, step: Callable[[], int]) -> int:
