@@ -17,6 +17,7 @@ from writetime.core.errors import WritetimeError
 from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
+from writetime.storage.sstable_writer import SSTableWriter
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,29 @@ def test_recorded_tables_are_of_all_kinds() -> None:
             kinds.add((location.version, info[2 : 2 + struct.unpack_from(">H", info)[0]].decode()))
     assert kinds >= {("me", c) for c in ("", "LZ4Compressor", "SnappyCompressor", "ZstdCompressor")}
     assert ("mt", "LZ4Compressor") in kinds
+
+
+def features_of(location: Location) -> list[bytes]:
+    """Return the records of Scylla.db that have the features of the writer."""
+    content = location.read("Scylla.db")
+    (count,), at, found = struct.unpack_from(">I", content), 4, []
+    for _ in range(count):
+        kind, length = struct.unpack_from(">II", content, at)
+        at += 8 + length
+        found += [content[at - length : at]] if kind == 2 else []
+    assert at == len(content)
+    return found
+
+
+def test_features_as_scylladb_records_them(tmp_path: Path) -> None:
+    """Without them it refuses counters."""
+    table = RecordedTable("rec101", "t0")
+    with SSTableWriter(str(tmp_path), table.schema, version="me") as writer:
+        for batch in table.state().to_batches():
+            writer.write(batch)
+    (found,) = features_of(writer.location)
+    assert {*map(tuple, map(features_of, table.locations))} == {(found,)}
+    assert "Scylla.db" in writer.location.read("TOC.txt").decode().split()
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ with expiries after 2038) and `me` (ScyllaDB).
 """
 
 import posixpath
+import struct
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +30,12 @@ VERSIONS = ("nb", "oa", "me")
 # Cassandra's default (column_index_size) before 5.0. A block's width is stored as the difference to it.
 _BLOCK_SIZE = 1 << 16
 _CHUNK_LENGTH = 1 << 14
-_LAST_SECOND = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 31) - 2}
+# ScyllaDB writes expiries with 64 bits, and deletions of partitions with 31.
+_LAST_EXPIRY = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 32) - 3}
+_LAST_DELETION = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 31) - 2}
+# A set of one record: the features (2), 8 bytes, all seven of `sstable_feature` (`sstables/types.hh`). ScyllaDB refuses
+# counters without this file (`sstable_directory::validate`).
+_SCYLLA = struct.pack(">IIIQ", 1, 2, 8, (1 << 7) - 1)
 # The largest value that a clustering column may have, and bytes for its encoding.
 _CLUSTERING_BYTES = 2 * K.LONGEST + 64
 _ERRORS = {
@@ -240,8 +246,9 @@ class SSTableWriter:
         state[K.INDEX_POSITION] = self._index.length
 
     def _check_times(self, deletion_times: np.ndarray) -> None:
-        last = _LAST_SECOND[self.location.version]
-        last_tombstone = min(last, int(self._state[K.BASE_DELETION_TIME]) + (1 << 31) - 1)
+        last = _LAST_EXPIRY[self.location.version]
+        base = int(self._state[K.BASE_DELETION_TIME])
+        last_tombstone = min(_LAST_DELETION[self.location.version], base + (1 << 31) - 1)
         found = [int(self._state[K.MAX_TOMBSTONE_TIME])] if self._state[K.MAX_TOMBSTONE_TIME] > last_tombstone else []
         if len(deletion_times):
             found += [t for t in (int(deletion_times.min()), int(deletion_times.max())) if not 0 <= t <= last]
@@ -261,6 +268,8 @@ class SSTableWriter:
         components = self._data.finish()
         if self._compressor is not None:
             components["CompressionInfo.db"] = self._data.compression_info(with_maximum=features.max_compressed_length)
+        if self.location.version == "me":
+            components["Scylla.db"] = _SCYLLA
         components["Filter.db"] = self._index.filter(words=not features.metadata_checksum)
         components["Summary.db"] = self._index.summary()
         components["Statistics.db"] = statistics(
@@ -273,8 +282,7 @@ class SSTableWriter:
                 FILTER_CHANCE,
                 self._index.first,
                 self._index.last,
-                self._prefix(K.KEPT_MIN_PREFIX, K.MIN_POSITION_LENGTH, K.MIN_PREFIX_LENGTH),
-                self._prefix(K.KEPT_MAX_PREFIX, K.MAX_POSITION_LENGTH, K.MAX_PREFIX_LENGTH),
+                *self._clusterings(),
             ),
         )
         self._data_file.close()
@@ -284,6 +292,15 @@ class SSTableWriter:
         for name, content in components.items():
             with self._open(name) as file:
                 file.write(content)
+
+    def _clusterings(self) -> tuple[bytes | None, bytes | None]:
+        """Return the smallest and the largest clustering. Those of ScyllaDB also cover deletions of partitions."""
+        if self.location.version == "me" and self._state[K.PARTITION_DELETIONS]:
+            return None, None
+        return (
+            self._prefix(K.KEPT_MIN_PREFIX, K.MIN_POSITION_LENGTH, K.MIN_PREFIX_LENGTH),
+            self._prefix(K.KEPT_MAX_PREFIX, K.MAX_POSITION_LENGTH, K.MAX_PREFIX_LENGTH),
+        )
 
     def _prefix(self, number: int, position_length: int, length: int) -> bytes | None:
         if self._state[position_length] < 0:

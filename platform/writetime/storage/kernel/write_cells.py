@@ -89,7 +89,9 @@ def note_deletion_time(W: np.ndarray, deletion_time: int) -> None:
 @inlined
 def _write_deletion_time(W: np.ndarray, out: int, deletion_time: int) -> int:
     delta = deletion_time - W[BASE_DELETION_TIME]
-    return write_vint(out, ((delta + 0x80000000) & 0xFFFFFFFF) - 0x80000000)
+    if W[UNSIGNED] != 0:
+        delta = ((delta + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    return write_vint(out, delta)
 
 
 @compiled
