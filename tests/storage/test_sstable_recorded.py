@@ -11,9 +11,10 @@ import pytest
 import zstandard
 
 from tests.support.expected import as_rows
-from tests.support.recordings import RecordedTable, dictionary_table
+from tests.support.recordings import RecordedTable, dictionary_table, recorded
 from tests.support.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
 from writetime.core.errors import WritetimeError
+from writetime.schema.types import scylla_name
 from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
@@ -109,6 +110,19 @@ def test_features_as_scylladb_records_them(tmp_path: Path) -> None:
     (found,) = features_of(writer.location)
     assert {*map(tuple, map(features_of, table.locations))} == {(found,)}
     assert "Scylla.db" in writer.location.read("TOC.txt").decode().split()
+
+
+def test_types_as_scylladb_names_them() -> None:
+    """Its reader compares them with those of the table, and a frozen type is not equal to one without the mark."""
+    seen = set()
+    for location in recorded("me"):
+        content = location.read("Statistics.db")
+        for column in SSTable(location).schema.columns:
+            name = scylla_name(column.type)
+            assert name.encode() in content
+            seen.add(name)
+    assert any("FrozenType" in name.partition("FrozenType")[2] for name in seen)
+    assert any("), 3)" in name for name in seen)
 
 
 # --- dictionaries -----------------------------------------------------------------------------------------------------

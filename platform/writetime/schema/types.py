@@ -359,27 +359,44 @@ def _parameterised(name: str, parameters: list[_Node], read: Callable[[_Node], C
 
 
 def marshal_name(cql_type: CqlType) -> str:
-    """Return the marshal class name of a column's type: the inverse of `parse_marshal`."""
-    return f"{MARSHAL}FrozenType({_marshal(cql_type)})" if _is_marked_frozen(cql_type) else _marshal(cql_type)
+    """Return the marshal class name of a column's type, as Cassandra writes it: the inverse of `parse_marshal`. All
+    within a frozen type is frozen without a mark.
+    """
+    if _is_marked_frozen(cql_type):
+        return f"{MARSHAL}FrozenType({_unmarked(cql_type)})"
+    return _unmarked(cql_type) if isinstance(cql_type, Tuple | Vector) else _marshal(cql_type, marshal_name)
+
+
+def scylla_name(cql_type: CqlType) -> str:
+    """Return the same as ScyllaDB writes it: with marks at any depth. Its parser needs these (`type_parser.cc`), and
+    accepts a space before the dimension of a vector only after simple types.
+    """
+    name = _marshal(cql_type, scylla_name, (", ", ", "))
+    return f"{MARSHAL}FrozenType({name})" if _is_marked_frozen(cql_type) else name
 
 
 def _is_marked_frozen(cql_type: CqlType) -> bool:
     return isinstance(cql_type, Collection | Udt) and cql_type.frozen
 
 
-def _marshal(cql_type: CqlType) -> str:
-    """Return the class name without a mark that it is frozen. All within a frozen type is frozen without a mark."""
+def _unmarked(cql_type: CqlType) -> str:
+    return _marshal(cql_type, _unmarked)
+
+
+def _marshal(cql_type: CqlType, inner: Callable[[CqlType], str], commas: tuple[str, str] = (",", " , ")) -> str:
+    """Return the class name without a mark that it is frozen, with the names that `inner` gives to its parameters, and
+    the commas in tuples and in vectors.
+    """
     match cql_type:
         case Native(name):
             return MARSHAL + _NATIVES[name][0]
         case Collection(kind, arguments):
-            inner = map(_marshal if cql_type.frozen else marshal_name, arguments)
-            return f"{MARSHAL}{kind.capitalize()}Type({','.join(inner)})"
+            return f"{MARSHAL}{kind.capitalize()}Type({','.join(map(inner, arguments))})"
         case Tuple(arguments):
-            return f"{MARSHAL}TupleType({','.join(map(_marshal, arguments))})"
+            return f"{MARSHAL}TupleType({commas[0].join(map(inner, arguments))})"
         case Udt(keyspace, name, fields):
-            inner = [f"{n.encode().hex()}:{_marshal(t) if cql_type.frozen else marshal_name(t)}" for n, t in fields]
-            return f"{MARSHAL}UserType({','.join([keyspace, name.encode().hex(), *inner])})"
+            named = [f"{n.encode().hex()}:{inner(t)}" for n, t in fields]
+            return f"{MARSHAL}UserType({','.join([keyspace, name.encode().hex(), *named])})"
         case Vector(element, dimension):
-            return f"{MARSHAL}VectorType({_marshal(element)} , {dimension})"
+            return f"{MARSHAL}VectorType({inner(element)}{commas[1]}{dimension})"
     raise AssertionError(cql_type)

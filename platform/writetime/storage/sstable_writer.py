@@ -15,6 +15,7 @@ import pyarrow as pa
 from writetime.changes.model import KINDS, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
+from writetime.schema.types import marshal_name, scylla_name
 from writetime.storage.batch_to_write import Arranged, Arranger
 from writetime.storage.data_writer import COMPRESSORS, DataWriter
 from writetime.storage.file_errors import Unsupported
@@ -277,6 +278,7 @@ class SSTableWriter:
             features,
             Written(
                 self._state,
+                scylla_name if self.location.version == "me" else marshal_name,
                 self._collected,
                 self._data.ratio,
                 FILTER_CHANCE,

@@ -12,14 +12,14 @@ import functools
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from writetime.schema.serialise import vint
 from writetime.schema.table import Column, TableSchema, storage_order
-from writetime.schema.types import MARSHAL, marshal_name
+from writetime.schema.types import MARSHAL, CqlType
 from writetime.schema.values import read_vint
 from writetime.storage.kernel import write_layout as K
 from writetime.storage.locations import Features
@@ -124,12 +124,14 @@ def _histogram(counts: np.ndarray) -> bytes:
 
 @dataclass(frozen=True)
 class Written:
-    """What Statistics.db records of a finished SSTable. `first` and `last` are the first and the last partition key.
+    """What Statistics.db records of a finished SSTable. `type_name` names the types of columns. `first` and `last` are
+    the first and the last partition key.
     `smallest` and `largest` are clusterings as prefixes: kind, for a bound the size, and the values. They are None if
     there is neither a row nor a bound.
     """
 
     state: np.ndarray
+    type_name: Callable[[CqlType], str]
     collected: Collected
     compression_ratio: float
     filter_chance: float
@@ -145,7 +147,7 @@ def statistics(schema: TableSchema, features: Features, written: Written) -> byt
         (0, _text(PARTITIONER.encode()) + struct.pack(">d", written.filter_chance)),
         (1, _with_length(written.collected.cardinality())),
         (2, _stats(schema, features, written)),
-        (3, _header(schema, written.state)),
+        (3, _header(schema, written)),
     ]
     checksum = features.metadata_checksum
     count = struct.pack(">i", len(components))
@@ -177,25 +179,25 @@ def _with_vint(data: bytes) -> bytes:
     return vint(len(data)) + data
 
 
-def _header(schema: TableSchema, state: np.ndarray) -> bytes:
-    base = [int(state[n]) for n in (K.BASE_WRITE_TIME, K.BASE_DELETION_TIME, K.BASE_TTL)]
+def _header(schema: TableSchema, written: Written) -> bytes:
+    base = [int(written.state[n]) for n in (K.BASE_WRITE_TIME, K.BASE_DELETION_TIME, K.BASE_TTL)]
     parts = [vint(base[0] - TIMESTAMP_EPOCH & (1 << 64) - 1), vint(base[1] - DELETION_TIME_EPOCH & (1 << 64) - 1)]
-    parts += [vint(base[2]), _with_vint(_key_type(schema).encode()), _clustering_types(schema.clustering)]
+    parts += [vint(base[2]), _with_vint(_key_type(schema, written).encode()), _clustering_types(schema, written)]
     for columns in (schema.static, schema.regular):
         ordered = storage_order(columns)
         parts.append(vint(len(ordered)))
-        parts += [_with_vint(c.name.encode()) + _with_vint(marshal_name(c.type).encode()) for c in ordered]
+        parts += [_with_vint(c.name.encode()) + _with_vint(written.type_name(c.type).encode()) for c in ordered]
     return b"".join(parts)
 
 
-def _key_type(schema: TableSchema) -> str:
-    types = [marshal_name(c.type) for c in schema.partition_key]
+def _key_type(schema: TableSchema, written: Written) -> str:
+    types = [written.type_name(c.type) for c in schema.partition_key]
     return types[0] if len(types) == 1 else f"{MARSHAL}CompositeType({','.join(types)})"
 
 
-def _clustering_types(clustering: Sequence[Column]) -> bytes:
-    names = [marshal_name(c.type) for c in clustering]
-    names = [f"{MARSHAL}ReversedType({n})" if c.reversed else n for n, c in zip(names, clustering, strict=True)]
+def _clustering_types(schema: TableSchema, written: Written) -> bytes:
+    names = [written.type_name(c.type) for c in schema.clustering]
+    names = [f"{MARSHAL}ReversedType({n})" if c.reversed else n for n, c in zip(names, schema.clustering, strict=True)]
     return vint(len(names)) + b"".join(_with_vint(name.encode()) for name in names)
 
 
@@ -218,7 +220,7 @@ def _stats(schema: TableSchema, features: Features, written: Written) -> bytes:
         struct.pack(">iq", 0, 0),
     ]
     if features.compact_partition_deletion:
-        parts.append(_clustering_types(schema.clustering))
+        parts.append(_clustering_types(schema, written))
         parts.append(_bound(schema.clustering, written.smallest, _INCLUSIVE_START))
         parts.append(_bound(schema.clustering, written.largest, _INCLUSIVE_END))
     else:
