@@ -17,7 +17,7 @@ import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner, Result
 
-from tests.restore.history import PHASES, instant_after, with_history
+from tests.support.history import PHASES, instant_after, with_history
 from tests.support.loader import stream
 from tests.support.made import SCHEMA, add, write
 from tests.support.timed_writes import COLUMNS, Answers

@@ -1,6 +1,8 @@
 """A table with a history in a lake, and the answers of the database at some instants of it."""
 
 import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from cassandra.cluster import Session
 
@@ -24,9 +26,15 @@ def instant_after(phase: int) -> int:
     return START + phase * HOUR + HOUR // 2
 
 
-def with_history(settings: Settings, session: Session, name: str, seed: int = 0) -> tuple[LakeTable, list[Answers]]:
-    """Write to a new table in phases, an hour apart, and bring each into the lake. Return the table in the lake, and
-    the answers after each phase.
+def with_history(
+    settings: Settings,
+    session: Session,
+    name: str,
+    seed: int = 0,
+    snapshot: Callable[[Settings, str, str], Iterable[Path]] = take_snapshot,
+) -> tuple[LakeTable, list[Answers]]:
+    """Write to a new table in phases, an hour apart, and bring each into the lake by a snapshot, of a table under a
+    tag. Return the table in the lake, and the answers after each phase.
     """
     table = f"{settings.cassandra.keyspace}.{name}"
     session.execute(f"CREATE TABLE {table} {COLUMNS}")
@@ -36,14 +44,14 @@ def with_history(settings: Settings, session: Session, name: str, seed: int = 0)
         for statement in statements(table, random.Random(seed + phase), START + phase * HOUR):
             session.execute(statement)
         wanted.append(Answers.of(session, table))
-        _add_flushed(settings, lake, phase)
+        _add(lake, snapshot(settings, table, f"flush{phase}"), phase)
         state.fold(lake)
     return lake, wanted
 
 
-def _add_flushed(settings: Settings, lake: LakeTable, number: int) -> None:
-    """Add the changes of all SSTables of the node: each has the writes of one flush, so the lake keeps its history."""
+def _add(lake: LakeTable, folders: Iterable[Path], number: int) -> None:
+    """Add the changes of all SSTables. The first snapshot with a change has it, so the lake keeps its history."""
     schema = lake.schema()
-    (folder,) = take_snapshot(settings, lake.name, f"flush{number}")
-    batches = [batch for location in find_sstables(str(folder)) for batch in SSTable(location, schema).scan()]
+    locations = (location for folder in folders for location in find_sstables(str(folder)))
+    batches = [batch for location in locations for batch in SSTable(location, schema).scan()]
     lake.changes.append(ChangeWriter.of(lake, schema).write(batches), "test", number)
