@@ -11,10 +11,12 @@ import pytest
 import zstandard
 
 from tests.support.expected import as_rows
+from tests.support.made import SCHEMA, batch, write
 from tests.support.recordings import RecordedTable, dictionary_table, recorded
 from tests.support.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
 from writetime.core.errors import WritetimeError
 from writetime.schema.types import scylla_name
+from writetime.schema.values import read_vint
 from writetime.storage.file_errors import CorruptFile, Unsupported
 from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
@@ -89,27 +91,50 @@ def test_recorded_tables_are_of_all_kinds() -> None:
     assert ("mt", "LZ4Compressor") in kinds
 
 
-def features_of(location: Location) -> list[bytes]:
-    """Return the records of Scylla.db that have the features of the writer."""
+def features_of(location: Location) -> int:
+    """Return the features that Scylla.db records of a file."""
     content = location.read("Scylla.db")
     (count,), at, found = struct.unpack_from(">I", content), 4, []
     for _ in range(count):
         kind, length = struct.unpack_from(">II", content, at)
         at += 8 + length
-        found += [content[at - length : at]] if kind == 2 else []
+        found += struct.unpack_from(">Q", content, at - length) if kind == 2 else []
     assert at == len(content)
-    return found
+    (features,) = found
+    return features
 
 
 def test_features_as_scylladb_records_them(tmp_path: Path) -> None:
-    """Without them it refuses counters."""
+    """Without them it refuses counters. The last one says that the last block of a partition's row index ends before
+    the end of the partition (1 byte). If it does not, a reader that skips the block goes on in the next partition.
+    """
     table = RecordedTable("rec101", "t0")
-    with SSTableWriter(str(tmp_path), table.schema, version="me") as writer:
-        for batch in table.state().to_batches():
-            writer.write(batch)
-    (found,) = features_of(writer.location)
-    assert {*map(tuple, map(features_of, table.locations))} == {(found,)}
+    with SSTableWriter(str(tmp_path / "all"), table.schema, version="me") as writer:
+        for some in table.state().to_batches():
+            writer.write(some)
     assert "Scylla.db" in writer.location.read("TOC.txt").decode().split()
+    assert {*map(features_of, table.locations)} == {features_of(writer.location) | 64}
+    # It may not, if the last row is the last one of a block.
+    assert any(is_end_in_last_block(tmp_path, n) for n in range(20, 24))
+
+
+def is_end_in_last_block(folder: Path, rows: int) -> bool:
+    """Write a partition with some rows."""
+    with SSTableWriter(str(folder / str(rows)), SCHEMA, version="me", compressor=None, block_size=64) as writer:
+        writer.write(batch([write(1, n, 5, v="v") for n in range(rows)]))
+    index = writer.location.read("Index.db")
+    # After a key of 4 bytes and the position 0. The offsets of the blocks are at the end, and a block begins with two
+    # clusterings of 6 bytes each.
+    size, at = read_vint(index, 7)
+    assert at + size == len(index)
+    count, first = read_vint(index, read_vint(index, at)[1] + 12)
+    assert count > 2
+    offset, p = read_vint(index, first + int.from_bytes(index[-4:], "big") + 12)
+    width = read_vint(index, p)[0]
+    end = offset + (width >> 1 ^ -(width & 1)) + (1 << 16)
+    length = len(writer.location.read("Data.db"))
+    assert end in (length - 1, length)
+    return end == length
 
 
 def test_types_as_scylladb_names_them() -> None:

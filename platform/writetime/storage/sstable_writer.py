@@ -34,9 +34,10 @@ _CHUNK_LENGTH = 1 << 14
 # ScyllaDB writes expiries with 64 bits, and deletions of partitions with 31.
 _LAST_EXPIRY = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 32) - 3}
 _LAST_DELETION = {"nb": (1 << 31) - 2, "oa": (1 << 32) - 3, "me": (1 << 31) - 2}
-# A set of one record: the features (2), 8 bytes, all seven of `sstable_feature` (`sstables/types.hh`). ScyllaDB refuses
-# counters without this file (`sstable_directory::validate`).
-_SCYLLA = struct.pack(">IIIQ", 1, 2, 8, (1 << 7) - 1)
+# A set of one record: the features (2), 8 bytes, all of `sstable_feature` (`sstables/types.hh`) except the last one,
+# `CorrectLastPiBlockWidth`: the last block of a row index includes the end of the partition, as in Cassandra. ScyllaDB
+# refuses counters without this file (`sstable_directory::validate`).
+_SCYLLA = struct.pack(">IIIQ", 1, 2, 8, (1 << 6) - 1)
 # The largest value that a clustering column may have, and bytes for its encoding.
 _CLUSTERING_BYTES = 2 * K.LONGEST + 64
 _ERRORS = {
