@@ -25,8 +25,8 @@ from tests.support.status import status_lines
 from tests.support.waiting import wait_for
 from writetime.capture.metrics import read_status
 from writetime.clients.database import DatabaseUnreachable
+from writetime.clients.untyped_pages import PageProtocol
 from writetime.scylla_cdc.offsets import interval
-from writetime.scylla_cdc.pages import _PageProtocol
 from writetime.scylla_cdc.source import open_source
 
 
@@ -60,7 +60,7 @@ class Failing:
         def execute_async(session: Session, query: Any, *values: Any, **options: Any) -> Any:
             future = execute(session, query, *values, **options)
             return (
-                Answer(self, future, query.query_string) if session.client_protocol_handler is _PageProtocol else future
+                Answer(self, future, query.query_string) if session.client_protocol_handler is PageProtocol else future
             )
 
         monkeypatch.setattr(Session, "execute_async", execute_async)

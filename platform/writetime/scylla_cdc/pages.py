@@ -1,6 +1,4 @@
-"""Reads pages of rows from the database as Arrow batches of serialised values, without a Python object per value.
-
-The frame of a result has the values of each row, each with its length before it (native protocol version 4, 4.2.5.2).
+"""Reads pages of rows from the database as Arrow batches of serialised values.
 
 Temporary failures are retried here. ScyllaDB answers "Replica(s) failed to execute read" while tablets are split. A
 node that starts, stops or is busy answers that it is unavailable or overloaded, or with a timeout.
@@ -13,18 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from cassandra import ConsistencyLevel, InvalidRequest, OperationTimedOut, RequestExecutionException, protocol
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable, ResultSet, Session
 from cassandra.connection import ConnectionException
 from cassandra.policies import RetryPolicy
-from cassandra.protocol import _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, driver_reason
-from writetime.clients.untyped_rows import UntypedResult
-from writetime.core.compiled import njit
+from writetime.clients.untyped_pages import PageProtocol, as_page
 
 log = logging.getLogger(__name__)
 
@@ -72,62 +67,14 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
             time.sleep(random.uniform(pause / 2, pause))
 
 
-class _PageResult(UntypedResult):
-    def recv_results_rows(
-        self, f: Any, protocol_version: int, user_type_map: Any, result_metadata: Any, column_encryption_policy: Any
-    ) -> None:
-        del protocol_version, column_encryption_policy
-        self.recv_results_metadata(f, user_type_map)
-        described = self.column_metadata or result_metadata or ()
-        self.column_names = [d[2] for d in described]
-        self.column_types = [d[3] for d in described]
-        rows = read_int(f)
-        self.parsed_rows = page(self.column_names, rows, f.read())
-
-
-class _PageProtocol(_ProtocolHandler):
-    message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_PageResult.opcode: _PageResult}
-
-
-def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
-    """Return the rows of a result as columns of serialised values, null where a value is null."""
-    count, columns = rows * len(names), len(names)
-    bounds, present = _values(np.frombuffer(body, np.uint8), count)
-    buffers = [np.packbits(present, bitorder="little"), bounds, body]
-    values = pa.Array.from_buffers(pa.binary(), 2 * count, [pa.py_buffer(each) for each in buffers])
-    arrays = [values.take(pa.array(np.arange(2 * i + 1, 2 * count, 2 * columns))) for i in range(columns)]
-    return pa.RecordBatch.from_arrays(arrays, names=list(names))
-
-
-@njit
-def _values(body: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of lengths and values, which take turns, and which of them are not null."""
-    bounds = np.zeros(2 * count + 1, np.int32)
-    present = np.ones(2 * count, np.bool_)
-    p = 0
-    for i in range(1, 2 * count, 2):
-        if p + 4 > len(body):
-            raise ValueError("a page of rows is cut off")
-        length = 0
-        for k in range(p, p + 4):
-            length = length << 8 | body[k]
-        present[i] = length < 1 << 31
-        bounds[i] = p + 4
-        p += 4 + (length if present[i] else 0)
-        if p > len(body):
-            raise ValueError("a page of rows is cut off")
-        bounds[i + 1] = p
-    return bounds, present
-
-
 class Pages:
     """Reads with prepared statements through its own session. Reading is safe to repeat, so the driver may do so."""
 
     def __init__(self, session: Session) -> None:
-        session.client_protocol_handler = _PageProtocol
+        session.client_protocol_handler = PageProtocol
         session.default_fetch_size = PAGE_ROWS
         self._profile = session.execution_profile_clone_update(
-            EXEC_PROFILE_DEFAULT, row_factory=lambda _, found: [found], retry_policy=RetryPolicy()
+            EXEC_PROFILE_DEFAULT, row_factory=as_page, retry_policy=RetryPolicy()
         )
         self._session = session
 
