@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from writetime.schema.serialise import partition_key
@@ -30,19 +31,23 @@ class Pages:
 
     def __init__(self, rows: list[tuple[bytes, ...]], size: int) -> None:
         self._rows, self._size = rows, size
-        self.current_rows = rows[:size]
-        self._read = len(self.current_rows)
+        self._page = rows[:size]
+        self._read = len(self._page)
+
+    def result(self) -> SimpleNamespace:
+        columns = [pa.array([row[i] for row in self._page], pa.binary()) for i in range(3)]
+        return SimpleNamespace(current_rows=[pa.RecordBatch.from_arrays(columns, ["k", "c", "s"])])
 
     @property
     def has_more_pages(self) -> bool:
         return self._read < len(self._rows)
 
-    def fetch_next_page(self) -> None:
-        last = self.current_rows[-1]
-        self.current_rows = self._rows[self._read : self._read + self._size]
+    def start_fetching_next_page(self) -> None:
+        last = self._page[-1]
+        self._page = self._rows[self._read : self._read + self._size]
         self._read += self._size
-        if self.current_rows[0][0] != last[0]:
-            self.current_rows, self._read = self.current_rows[:1], len(self._rows)
+        if self._page[0][0] != last[0]:
+            self._page, self._read = self._page[:1], len(self._rows)
 
 
 @pytest.mark.parametrize("in_partition", [1, 2, 3, 5, 8, 20])
@@ -52,13 +57,17 @@ def test_no_row_is_skipped(monkeypatch: pytest.MonkeyPatch, size: int, in_partit
     stored = [(key, number(c), number(0)) for key in keys for c in range(in_partition)]
     queries: list[str] = []
 
-    def execute(query: str) -> Pages:
+    def execute_async(query: str, **_: object) -> Pages:
         queries.append(query)
         first, last = map(int, re.findall(r"[<>]= (-?\d+)", query))
         return Pages([row for row in stored if first <= token_of(row) <= last], size)
 
     monkeypatch.setattr("writetime.verify.database_table.read_schema", lambda *_: SCHEMA)
-    session: Any = SimpleNamespace(execute=execute, cluster=SimpleNamespace(auth_provider=None))
+    session: Any = SimpleNamespace(
+        execute_async=execute_async,
+        execution_profile_clone_update=lambda *_, **__: None,
+        cluster=SimpleNamespace(auth_provider=None),
+    )
     table = DatabaseTable(session, SCHEMA)
     rows = table.rows(FIRST, LAST)
     assert rows.values["c"].to_pylist() == [int.from_bytes(row[1], "big") for row in stored]

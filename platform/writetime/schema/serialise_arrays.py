@@ -1,14 +1,17 @@
 """Serialises Arrow arrays of values (`schema.serialise` does so for single values)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.arrow import bytes_of
+from writetime.core.arrow import bytes_of, pc
 from writetime.schema.serialise import serialised_values
 from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import NUMBERS, CqlType, Native
 
 _NO_UUID = "00000000-0000-1000-8000-000000000000"
+_EMPTY, _END = (pa.scalar(value, pa.binary()) for value in (b"", b"\0"))
 
 
 def serialised_array(array: pa.Array, cql_type: CqlType, others: pa.Array | None = None) -> pa.Array:
@@ -33,6 +36,19 @@ def serialised_array(array: pa.Array, cql_type: CqlType, others: pa.Array | None
     values = plain(array).to_pylist()
     bytes_ = [None] * len(array) if others is None else others.to_pylist()
     return pa.array(serialised_values(values, bytes_, cql_type), pa.binary())
+
+
+def partition_keys(parts: Sequence[pa.Array]) -> pa.Array:
+    """Return the serialised partition keys of the serialised values of their columns, of which none is null
+    (`CompositeType` if there are several).
+    """
+    if len(parts) == 1:
+        return parts[0]
+    pieces: list[pa.Array | pa.Scalar] = []
+    for part in parts:
+        lengths = pa.py_buffer(pc.binary_length(part).to_numpy().astype(">u2"))
+        pieces += [pa.Array.from_buffers(pa.binary(2), len(part), [None, lengths]).cast(pa.binary()), part, _END]
+    return pc.binary_join_element_wise(*pieces, _EMPTY)
 
 
 def uuid_rows(array: pa.Array) -> np.ndarray:

@@ -36,7 +36,7 @@ from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, ST
 from writetime.core.arrow import pc, valid
 from writetime.schema.columnar import decode
 from writetime.schema.serialise import loses_parts, other_bytes
-from writetime.schema.serialise_arrays import plain
+from writetime.schema.serialise_arrays import partition_keys, plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
@@ -50,7 +50,7 @@ _KIND |= {L.START_INCLUSIVE: RANGE_TOMBSTONE, L.START_EXCLUSIVE: RANGE_TOMBSTONE
 _KIND |= {L.PARTITION_DELETE: PARTITION_TOMBSTONE, L.EXPIRED_PARTITION: PARTITION_TOMBSTONE}
 _ENDS = (L.END_INCLUSIVE, L.END_EXCLUSIVE)
 _SAY_NOTHING = (L.PREIMAGE, L.POSTIMAGE, *_ENDS)
-_EMPTY, _END, _NULL = (pa.scalar(value, pa.binary()) for value in (b"", b"\0", None))
+_NULL = pa.scalar(None, pa.binary())
 
 Encode = Callable[[Sequence[bytes | None], bytes], bytes]
 
@@ -151,14 +151,7 @@ class LogRows:
     @cached_property
     def key(self) -> pa.Array:
         """The serialised partition keys (`CompositeType` if they have several columns)."""
-        parts = [self.page[c.name] for c in self._table.partition_key]
-        if len(parts) == 1:
-            return parts[0]
-        pieces: list[pa.Array | pa.Scalar] = []
-        for part in parts:
-            lengths = pa.py_buffer(pc.binary_length(part).to_numpy().astype(">u2"))
-            pieces += [pa.Array.from_buffers(pa.binary(2), self.count, [None, lengths]).cast(pa.binary()), part, _END]
-        return pc.binary_join_element_wise(*pieces, _EMPTY)
+        return partition_keys([self.page[c.name] for c in self._table.partition_key])
 
     @property
     def token(self) -> pa.Array:

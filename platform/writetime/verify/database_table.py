@@ -1,39 +1,38 @@
 """Reads a table from the database by token ranges, with values in the form of the lake.
 
 The driver's own types cannot hold all CQL values (dates beyond the year 9999, empty values). So rows are read as bytes,
-and decoded like those of files.
+page by page, and decoded column by column like those of files.
 """
 
+import math
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from cassandra import InvalidRequest
-from cassandra.cluster import ResultSet, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 
-from writetime.changes.position import AT, STATIC_POSITION, position_encoder
+from writetime.changes.position import STATIC_POSITION
 from writetime.clients.database import DRIVER_FAULTS, nodes_agree
-from writetime.clients.untyped_rows import UntypedProtocol
+from writetime.clients.untyped_pages import PageProtocol, as_page
+from writetime.core.arrow import mask_of, one_chunk, pc, valid
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
 from writetime.row_events.compare import OrderedRows
-from writetime.schema.mapping import stored_type
-from writetime.schema.serialise import partition_key
+from writetime.schema.columnar import decode
+from writetime.schema.serialise_arrays import partition_keys
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native, is_complex, quote_name
-from writetime.schema.values import decoder
-from writetime.storage.kernel.primitives import token
+from writetime.storage.kernel.primitives import tokens
+from writetime.storage.positions import row_positions
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
 from writetime.verify.lost_bytes import compared_columns, of_database
 from writetime.verify.masked_columns import masking_fault
 
-# The values of a row, in the order of the query.
-_Row = Sequence[bytes | None]
 _T = TypeVar("_T")
 
 
@@ -64,13 +63,13 @@ class DatabaseTable:
             )
         if masked is not None:
             raise WritetimeError(masked)
-        session.client_protocol_handler = UntypedProtocol
+        session.client_protocol_handler = PageProtocol
         session.default_fetch_size = page_rows
+        self._profile = session.execution_profile_clone_update(EXEC_PROFILE_DEFAULT, row_factory=as_page)
         self._session = session
         self._schema = schema
         self._named = with_key_names(schema, known)
         self._timed = timed_columns(schema) if with_times else []
-        self._position = position_encoder(schema.clustering)
 
     def rows(self, first: int, last: int) -> OrderedRows:
         """Return the rows whose tokens are in a range, both ends included, with their places."""
@@ -80,88 +79,85 @@ class DatabaseTable:
         """Return the first rows of a range of tokens, and the token up to which these are all: at most `limit` rows, or
         one partition, which is never cut.
         """
-        found: list[_Row] = []
+        found: list[pa.Table] = []
         for page in self._pages([], first, last):
-            found += page
-            if len(found) >= limit:
+            found.append(page)
+            if sum(map(len, found)) >= limit:
                 break
         else:
-            return self._rows(self._real(found)), last
-        rows = self._rows(self._real(found[:limit]))
+            return self._rows(self._real(pa.concat_tables(found))), last
+        rows = self._rows(self._real(pa.concat_tables(found).slice(0, limit)))
         # The last partition may have more rows.
         end = rows.tokens[-1].as_py() - 1
         return (between(rows, first, end), end) if end >= first else (self.rows(first, first), first)
 
     def timed_rows(self, tokens: Sequence[int]) -> tuple[OrderedRows, np.ndarray]:
-        """Return the rows of some tokens, and the write times that the database reports of their cells: one line per
-        row, one column per static and regular column, `NO_TIME` where it reports none (null, collections and UDTs).
+        """Return the rows of some tokens, at least one, and the write times that the database reports of their cells:
+        one line per row, one column per static and regular column, `NO_TIME` where it reports none (null, collections
+        and UDTs).
         """
         columns = self._schema.static + self._schema.regular
         timed = [n for n, c in enumerate(columns) if not is_complex(c.type)]
         names = [_time_of(columns[n]) for n in timed]
-        found = [row for t in tokens for row in self._select(names, t, t)]
-        skip = len(self._schema.columns)
+        found = pa.concat_tables([self._select(names, t, t) for t in tokens])
         times = np.full((len(found), len(columns)), NO_TIME)
-        for line, row in zip(times, found, strict=True):
-            line[timed] = [NO_TIME if (time := _micros(data)) is None else time for data in row[skip:]]
+        for n, column in zip(timed, found.columns[len(self._schema.columns) :], strict=False):
+            times[:, n] = decode(one_chunk(column), Native("bigint")).fill_null(NO_TIME).to_numpy()
         return self._rows(found), times
 
-    def _select(self, more: Sequence[str], first: int, last: int) -> list[_Row]:
-        return self._real(list(chain.from_iterable(self._pages(more, first, last))))
+    def _select(self, more: Sequence[str], first: int, last: int) -> pa.Table:
+        return self._real(pa.concat_tables(self._pages(more, first, last)))
 
-    def _pages(self, more: Sequence[str], first: int, last: int) -> Iterator[list[_Row]]:
+    def _pages(self, more: Sequence[str], first: int, last: int) -> Iterator[pa.Table]:
         start: int | None = first
         while start is not None and start <= last:
             start = yield from self._pages_of_query(self._query(more, start, last))
 
-    def _pages_of_query(self, query: str) -> Generator[list[_Row], None, int | None]:
+    def _pages_of_query(self, query: str) -> Generator[pa.Table, None, int | None]:
         """Yield the pages of a query, and return the token at which another query has to begin; None if there is none.
+        The next page is requested while one is used.
 
         If a table has static columns, a page is used only if it begins with the partition with which the page before
         ended. Otherwise, rows of later partitions may be missing in it and after it: if only deleted rows follow in
         that partition, ScyllaDB 2026.1 counts its static columns as a row of the page, and does not return them.
         """
-        found: ResultSet = self._fetched(lambda: self._session.execute(query))
+        future: Any = self._fetched(lambda: self._session.execute_async(query, execution_profile=self._profile))
         end: int | None = None
         while True:
-            page: list[Any] = found.current_rows
-            if page and end not in (None, self._token(page[0])):
+            (batch,) = self._fetched(future.result).current_rows
+            page = pa.Table.from_batches([batch])
+            if len(page) and end not in (None, self._tokens(page.slice(0, 1))[0]):
                 return end + 1
-            if page and self._schema.static and found.has_more_pages:
-                end = self._token(page[-1])
+            if len(page) and self._schema.static and future.has_more_pages:
+                end = int(self._tokens(page.slice(len(page) - 1))[0])
                 if last := self._few_last(page, end):
-                    yield page[:-last]
+                    yield page.slice(0, len(page) - last)
                     return end
-            yield page
-            if not found.has_more_pages:
+            if not future.has_more_pages:
+                yield page
                 return None
-            self._fetched(found.fetch_next_page)
+            self._fetched(future.start_fetching_next_page)
+            yield page
 
-    def _few_last(self, page: Sequence[_Row], end: int) -> int:
+    def _few_last(self, page: pa.Table, end: int) -> int:
         """Return the number of rows of a page's last partition, or 0 if they are many.
 
         To read few rows again is cheaper than a next page that may have to be discarded. With many rows it is unlikely
         that a page ends with its partition.
         """
-        count = 1
-        while count * count < len(page):
-            if self._token(page[-count - 1]) != end:
-                return count
-            count += 1
-        return 0
+        most = math.isqrt(len(page) - 1)
+        others = np.flatnonzero(self._tokens(page.slice(len(page) - most - 1)) != end)
+        return most - int(others[-1]) if len(others) else 0
 
-    def _token(self, row: _Row) -> int:
-        return token(partition_key(row[: len(self._schema.partition_key)]))
-
-    def _real(self, found: list[_Row]) -> list[_Row]:
+    def _real(self, found: pa.Table) -> pa.Table:
         """Leave out static columns alone if other rows of the partition follow. ScyllaDB returns them if a page ends
         within deleted rows.
         """
         if not self._schema.static:
             return found
-        key = slice(len(self._schema.partition_key))
-        pairs = zip_longest(found, found[1:], fillvalue=())
-        return [row for row, after in pairs if row[key] != after[key] or not self._is_alone(row)]
+        keys = self._keys(found)
+        followed = np.append(mask_of(pc.equal(keys[:-1], keys[1:])), np.zeros(min(len(found), 1), bool))
+        return found.filter(pa.array(~(followed & self._are_alone(found))))
 
     def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
@@ -181,36 +177,41 @@ class DatabaseTable:
             name = self._schema.full_name
             raise kind(f"{name} cannot be read from the database as the lake has it: {e}") from None
 
-    def _rows(self, found: Sequence[Sequence[bytes | None]]) -> OrderedRows:
+    def _rows(self, found: pa.Table) -> OrderedRows:
         schema = self._schema
-        arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
-        keys = [partition_key(row[: len(schema.partition_key)]) for row in found]
-        positions = [STATIC_POSITION if self._is_alone(r) else self._position(self._clustering(r), AT) for r in found]
-        lost = {c.name: i for i, c in enumerate(schema.columns) if c in compared_columns(schema)}
+        raw = [one_chunk(column) for column in found.columns]
+        arrays = [decode(values, column.type) for values, column in zip(raw, schema.columns, strict=False)]
+        keys = self._keys(found)
+        positions = row_positions([one_chunk(each) for each in self._clustering(found)], len(found), schema)
+        if (alone := self._are_alone(found)).any():
+            positions = pc.if_else(pa.array(alone), pa.scalar(STATIC_POSITION, pa.binary()), positions)
+        lost = {
+            c.name: of_database(raw[i].to_pylist(), arrays[i], c.type)
+            for i, c in enumerate(schema.columns)
+            if c in compared_columns(schema)
+        }
         names = [c.name for c in schema.columns]
         for place, timed in enumerate(self._timed):
-            written, ttl = len(schema.columns) + 2 * place, len(schema.columns) + 2 * place + 1
+            times, ttls = raw[len(schema.columns) + 2 * place :][:2]
             names += [timed.time, timed.ttl]
-            arrays += [
-                pa.array([_micros(row[written]) for row in found], pa.int64()),
-                pa.array([row[ttl] is not None for row in found], pa.bool_()),
-            ]
-        return OrderedRows(
-            pa.Table.from_arrays(arrays, names),
-            pa.array([token(key) for key in keys], pa.int64()),
-            pa.array(keys, pa.binary()),
-            pa.array(positions, pa.binary()),
-            {name: of_database([r[i] for r in found], arrays[i], schema.columns[i].type) for name, i in lost.items()},
-        )
+            arrays += [decode(times, Native("bigint")), ttls.is_valid()]
+        return OrderedRows(pa.Table.from_arrays(arrays, names), tokens(keys), keys, positions, lost)
 
-    def _is_alone(self, row: _Row) -> bool:
-        """Return whether a row is static columns alone."""
-        clustering = self._clustering(row)
-        return bool(clustering and self._schema.static) and all(value is None for value in clustering)
+    def _tokens(self, found: pa.Table) -> np.ndarray:
+        return tokens(self._keys(found)).to_numpy()
 
-    def _clustering(self, row: _Row) -> _Row:
+    def _keys(self, found: pa.Table) -> pa.Array:
+        return partition_keys([one_chunk(column) for column in found.columns[: len(self._schema.partition_key)]])
+
+    def _clustering(self, found: pa.Table) -> list[pa.ChunkedArray]:
         first = len(self._schema.partition_key)
-        return row[first : first + len(self._schema.clustering)]
+        return found.columns[first : first + len(self._schema.clustering)]
+
+    def _are_alone(self, found: pa.Table) -> np.ndarray:
+        """Return which rows are static columns alone."""
+        if not self._schema.clustering or not self._schema.static:
+            return np.zeros(len(found), bool)
+        return ~np.any([valid(one_chunk(column)) for column in self._clustering(found)], axis=0)
 
 
 @dataclass(frozen=True)
@@ -257,12 +258,3 @@ def _time_of(column: Column) -> str:
 
 def _ttl_of(column: Column) -> str:
     return f"ttl({quote_name(column.name)})"
-
-
-def _micros(data: bytes | None) -> int | None:
-    return int.from_bytes(data, "big", signed=True) if data else None
-
-
-def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
-    decode = decoder(column.type)
-    return pa.array([None if value is None else decode(value) for value in values], stored_type(column.type))
