@@ -19,8 +19,8 @@ from writetime.merge import merge
 from writetime.row_events.compare import OrderedRows
 from writetime.schema.cql import parse_table
 from writetime.verify import restored
+from writetime.verify.cell_times import timed_columns, timed_schema
 from writetime.verify.compared_rows import between
-from writetime.verify.database_table import timed_columns, timed_schema
 from writetime.verify.lost_deletions import LakeRows, rows_with_entries
 from writetime.verify.restored import RestoredReport, verify_restored
 
@@ -31,14 +31,17 @@ class EmptyTable:
     """A table of the database without rows, which answers as if it had many."""
 
     limit = 7
+    timed = timed_columns(SCHEMA, of_parts=True)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         none = rows_with_entries(merge([], SCHEMA), SCHEMA, 0).rows
         values = none.values
-        for timed in timed_columns(SCHEMA):
+        for timed in self.timed:
             values = values.append_column(timed.time, pa.array([], pa.int64()))
-            values = values.append_column(timed.ttl, pa.array([], pa.bool_()))
-        self._none = OrderedRows(values, none.tokens, none.keys, none.positions)
+            values = values.append_column(timed.expiry, pa.array([], pa.int64()))
+        self._none = OrderedRows(
+            values, none.tokens, none.keys, none.positions, within={each.expiry: 61 for each in self.timed}
+        )
 
     def first_rows(self, first: int, last: int, limit: int) -> tuple[OrderedRows, int]:
         assert limit >= self.limit
@@ -101,7 +104,8 @@ def test_a_cell_that_expires_between_the_reads_is_no_difference(
 
 
 def test_names_of_times_are_those_of_no_column() -> None:
-    columns = 'k int PRIMARY KEY, v int, "writetime(v)" int, "ttl(v)" int, "writetime(v)\'" int'
-    found = timed_schema(parse_table(f"CREATE TABLE ks.t ({columns})"))
+    columns = 'k int PRIMARY KEY, v int, "writetime(v)" int, "expiry(v)" int, "writetime(v)\'" int'
+    schema = parse_table(f"CREATE TABLE ks.t ({columns})")
+    found = timed_schema(schema, timed_columns(schema, of_parts=True))
     names = [column.name for column in found.columns]
     assert len(names) == len(set(names)) == 5 + 2 * 4

@@ -102,6 +102,15 @@ def test_numbers_are_compared_by_their_bits() -> None:
         assert different(lists.slice(1), lists.slice(0, 3)).tolist() == [True, True, True]
 
 
+def test_inexact_numbers() -> None:
+    one = pa.array([10, 10, None, None, -5], pa.int64())
+    other = pa.array([13, 14, None, 1, -8], pa.int64())
+    assert different(one, other, 3).tolist() == [False, True, False, True, False]
+    lists, others = (pa.array([[a], [a, None], None, []], pa.list_(pa.int64())) for a in (10, 13))
+    assert not different(lists, others, 3).any()
+    assert different(lists, others, 2).tolist() == [True, True, False, False]
+
+
 def test_ids_are_siphash() -> None:
     # The output of `openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH` for the length and the two values.
     wanted = {

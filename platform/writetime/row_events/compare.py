@@ -18,7 +18,7 @@ class OrderedRows:
     """Rows in the order of the database, each at most once, with the place of each: token, partition key, position.
 
     `lost_bytes` are, by column, the serialised values where decoding lost some of their bytes; only of both sides of a
-    comparison.
+    comparison. `within` are, by column of whole numbers, how inexact these are.
     """
 
     values: pa.Table
@@ -26,6 +26,7 @@ class OrderedRows:
     keys: pa.Array
     positions: pa.Array
     lost_bytes: Mapping[str, pa.Array] = field(default_factory=dict)
+    within: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,15 @@ def changed(before: OrderedRows, after: OrderedRows) -> Matched:
 
 def different_values(one: OrderedRows, i: np.ndarray, other: OrderedRows, j: np.ndarray, name: str) -> np.ndarray:
     """Return where the values of a column differ between the rows `i` of one table and the rows `j` of the other."""
-    values = different(take(one_chunk(one.values[name]), i), take(one_chunk(other.values[name]), j))
+    within = one.within.get(name, 0) + other.within.get(name, 0)
+    values = different(take(one_chunk(one.values[name]), i), take(one_chunk(other.values[name]), j), within)
     if name not in one.lost_bytes:
         return values
     return values | different(take(one.lost_bytes[name], i), take(other.lost_bytes[name], j))
 
 
-def different(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return where two arrays of the same type and length differ."""
+def different(one: pa.Array, other: pa.Array, within: int = 0) -> np.ndarray:
+    """Return where two arrays of the same type and length differ; if they have whole numbers, by more than `within`."""
     arrow = one.type
     one_valid, other_valid = mask_of(one.is_valid()), mask_of(other.is_valid())
     if pa.types.is_struct(arrow):
@@ -84,19 +86,21 @@ def different(one: pa.Array, other: pa.Array) -> np.ndarray:
         entries = pa.list_(pa.struct([("key", arrow.key_type), ("value", arrow.item_type)]))
         return different(one.cast(entries), other.cast(entries))
     elif pa.types.is_list(arrow):
-        found = _lists_different(one, other)
+        found = _lists_different(one, other, within)
     elif pa.types.is_null(arrow):
         found = np.zeros(len(one), bool)
+    elif within:
+        found = mask_of(pc.greater(pc.abs(pc.subtract(one, other)), within).fill_null(False))
     else:
         found = mask_of(pc.not_equal(_bits(one), _bits(other)).fill_null(False))
     return np.where(one_valid & other_valid, found, one_valid != other_valid)
 
 
-def _lists_different(one: pa.ListArray, other: pa.ListArray) -> np.ndarray:
+def _lists_different(one: pa.ListArray, other: pa.ListArray, within: int) -> np.ndarray:
     lengths, other_lengths = (pc.list_value_length(a).fill_null(0).to_numpy() for a in (one, other))
     found = lengths != other_lengths
     same = pa.array(~found)
-    elements = different(one.filter(same).flatten(), other.filter(same).flatten())
+    elements = different(one.filter(same).flatten(), other.filter(same).flatten(), within)
     row = np.repeat(np.flatnonzero(~found), lengths[~found])
     found[row[elements]] = True
     return found

@@ -39,7 +39,7 @@ def between(rows: OrderedRows, first: int, last: int) -> OrderedRows:
     start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
     values, *places = (part.slice(start, end - start) for part in (rows.values, rows.tokens, rows.keys, rows.positions))
     lost_bytes = {name: each.slice(start, end - start) for name, each in rows.lost_bytes.items()}
-    return OrderedRows(values, *places, lost_bytes=lost_bytes)
+    return OrderedRows(values, *places, lost_bytes=lost_bytes, within=rows.within)
 
 
 def differing(one: OrderedRows, other: OrderedRows, schema: TableSchema) -> Matched:

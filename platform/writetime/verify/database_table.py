@@ -5,8 +5,8 @@ page by page, and decoded column by column like those of files.
 """
 
 import math
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,15 +24,19 @@ from writetime.row_events.compare import OrderedRows
 from writetime.schema.columnar import decode
 from writetime.schema.serialise_arrays import partition_keys
 from writetime.schema.system import read_schema
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import Native, is_complex, quote_name
 from writetime.storage.kernel.primitives import tokens
 from writetime.storage.positions import row_positions
+from writetime.verify import cell_times
+from writetime.verify.cell_times import TimedColumn, timed_columns
 from writetime.verify.compared_rows import between
 from writetime.verify.lag import NO_TIME
 from writetime.verify.lost_bytes import compared_columns, of_database
 from writetime.verify.masked_columns import masking_fault
 
+# The major version of Cassandra.
+_PARTS_SINCE = 5
 _T = TypeVar("_T")
 
 
@@ -45,7 +49,7 @@ class DatabaseTable:
         """Read a table that has the columns of the lake's schema; its key columns may have other names now.
 
         Pages have a prime number of rows by default, so that they rarely end with a partition if all partitions have
-        the same number of rows. Rows `with_times` have the columns of `timed_schema`.
+        the same number of rows. Rows `with_times` have the columns of `timed`, too.
 
         Raises:
             Transient: the database does not answer.
@@ -69,7 +73,10 @@ class DatabaseTable:
         self._session = session
         self._schema = schema
         self._named = with_key_names(schema, known)
-        self._timed = timed_columns(schema) if with_times else []
+        self.timed: Sequence[TimedColumn] = []
+        """The columns of whose cells rows have times."""
+        if with_times:
+            self.timed = timed_columns(schema, of_parts=_reports_parts(session))
 
     def rows(self, first: int, last: int) -> OrderedRows:
         """Return the rows whose tokens are in a range, both ends included, with their places."""
@@ -98,7 +105,7 @@ class DatabaseTable:
         """
         columns = self._schema.static + self._schema.regular
         timed = [n for n, c in enumerate(columns) if not is_complex(c.type)]
-        names = [_time_of(columns[n]) for n in timed]
+        names = [f"writetime({quote_name(columns[n].name)})" for n in timed]
         found = pa.concat_tables([self._select(names, t, t) for t in tokens])
         times = np.full((len(found), len(columns)), NO_TIME)
         for n, column in zip(timed, found.columns[len(self._schema.columns) :], strict=False):
@@ -115,17 +122,19 @@ class DatabaseTable:
 
     def _pages_of_query(self, query: str) -> Generator[pa.Table, None, int | None]:
         """Yield the pages of a query, and return the token at which another query has to begin; None if there is none.
-        The next page is requested while one is used.
+        The next page is requested while one is used. The last columns of a page are the times (seconds since 1970) of
+        its request and of its answer.
 
         If a table has static columns, a page is used only if it begins with the partition with which the page before
         ended. Otherwise, rows of later partitions may be missing in it and after it: if only deleted rows follow in
         that partition, ScyllaDB 2026.1 counts its static columns as a row of the page, and does not return them.
         """
+        asked = time.time()
         future: Any = self._fetched(lambda: self._session.execute_async(query, execution_profile=self._profile))
         end: int | None = None
         while True:
             (batch,) = self._fetched(future.result).current_rows
-            page = pa.Table.from_batches([batch])
+            page = _with_clock(pa.Table.from_batches([batch]), asked, time.time())
             if len(page) and end not in (None, self._tokens(page.slice(0, 1))[0]):
                 return end + 1
             if len(page) and self._schema.static and future.has_more_pages:
@@ -136,6 +145,7 @@ class DatabaseTable:
             if not future.has_more_pages:
                 yield page
                 return None
+            asked = time.time()
             self._fetched(future.start_fetching_next_page)
             yield page
 
@@ -161,7 +171,7 @@ class DatabaseTable:
 
     def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
-        times = [name for each in self._timed for name in (_time_of(each.column), _ttl_of(each.column))]
+        times = [selector for each in self.timed for selector in each.selectors]
         names = ", ".join([*(quote_name(c.name) for c in schema.columns), *times, *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
@@ -191,11 +201,20 @@ class DatabaseTable:
             if c in compared_columns(schema)
         }
         names = [c.name for c in schema.columns]
-        for place, timed in enumerate(self._timed):
+        asked, answered = (column.to_numpy() for column in raw[-2:])
+        for place, timed in enumerate(self.timed):
             times, ttls = raw[len(schema.columns) + 2 * place :][:2]
-            names += [timed.time, timed.ttl]
-            arrays += [decode(times, Native("bigint")), ttls.is_valid()]
-        return OrderedRows(pa.Table.from_arrays(arrays, names), tokens(keys), keys, positions, lost)
+            names += [timed.time, timed.expiry]
+            arrays += cell_times.of_database(timed, times, ttls, asked)
+        within = int((answered - asked).max(initial=0)) + 1 + cell_times.CLOCKS_DIFFER_SECONDS
+        return OrderedRows(
+            pa.Table.from_arrays(arrays, names),
+            tokens(keys),
+            keys,
+            positions,
+            lost,
+            {timed.expiry: within for timed in self.timed},
+        )
 
     def _tokens(self, found: pa.Table) -> np.ndarray:
         return tokens(self._keys(found)).to_numpy()
@@ -214,47 +233,16 @@ class DatabaseTable:
         return ~np.any([valid(one_chunk(column)) for column in self._clustering(found)], axis=0)
 
 
-@dataclass(frozen=True)
-class TimedColumn:
-    """A column of whose cells CQL reports times. Rows have more columns with these names: the write time in
-    microseconds, and whether there is a TTL.
+def _reports_parts(session: Session) -> bool:
+    """Return whether all nodes report the write times and TTLs of the parts of columns. ScyllaDB has the version of a
+    Cassandra that does not.
     """
-
-    column: Column
-    time: str
-    ttl: str
-
-
-def timed_columns(schema: TableSchema) -> list[TimedColumn]:
-    """Return the columns of whose cells CQL reports the write time and the TTL."""
-    taken = {column.name for column in schema.columns}
-    return [
-        TimedColumn(column, _free_name(_time_of(column), taken), _free_name(_ttl_of(column), taken))
-        for column in schema.static + schema.regular
-        if not is_complex(column.type) and column.type != Native("counter")
-    ]
+    assert session.cluster is not None
+    versions = [str(host.release_version).partition(".")[0] for host in session.cluster.metadata.all_hosts()]
+    return all(version.isdecimal() and int(version) >= _PARTS_SINCE for version in versions)
 
 
-def _free_name(name: str, taken: Container[str]) -> str:
-    # A quoted name of a column may have any characters.
-    return name if name not in taken else _free_name(f"{name}'", taken)
-
-
-def timed_schema(schema: TableSchema) -> TableSchema:
-    """Return a schema with the columns that rows with times have."""
-    timed = timed_columns(schema)
-
-    def with_times(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        own = [each for each in timed if each.column in columns]
-        times = [Column(each.time, Native("bigint")) for each in own]
-        return (*columns, *times, *(Column(each.ttl, Native("boolean")) for each in own))
-
-    return replace(schema, static=with_times(schema.static), regular=with_times(schema.regular))
-
-
-def _time_of(column: Column) -> str:
-    return f"writetime({quote_name(column.name)})"
-
-
-def _ttl_of(column: Column) -> str:
-    return f"ttl({quote_name(column.name)})"
+def _with_clock(page: pa.Table, *times: float) -> pa.Table:
+    for at in times:
+        page = page.append_column("", pa.array(np.full(len(page), int(at))))
+    return page

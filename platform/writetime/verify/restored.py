@@ -1,8 +1,8 @@
-"""Compares a restored table with the lake, cell by cell: values, write times, and which cells have a TTL.
+"""Compares a restored table with the lake, cell by cell: values, write times and expiries.
 
-CQL reports no write times of the parts of collections and user-defined types; of these, the values are compared. If the
-table had rows before, writes of its own may be newer. Then a row is only wrong if it has a cell that is older than in
-the lake.
+The database may not report the times of parts of collections and user-defined types (`cell_times`); of these, the
+values are compared. If the table had rows before, writes of its own may be newer. Then a row is only wrong if it has a
+cell that is older than in the lake. CQL reports no deletions: a row that is missing may have been deleted later.
 """
 
 import time
@@ -15,16 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.clients.database import connect
-from writetime.core.arrow import mask_of, pc, take
+from writetime.core.arrow import one_chunk, take
 from writetime.core.config import Settings
 from writetime.delta.buckets import token_range
 from writetime.lake.views import BucketView, time_now
 from writetime.merge import merge
-from writetime.merge.live import cells_live
-from writetime.row_events.compare import Matched, OrderedRows
+from writetime.row_events.compare import Matched, OrderedRows, different_values
 from writetime.schema.table import TableSchema
+from writetime.schema.types import is_complex
+from writetime.verify.cell_times import TimedColumn, newer, of_lake, timed_schema
 from writetime.verify.compared_rows import differing, json_row
-from writetime.verify.database_table import DatabaseTable, timed_columns, timed_schema
+from writetime.verify.database_table import DatabaseTable
 from writetime.verify.lost_deletions import rows_with_entries
 
 # Cells expire between the two reads, and by several clocks, so what differs is read again.
@@ -104,7 +105,7 @@ class _Comparison:
     def __init__(self, database: DatabaseTable, schema: TableSchema, *, has_others: bool) -> None:
         self._database = database
         self._schema = schema
-        self._timed = timed_schema(schema)
+        self._timed = timed_schema(schema, database.timed)
         self._has_others = has_others
         self._rows = self._differing = self._newer = 0
         self._kept: list[RestoredDifference] = []
@@ -139,11 +140,11 @@ class _Comparison:
         return found
 
     def _compared(self, state: pa.Table, theirs: OrderedRows) -> _Found:
-        ours = _rows(state, self._schema, time_now())
+        ours = _rows(state, self._schema, self._database.timed, time_now())
         found = differing(ours, theirs, self._timed)
         own = np.zeros(len(found.before), bool)
         if self._has_others:
-            own = _of_own(ours, theirs, found, self._schema)
+            own = _of_own(ours, theirs, found, self._database.timed)
         wrong, newer = (Matched(found.before[places], found.after[places]) for places in (~own, own))
         return _Found(ours, theirs, wrong, newer)
 
@@ -158,27 +159,30 @@ class _Comparison:
             self._kept.append(RestoredDifference(token.as_py(), *both))
 
 
-def _rows(state: pa.Table, schema: TableSchema, now: int) -> OrderedRows:
+def _rows(state: pa.Table, schema: TableSchema, timed: Sequence[TimedColumn], now: int) -> OrderedRows:
     """Return the rows that live in a state at a time (microseconds), with the columns of `timed_schema`."""
     found = rows_with_entries(state, schema, now)
     values = found.rows.values
     entries = dict(zip(schema.static + schema.regular, found.entries, strict=True))
-    for timed in timed_columns(schema):
-        cells = entries[timed.column]
-        lives = cells_live(cells, now // 1_000_000)
-        nothing = pa.scalar(None, pa.int64())
-        values = values.append_column(timed.time, pc.if_else(lives, cells.field("write_time"), nothing))
-        values = values.append_column(timed.ttl, pc.and_(lives, cells.field("ttl").is_valid()))
+    for each in timed:
+        times, expiries = of_lake(entries[each.column], each.column.type, now // 1_000_000)
+        values = values.append_column(each.time, times).append_column(each.expiry, expiries)
     return replace(found.rows, values=values)
 
 
-def _of_own(ours: OrderedRows, theirs: OrderedRows, found: Matched, schema: TableSchema) -> np.ndarray:
-    """Return which of the places that differ may do so by newer writes of the table's own: no cell is older there."""
+def _of_own(ours: OrderedRows, theirs: OrderedRows, found: Matched, timed: Sequence[TimedColumn]) -> np.ndarray:
+    """Return which of the places that differ may do so by newer writes of the table's own: no cell is older there. Of
+    parts of a column, only the same ones can be compared: those of equal values.
+    """
+    sides = (ours, found.before), (theirs, found.after)
     older = np.zeros(len(found.before), bool)
-    for timed in timed_columns(schema):
+    for each in timed:
         lake, database = (
-            take(rows.values[timed.time].combine_chunks(), index)
-            for rows, index in ((ours, found.before), (theirs, found.after))
+            (take(one_chunk(rows.values[each.time]), index), take(one_chunk(rows.values[each.expiry]), index))
+            for rows, index in sides
         )
-        older |= mask_of(pc.greater(lake, database).fill_null(False))
+        replaced = newer(lake, database, theirs.within[each.expiry])
+        if is_complex(each.column.type):
+            replaced &= ~different_values(ours, found.before, theirs, found.after, each.column.name)
+        older |= replaced
     return ~older
