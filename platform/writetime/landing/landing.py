@@ -7,7 +7,7 @@ merging is associative, commutative and idempotent.
 
 A commit also has the id of the topic. If Kafka's data was lost, or the topic was deleted, a topic of the same name has
 other messages at these offsets, and some messages may be lost that had not landed. Then landing stops until an operator
-accepts this.
+accepts this, as it does if Kafka has deleted messages that had not landed (`landing.topic_gaps`).
 
 A commit also has the time up to which each source's changes are in the lake. Landing reads this time from the topic of
 the watermarks before it reads the ends of the table's topic. The time counts once all messages up to these ends have
@@ -57,7 +57,8 @@ from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, landed_by, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
-from writetime.landing.tasks import DECODED_TOGETHER, LandedFiles, MessageRange, gap_remedy, write_part
+from writetime.landing.tasks import DECODED_TOGETHER, LandedFiles, MessageRange, write_part
+from writetime.landing.topic_gaps import ends_early, replaced_topic, require_beginning
 from writetime.landing.topics import Topics, no_topic
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
@@ -255,23 +256,16 @@ class Landing:
         `WritetimeError` if the topic is not the earlier one, or has lost messages that have not landed.
         """
         landed = landed_by(now, self._topic, ends)
-        is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
+        is_other = is_other_topic(now, self._topic, topic_id) or ends_early(self._settings, self._topic, landed, ends)
         if is_other and not self._accept_gap:
-            raise WritetimeError(
-                f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
-                f"was deleted. Its messages that had not landed are lost. {gap_remedy(self.name)}"
-            )
+            raise replaced_topic(self.name)
         if is_other:
             begins = beginning_offsets(self._settings, self._topic, list(ends))
             self._backlog = None
         else:
             ends = {p: max(end, landed[p]) for p, end in ends.items()}
-            for p in ends:
-                if landed[p] < firsts[p] and not self._accept_gap:
-                    raise WritetimeError(
-                        f"topic {self._topic}, partition {p} begins at offset {firsts[p]}, and the messages from "
-                        f"{landed[p]} on were not landed: they are gone. {gap_remedy(self.name)}"
-                    )
+            if not self._accept_gap:
+                require_beginning(self.name, landed, firsts)
             begins = {p: max(landed[p], firsts[p]) for p in ends}
         if is_other or begins != landed:
             raise_history(self._lake, time_of_lake(self._lake))
@@ -430,14 +424,6 @@ class Landing:
             raise_history(self._lake, snapshot_at)
             raise_snapshot(self._lake, snapshot_at)
             self._snapshot_at = snapshot_at
-
-    def _lost_messages(self, landed: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-        """Return whether the topic ends before the offsets that have landed."""
-        if all(landed[p] <= end for p, end in ends.items()):
-            return False
-        # Another process may have landed more since these ends were read.
-        newest = end_offsets(self._settings, self._topic)
-        return any(offset > newest.get(p, 0) for p, offset in landed.items())
 
 
 def _other_places(now: TableVersion, topic: str, partitions: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ from writetime.delta.parquet import WrittenFile
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import which_count
 from writetime.landing.text_checks import check_texts
+from writetime.landing.topic_gaps import missing_messages
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
 from writetime.wire.topic_names import changes_topic
@@ -104,20 +105,7 @@ def _kept(part: MessageRange, messages: Iterator[Message], written: LandedFiles)
 def _miss(part: MessageRange, written: LandedFiles, partition: int, start: int, end: int) -> None:
     written.missing += end - start
     if not part.accepts_gaps:
-        table = part.writer.schema.full_name
-        raise WritetimeError(
-            f"topic {changes_topic(table)}, partition {partition}: Kafka no longer has the messages from {start} to "
-            f"{end - 1}, which were not landed. `writetime check` names the option of the topic that is the cause. "
-            f"{gap_remedy(table)}"
-        )
-
-
-def gap_remedy(table: str) -> str:
-    """Return what to do if messages of a table's topic are gone before they landed."""
-    return (
-        f"Take a snapshot now, bring it in with `writetime backfill {table}`, then continue with `writetime land "
-        f"{table} --accept-gap`"
-    )
+        raise missing_messages(part.writer.schema.full_name, partition, start, end)
 
 
 def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message]) -> pa.Table:
