@@ -9,7 +9,7 @@ from cassandra.protocol import OverloadedErrorMessage
 from click.testing import CliRunner
 
 from writetime.cli.main import main
-from writetime.ingest import sink
+from writetime.ingest import event_sink
 
 FAULTS = [
     OperationTimedOut(),
@@ -24,7 +24,7 @@ def test_a_database_that_does_not_answer_is_one_line(fault: Exception, monkeypat
     def run(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(sink, "run", run)
+    monkeypatch.setattr(event_sink, "run", run)
     answer = CliRunner().invoke(main, ["sink"])
     assert answer.exit_code == 1
     assert answer.output.startswith("Error: the database did not answer (")
@@ -35,7 +35,7 @@ def test_a_right_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     def run(*_: object) -> None:
         raise Unauthorized("User wt has no CREATE permission on <all keyspaces>")
 
-    monkeypatch.setattr(sink, "run", run)
+    monkeypatch.setattr(event_sink, "run", run)
     answer = CliRunner().invoke(main, ["sink"])
     assert answer.exit_code == 1
     [line] = answer.output.splitlines()
@@ -67,5 +67,5 @@ def test_a_wrong_statement_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     def run(*_: object) -> None:
         raise InvalidRequest("no such column")
 
-    monkeypatch.setattr(sink, "run", run)
+    monkeypatch.setattr(event_sink, "run", run)
     assert isinstance(CliRunner().invoke(main, ["sink"]).exception, InvalidRequest)

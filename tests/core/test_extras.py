@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from writetime.cli.main import main
 from writetime.core import extras
 from writetime.core.errors import WritetimeError
-from writetime.ingest import sink
+from writetime.ingest import event_sink
 from writetime.runtime import jars
 from writetime.runtime.nodetool import nodetool
 
@@ -39,7 +39,7 @@ def test_a_command_keeps_the_traceback_of_another_module(monkeypatch: pytest.Mon
     def run(*_: object) -> None:
         raise missing("nothing")
 
-    monkeypatch.setattr(sink, "run", run)
+    monkeypatch.setattr(event_sink, "run", run)
     assert isinstance(CliRunner().invoke(main, ["sink"]).exception, ModuleNotFoundError)
 
 

@@ -20,7 +20,7 @@ from writetime.clients.kafka import client_config, delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
-from writetime.ingest import drain, event_pipeline, sink, writer
+from writetime.ingest import drain, event_pipeline, event_sink, writer
 from writetime.ingest.event import Event
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.ingest.writer import EventWriter, Receipt
@@ -112,10 +112,10 @@ def test_a_table_that_changes_under_the_sink_stops_it(settings: Settings, mode: 
 
 def test_a_missing_topic_or_table_is_reported_at_once(settings: Settings) -> None:
     with pytest.raises(WritetimeError, match=r"no-such-topic does not exist.*writetime init"):
-        sink.run(with_ingest(settings, topic="no-such-topic"), threading.Event())
+        event_sink.run(with_ingest(settings, topic="no-such-topic"), threading.Event())
     elsewhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update={"keyspace": "nowhere"})})
     with pytest.raises(WritetimeError, match=r"nowhere\.user_events is not as expected.*writetime init"):
-        sink.run(elsewhere, threading.Event())
+        event_sink.run(elsewhere, threading.Event())
 
 
 def test_messages_lost_to_retention_stop_the_sink_until_an_operator_decides(settings: Settings) -> None:
@@ -126,7 +126,7 @@ def test_messages_lost_to_retention_stop_the_sink_until_an_operator_decides(sett
     for future in admin.delete_records([TopicPartition(topic, 0, 5)]).values():
         future.result(15)
     with pytest.raises(WritetimeError, match=f"{topic}/0: offsets 2 to 4 were deleted by retention"):
-        sink.run(settings, threading.Event())
+        event_sink.run(settings, threading.Event())
     with pytest.raises(WritetimeError, match=f"{topic}/0: offsets 2 to 4 were deleted by retention"):
         drain.plan(settings)
     commit_offsets(settings, topic, group, {0: 5})
@@ -140,7 +140,7 @@ def test_topics_that_were_lost_and_made_again(settings: Settings) -> None:
     assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 3
     delete_topics(settings, [ingest.topic, ingest.dead_letter_topic])
     with pytest.raises(WritetimeError, match=f"{ingest.topic} does not exist.*writetime init"):
-        sink.run(settings, threading.Event())
+        event_sink.run(settings, threading.Event())
     assert set(ensure_ingest_topics(settings)) == {ingest.topic, ingest.dead_letter_topic}
     # The group's offsets were deleted with the topic, so the first messages count, too.
     produce(settings, [an_event(n).value() for n in (3, 4, 0, 1, 2)])
@@ -154,7 +154,7 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
 ) -> None:
     values = [an_event(n, f'"{"x" * 1_000}"', user=f"u{n}").value() for n in range(100)]
     monkeypatch.setattr(event_pipeline, "MAX_UNFINISHED_BYTES", 10 * len(values[-1]))
-    for module in (drain, sink):
+    for module in (drain, event_sink):
         monkeypatch.setattr(module, "FETCH_MESSAGES", 2)
     most: list[int] = []
     take = event_pipeline.EventPipeline.take
@@ -169,7 +169,7 @@ def test_reading_pauses_while_unfinished_messages_have_too_many_bytes(
         assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 100
     else:
         stop = threading.Event()
-        thread = threading.Thread(target=sink.run, args=(settings, stop))
+        thread = threading.Thread(target=event_sink.run, args=(settings, stop))
         thread.start()
         try:
             wait_for(lambda: len(rows(settings)) == 100, 0.1)
@@ -193,13 +193,13 @@ def test_a_bounded_run_keeps_no_payloads_of_messages_that_are_done(settings: Set
 
 def test_an_unfinished_message_holds_its_own_partition(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dead letter is not accepted. The offsets after it may not pile up, and the other partitions are read on."""
-    monkeypatch.setattr(sink, "MAX_REMEMBERED_OFFSETS", 200)
-    monkeypatch.setattr(sink, "FETCH_MESSAGES", 10)
+    monkeypatch.setattr(event_sink, "MAX_REMEMBERED_OFFSETS", 200)
+    monkeypatch.setattr(event_sink, "FETCH_MESSAGES", 10)
     topic, held = settings.ingest.dead_letter_topic, settings.ingest.partitions - 1
     produce(settings, [b"poison", *(an_event(n, user=f"u{n}").value() for n in range(400))])
     producer = Producer(client_config(settings))
     stop, others = threading.Event(), range(1000, 1400)
-    thread = threading.Thread(target=sink.run, args=(settings, stop))
+    thread = threading.Thread(target=event_sink.run, args=(settings, stop))
     delete_topics(settings, [topic])
     thread.start()
     try:
@@ -222,7 +222,7 @@ def test_messages_that_the_broker_has_lost_stop_the_sink_until_an_operator_decid
     produce(settings, [an_event(n).value() for n in range(4)])
     assert len(run_once(settings)) == 4
     commit_offsets(settings, topic, group, {0: 6})
-    for start in (lambda: sink.run(settings, threading.Event()), lambda: drain.plan(settings)):
+    for start in (lambda: event_sink.run(settings, threading.Event()), lambda: drain.plan(settings)):
         with pytest.raises(WritetimeError, match=f"{topic}/0: it ends at 4, but was read up to 6 before.* to 0 with"):
             start()
     commit_offsets(settings, topic, group, {0: 0})

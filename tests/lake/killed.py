@@ -26,7 +26,7 @@ from writetime.core.errors import WritetimeError
 from writetime.delta import commits
 from writetime.delta.parquet import read_file
 from writetime.lake import retention, state, views
-from writetime.lake.contents import levels_of
+from writetime.lake.bucket_contents import levels_of
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.merge import merge
 from writetime.view.refreshing import refresh

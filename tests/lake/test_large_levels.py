@@ -14,7 +14,7 @@ from writetime.delta import buckets
 from writetime.delta.buckets import ALL
 from writetime.files import merging
 from writetime.lake import retention, state, views
-from writetime.lake.contents import dropped_of, levels_of
+from writetime.lake.bucket_contents import dropped_of, levels_of
 from writetime.lake.table import LakeTable, open_table
 
 pytestmark = pytest.mark.long

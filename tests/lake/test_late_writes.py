@@ -30,8 +30,8 @@ from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.versions import DataFile
 from writetime.files import change_files, merging
 from writetime.files.merging import Source, merge_files
-from writetime.lake import contents, state
-from writetime.lake.contents import dropped_of, levels_of
+from writetime.lake import bucket_contents, state
+from writetime.lake.bucket_contents import dropped_of, levels_of
 from writetime.lake.horizon import only_dropped, without_dropped
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows, merge
@@ -70,7 +70,7 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     late = [write(1, 1, 5 * SECOND, v="zombie"), write(1, 3, 5 * SECOND, v="zombie"), write(1, 4, 5 * SECOND, v="new")]
     add(table, late, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(contents, "dropped_of", lambda _: [])
+        patched.setattr(bucket_contents, "dropped_of", lambda _: [])
         assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == [(1, "zombie"), (2, "a"), (4, "new")]
     wanted = [(2, "a"), (4, "new")]
     assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted

@@ -13,7 +13,7 @@ from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.logs import origins
 from writetime.core.instants import UUID_EPOCH
-from writetime.scylla_cdc.late import LateRows, LateStep
+from writetime.scylla_cdc.late_rows import LateRows, LateStep
 from writetime.scylla_cdc.log import LogError, LogGap
 from writetime.scylla_cdc.offsets import (
     Offset,

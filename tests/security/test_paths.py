@@ -33,7 +33,7 @@ from writetime.clients.zookeeper import client_options
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.server_settings import ZooKeeper
-from writetime.ingest import sink
+from writetime.ingest import event_sink
 from writetime.lake.table import open_table
 from writetime.replay import lag
 from writetime.verify.comparison import verify
@@ -106,7 +106,7 @@ def test_events_and_items(https: httpx.Client, in_force: Settings) -> None:
     }
 
     table = f"{in_force.cassandra.keyspace}.user_events"
-    with connect(in_force) as session, in_thread(sink.run, in_force) as outcome:
+    with connect(in_force) as session, in_thread(event_sink.run, in_force) as outcome:
         until(lambda: count_rows(session, table, "user_id") == 2, outcome)
     assert sum(outcome.result().values()) == 2
     seen: list[Any] = []

@@ -20,7 +20,7 @@ from writetime.files.key_ranges import TokenRange, joined
 from writetime.files.merging import Source, merge_files
 from writetime.files.row_form import to_micros
 from writetime.lake import state, views
-from writetime.lake.contents import levels_of
+from writetime.lake.bucket_contents import levels_of
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup import reading
 from writetime.lookup.reading import RowReader

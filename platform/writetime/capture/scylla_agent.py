@@ -36,7 +36,7 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
-from writetime.scylla_cdc.late import LateRows, LateStep
+from writetime.scylla_cdc.late_rows import LateRows, LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, StaleSets
 from writetime.scylla_cdc.offsets import (
     Offset,

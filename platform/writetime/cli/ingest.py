@@ -7,7 +7,7 @@ from writetime.core import config
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.core.signals import stopped_by_signal
-from writetime.ingest import dead_letter_topic, sink
+from writetime.ingest import dead_letter_topic, event_sink
 
 
 @click.command()
@@ -25,7 +25,7 @@ def run_sink() -> None:
     """Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."""
     log_clients()
     stop = stopped_by_signal()
-    outcomes = sink.run(config.load(), stop)
+    outcomes = event_sink.run(config.load(), stop)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no messages")
 
 

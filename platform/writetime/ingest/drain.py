@@ -22,8 +22,8 @@ from writetime.clients.kafka import beginning_offsets, end_offsets, messages_bet
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest.event_pipeline import FETCH_MESSAGES, EventPipeline
+from writetime.ingest.event_sink import start_offset
 from writetime.ingest.partition_progress import PartitionProgress
-from writetime.ingest.sink import start_offset
 from writetime.ingest.writer import Receipt
 
 RECEIPT_SCHEMA = pa.schema(

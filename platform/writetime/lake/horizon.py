@@ -5,7 +5,7 @@ expired by then. The commit that drops them records the horizon. It is `gc_grace
 all writes have been captured by every registered source, or by the newest snapshot if there is no source.
 
 The state keeps dropped entries in separate files. So late changes, with a write not after the horizon, are still exact:
-they are merged with the entries that were dropped from their partitions (`contents`). A snapshot from before the
+they are merged with the entries that were dropped from their partitions (`bucket_contents`). A snapshot from before the
 horizon is rejected. Its rows may have been deleted since, by a deletion that the database had dropped before it was
 captured.
 """

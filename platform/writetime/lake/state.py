@@ -21,7 +21,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import CommitId, DataFile, TableVersion, by_bucket, by_folder, by_part
 from writetime.files.merging import MergeTask, Runner, Source, merge_files, write_state
-from writetime.lake.contents import (
+from writetime.lake.bucket_contents import (
     DROPPED,
     BucketContents,
     PendingChanges,
@@ -236,7 +236,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
             break
         added = [file for file in levels_of(now) if file.path not in state.by_path] if dropped else []
         gone = [file for file in now.files if file.path in removed] + added
-        levels = merged + (_merged_late(table, now, added, dropped, horizon) if added else [])
+        levels = merged + (_merged_added_meanwhile(table, now, added, dropped, horizon) if added else [])
         also = {FOLDED: folded_version(now) or 0, HORIZON: horizon}
         with suppress(Conflict):
             table.state.commit(now, TableChange(gone, levels, is_new_data=False), also)
@@ -244,7 +244,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     raise Conflict(f"{storage.address} has been rewritten by another process: run this again")
 
 
-def _merged_late(
+def _merged_added_meanwhile(
     table: LakeTable, state: TableVersion, levels: Sequence[DataFile], dropped: Sequence[DataFile], horizon: int
 ) -> list[WrittenFile]:
     """Merge levels with the entries that were dropped at the places of their late writes. The result is one level per

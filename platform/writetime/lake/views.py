@@ -18,7 +18,7 @@ from writetime.delta.store_clock import micros_behind
 from writetime.delta.versions import DataFile, TableVersion, by_bucket
 from writetime.files.merging import Source, merge_files
 from writetime.files.row_form import to_micros
-from writetime.lake.contents import BucketContents, PendingChanges
+from writetime.lake.bucket_contents import BucketContents, PendingChanges
 from writetime.lake.earlier import changes_at
 from writetime.lake.history import require_history, until
 from writetime.lake.state import contents

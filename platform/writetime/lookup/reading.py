@@ -15,7 +15,7 @@ from writetime.delta.buckets import buckets_of, token_range
 from writetime.delta.versions import TableVersion
 from writetime.files.key_ranges import KeyRanges, TokenRange, only_at
 from writetime.files.row_form import to_micros
-from writetime.lake.contents import At, BucketContents, combined
+from writetime.lake.bucket_contents import At, BucketContents, combined
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now

@@ -21,7 +21,7 @@ from writetime.files.cache import Cache
 from writetime.files.key_ranges import KeyRanges, joined, keys_of_whole, partitions, places_of
 from writetime.files.merging import Source
 from writetime.files.point_reads import anything_expires, expiring_places, first_places, size_at
-from writetime.lake.contents import BucketContents, PendingChanges, StateFiles
+from writetime.lake.bucket_contents import BucketContents, PendingChanges, StateFiles
 from writetime.lake.projection import EventBatch, Position, TooLate, read_again, require_same_changes
 from writetime.lake.state import contents, files_since, folded_version, parts_of, unfolded
 from writetime.lake.table import LakeTable

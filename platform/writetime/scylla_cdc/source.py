@@ -23,7 +23,7 @@ from writetime.scylla_cdc.column_history import LEEWAY, History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
 from writetime.scylla_cdc.images import CheckedDeltas, Images
-from writetime.scylla_cdc.late import LateStep
+from writetime.scylla_cdc.late_rows import LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, LogGap, NoTable, StaleSets, check_log, uuid_time
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried

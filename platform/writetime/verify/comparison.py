@@ -27,7 +27,7 @@ from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.buckets import buckets_of, token_range
 from writetime.delta.parquet import open_file
 from writetime.files.key_ranges import TokenRange
-from writetime.lake.contents import combined
+from writetime.lake.bucket_contents import combined
 from writetime.lake.horizon import WRITTEN
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
