@@ -49,7 +49,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
+from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now, settled_until
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
 
@@ -433,9 +433,9 @@ class LogAgent:
         """
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
-        settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and not table.attempts and offset is not None and offset.off_since is None:
-            return table.altered or offset.is_early or settled >= offset.until + round(reading.window_seconds * 1e6)
+            window = round(reading.window_seconds * 1e6)
+            return table.altered or offset.is_early or settled_until(reading) >= offset.until + window
         # An alteration may end a fault.
         return (table.altered and table.fault is not None) or time.monotonic() >= table.next_look
 

@@ -1,6 +1,7 @@
 """The offset up to which a stream has read a log, and the pieces between two offsets.
 
-All streams of the log are read up to the same time, so an offset is that time, and the newest known set of streams.
+All streams of the log are read up to the same time, so an offset is that time, and the newest known set of streams. A
+stream is read only up to `CdcSource.settled()`.
 """
 
 import logging

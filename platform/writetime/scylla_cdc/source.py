@@ -13,7 +13,7 @@ import pyarrow as pa
 from cassandra.cluster import Session
 
 from writetime.clients.database import connect, find_replicas
-from writetime.core.config import Settings
+from writetime.core.config import ScyllaCdc, Settings
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
@@ -129,7 +129,7 @@ class CdcSource:
 
     def settled(self) -> int:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
-        return now() - round(self.settings.confidence_seconds * 1e6)
+        return settled_until(self.settings)
 
     def first(self, earlier: EarlierTtl = EarlierTtl()) -> int:
         """Return the time from which the log has all rows. A row keeps the TTL with which it was written."""
@@ -276,6 +276,11 @@ def connect_for_pages(settings: Settings, tables: Iterable[str]) -> Iterator[tup
 def now() -> int:
     """Return the time of this machine."""
     return time.time_ns() // 1000
+
+
+def settled_until(settings: ScyllaCdc) -> int:
+    """Return the time up to which writes have reached a log, unless their timestamps are late."""
+    return now() - round(settings.confidence_seconds * 1e6)
 
 
 def _check_clock(session: Session) -> None:
