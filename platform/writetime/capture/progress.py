@@ -33,8 +33,9 @@ class SegmentProgress:
     `mutations` is the number of mutations that were read. `set_aside` counts those that were not read to their ends, by
     the faulty table; the last one was written at `set_aside_at` (microseconds). `decoded` counts the changes in the
     mutations, and `published` those that are acknowledged. `reason` is why the segment must be set aside. A `broken`
-    segment cannot be read further. It is `finished` when nothing more must be read from it, and `kept` if it stays.
-    `lacking` are the ids of the tables with missing changes; None if any table may have some.
+    segment cannot be read further. It is `finished` when nothing more must be read from it, and `kept` if it stays (by
+    the setting `capture.finished`, the action on such a segment). `lacking` are the ids of the tables with missing
+    changes; None if any table may have some.
     """
 
     name: str

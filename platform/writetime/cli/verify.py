@@ -37,9 +37,10 @@ PROGRESS_SECONDS = 5.0
 )
 def verify(*, table: str, wait: float, against: str | None) -> None:
     """Compare a table's view with the database. It goes by token ranges, and prints the rows that differ as JSON lines.
+    Then it compares the compacted view with the rows that it should have.
 
-    The exit status is 1 if rows differ for a reason other than replication lag, or if rows lag and the capture or
-    landing of the table has stopped.
+    The exit status is 1 if rows differ for a reason other than replication lag, if rows lag and the capture or landing
+    of the table has stopped, or if the compacted view is wrong.
     """
     settings = config.load()
     proven = _view(settings, table, wait) if against is None else _clusters(settings, against, table, wait)

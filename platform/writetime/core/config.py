@@ -63,7 +63,11 @@ class Lake(SettingsSection):
 
     path: LakePath = ".writetime/lake"
     storage_options: dict[str, SecretStr] = Field(default={})
-    buckets: Buckets = Field(default=16, description="Token ranges of a new table, a power of two; fixed from then on.")
+    buckets: Buckets = Field(
+        default=16,
+        description="Token ranges of a new table, a power of two; fixed from then on. With more, a task needs less "
+        "memory.",
+    )
     keep_history_days: Days = Field(
         default=7.0, description="How far back a view `as_of` can go; older changes are merged."
     )

@@ -2,7 +2,7 @@
 
 The format is that of Delta's protocol (PROTOCOL.md, "Actions"). A commit is one file, with one action per line. Its
 name is its number. If two programs write the same number, the store accepts only the first (`obstore`, with a
-conditional put in object stores).
+conditional put in object stores). A file exists whole or not at all, so a kill leaves no part of a commit.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""Finds damaged files in the log of a Delta table, and ends the log before them.
+"""Finds damaged files in the log of a Delta table, and ends the log before them. A killed commit leaves none (see
+`commits.put_new`).
 
 delta-rs counts an empty commit as one without actions, and panics at others that it cannot read.
 """

@@ -201,6 +201,7 @@ def latest(
 
 @njit
 def _order(i: int, j: int, write_time: np.ndarray, rank: np.ndarray, deletion_time: np.ndarray, ttl: np.ndarray) -> int:
+    """Return 1 if entry `i` wins over `j`, -1 if it loses, 0 at a tie, by the first criteria of `precedence`."""
     if write_time[i] != write_time[j]:
         return 1 if write_time[i] > write_time[j] else -1
     if rank[i] != rank[j]:

@@ -1,4 +1,7 @@
-"""Sorts changes in the order of the database: by token, partition key and position."""
+"""Sorts changes in the order of the database: by token, partition key and position.
+
+Not which write wins: see `precedence`.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Finds the rows that a batch of changes affects, with their earlier content.
+"""Finds the rows that a batch of changes affects, and computes each before and after the batch.
 
 The stream of row events and the view follow the changes of a table: a batch leads from one version of `changes`, as of
 one time, to the next. It reads only the rows that the new changes touch and those where data expires, from a version of

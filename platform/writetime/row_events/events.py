@@ -1,4 +1,5 @@
-"""The event of a row: its fields, and how the events of a batch follow from the rows before and after it.
+"""The event of a row: its fields, and how the events of a batch follow from the rows before and after it, which
+`changed_rows` computes.
 
 - `event_id`: see `ids`
 - `kind`: CREATE, UPDATE or DELETE

@@ -3,7 +3,7 @@
 Clocks are never compared. An owner's renewal increments `beat`. A worker that waits for the shard takes it over after
 it has seen the same beat for a whole lease on its own monotonic clock. An owner stops by itself if its last confirmed
 renewal was sent two thirds of a lease ago, which is before any other worker may take over. A paused owner cannot notice
-this. So each write to states is fenced by the shard's epoch, which each new owner raises.
+this. So each write to states is fenced by the shard's epoch (`partition.Partition`), which each new owner raises.
 """
 
 import asyncio
