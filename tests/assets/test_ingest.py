@@ -187,7 +187,7 @@ def test_dead_letters_without_their_offsets_are_not_added_again(
     spark.createDataFrame(old, schema).write.format("delta").save(path)
     produce(settings, b"nor this one")
     store(settings)
-    with pytest.raises(Failure, match="not the offset up to which it has them"):
+    with pytest.raises(Failure, match="lacks the offset up to which it has them"):
         run(instance, ingest.dead_letters)
     assert letters_in_lake(spark).count() == 1
 
