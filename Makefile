@@ -113,10 +113,11 @@ test-scylla: setup
 ifdef SCYLLA
 	@status=0; for tablets in off on; do \
 		$(BIN)/python -m pytest -rs $(SCYLLA_TESTS) --scylla "$(SCYLLA)" --scylla-tablets $$tablets \
-			$(if $(DATA),--scylla-data "$(DATA)") $(if $(NODETOOL),--scylla-nodetool "$(NODETOOL)") || status=1; \
+			$(if $(DATA),--scylla-data "$(DATA)") $(if $(NODETOOL),--scylla-nodetool "$(NODETOOL)") \
+			$(if $(SSTABLE),--scylla-sstable "$(SSTABLE)") || status=1; \
 	done; exit $$status
 else
-	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command]"
+	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command] [SSTABLE=command]"
 endif
 
 # Style, and at the same time numba's functions, which each process of the tests would otherwise compile.

@@ -28,16 +28,16 @@ class RestoreConfig(dg.Config):
     )
     into: str | None = Field(
         default=None,
-        description="A table of Cassandra, as keyspace.table, to import into. It is created if it is missing. Nodes of "
-        "this machine import at once, and others by `writetime import`. Then the rows are compared with the lake.",
+        description="A table of the database, as keyspace.table, to import into. It is created if it is missing. Nodes "
+        "of this machine import at once, and others by `writetime import`. Then the rows are compared with the lake.",
     )
     merge: bool = Field(
         default=False, description="The table to import into may have rows; the newer of two writes to a cell counts."
     )
     version: Literal["nb", "oa", "me"] = Field(
         default="nb",
-        description="nb: Cassandra 4.0 to 5.0, the only one with `into`; oa: Cassandra 5.0, with expiries after 2038; "
-        "me: ScyllaDB.",
+        description="nb: Cassandra 4.0 to 5.0; oa: Cassandra 5.0, with expiries after 2038; me: ScyllaDB. With `into`, "
+        "the database decides.",
     )
 
 
@@ -60,7 +60,7 @@ def restore_job() -> dg.JobDefinition:
         if config.into is None:
             manifest = restore(table, config.to, instant, version=config.version, run=spark.run)
         elif config.version != "nb":
-            raise WritetimeError(f"version {config.version} is for SSTables without `into`: import those of version nb")
+            raise WritetimeError(f"version {config.version} is for SSTables without `into`, where the database decides")
         else:
             settings = database.settings_with(lake)
             report = restore_into(settings, table, config.to, config.into, instant, merge=config.merge, run=spark.run)

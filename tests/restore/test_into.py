@@ -24,6 +24,7 @@ from tests.support.timed_writes import COLUMNS, Answers
 from writetime.cli.main import main
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
+from writetime.clients.scylla_node import is_scylla
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import LakeTable, create_table
@@ -237,6 +238,32 @@ def test_nodes_on_other_machines_import_by_themselves(
     report = into()
     assert report.comparison is not None
     assert report.comparison.proven
+
+
+def test_sstables_for_scylladb(
+    settings: Settings,
+    session: Session,
+    into: Callable[..., IntoReport],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They have its version, and views and indexes get their rows. tests/scylla/test_restore.py loads them."""
+    assert not is_scylla(session)
+    keyspace = settings.cassandra.keyspace
+    session.execute(f"CREATE TABLE {keyspace}.other (id int, n int, v text, w int, PRIMARY KEY (id, n))")
+    session.execute(f"CREATE TABLE {keyspace}.other_scylla_cdc_log (id int PRIMARY KEY)")
+    session.execute(f"CREATE INDEX by_v ON {keyspace}.other (v)")
+    monkeypatch.setattr(module, "is_scylla", lambda _session: True)
+    monkeypatch.setattr(module, "is_here", lambda _address: False)
+    report = into()
+    assert report.remaining == ["127.0.0.1"]
+    assert report.manifest.version == "me"
+    assert sum(sstable.rows for sstable in report.manifest.sstables) == 51
+    assert all((tmp_path / "out0" / sstable.file).name.startswith("me-") for sstable in report.manifest.sstables)
+    assert f"{keyspace}.other is captured, and an import is not in its CDC log" in caplog.text
+    # A run that goes on looks for the nodes in the same way.
+    assert into() == report
 
 
 def test_a_damaged_sstable_is_not_imported(

@@ -50,7 +50,7 @@ def test_each_token_is_in_the_ranges_of_its_replicas(replication: dict[str, str]
     tokens = [[chooser.randrange(_FIRST, _LAST) for _ in range(5)] for _ in range(6)]
     tokens[0] += ends
     metadata = _ring(replication, tokens)
-    nodes = nodes_in(metadata, "shop")
+    nodes, of_one = (nodes_in(metadata, "shop", once=once) for once in (False, True))
     assert metadata.token_map is not None
     assert metadata.token_map.token_class is not None
     near = [token + step for own in tokens for token in own for step in (-1, 0, 1)]
@@ -58,9 +58,13 @@ def test_each_token_is_in_the_ranges_of_its_replicas(replication: dict[str, str]
         if not _FIRST <= token <= _LAST:
             continue
         replicas = metadata.token_map.get_replicas("shop", metadata.token_map.token_class(token))
-        having = {host for host, node in nodes.items() if any(r.first <= token <= r.last for r in node.ranges)}
+        having, loading = (
+            {host for host, node in found.items() if any(r.first <= token <= r.last for r in node.ranges)}
+            for found in (nodes, of_one)
+        )
         assert having == {str(host.host_id) for host in replicas}
-    for node in nodes.values():
+        assert loading == {str(replicas[0].host_id)}
+    for node in [*nodes.values(), *of_one.values()]:
         assert all(one.last < other.first for one, other in zip(node.ranges, node.ranges[1:], strict=False))
 
 
@@ -78,6 +82,6 @@ def test_a_ring_that_cannot_get_the_rows(
 ) -> None:
     metadata = _ring(replication, [[11], [12]], strategy, partitioner)
     with pytest.raises(WritetimeError, match=fault):
-        nodes_in(metadata, "shop")
+        nodes_in(metadata, "shop", once=False)
     with pytest.raises(WritetimeError, match="the database has no keyspace other: create it"):
-        nodes_in(metadata, "other")
+        nodes_in(metadata, "other", once=False)

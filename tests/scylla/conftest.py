@@ -21,9 +21,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent != here:
             continue
-        if not config.getoption("--scylla"):
+        fixtures = getattr(item, "fixturenames", ())
+        if "tool" in fixtures:
+            if not config.getoption("--scylla-sstable"):
+                item.add_marker(pytest.mark.skip(reason="--scylla-sstable is missing (make test-scylla SSTABLE=...)"))
+        elif not config.getoption("--scylla"):
             item.add_marker(pytest.mark.skip(reason="no ScyllaDB is named: --scylla HOST:PORT (make test-scylla)"))
-        elif "nodes" in getattr(item, "fixturenames", ()):
+        elif "nodes" in fixtures:
             for option, variable in (("--scylla-data", "DATA"), ("--scylla-nodetool", "NODETOOL")):
                 if not config.getoption(option):
                     reason = f"no snapshot can be taken: {option} is missing (make test-scylla {variable}=...)"

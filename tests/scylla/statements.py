@@ -341,6 +341,21 @@ class LiveGenerator(Generator):
         return f"BEGIN BATCH {'; '.join(made)}; APPLY BATCH"
 
 
+class StoredGenerator(LiveGenerator):
+    """Makes statements for tables without CDC: with few write times, also negative ones, and few TTLs, so that ties are
+    frequent."""
+
+    def time(self) -> int:
+        return self.random.choice([-5, 0, 1, 1000, 1000, 2000, 2001, 1_700_000_000_000_000])
+
+    def _new_ttl(self) -> str:
+        return self.random.choice(["TTL 1000", "TTL 86400"])
+
+    def _ttl(self, match: re.Match[str]) -> str:
+        del match
+        return self._new_ttl()
+
+
 def _without_time(match: re.Match[str]) -> str:
     return f" USING {match[1]}" if match[1] else ""
 

@@ -3,7 +3,6 @@
 Oracle: the database: ScyllaDB's rows, write times and TTLs by CQL.
 """
 
-import re
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from cassandra.cluster import Session
 
 from tests.scylla.node import Node
-from tests.scylla.statements import LiveGenerator, table_options, with_options
+from tests.scylla.statements import StoredGenerator, table_options, with_options
 from tests.scylla.workload import write_to
 from tests.support import answers
 from tests.support.generate import SEED
@@ -42,21 +41,6 @@ COMPRESSIONS = [
 ]
 SEEDS = range(4)
 pytestmark = pytest.mark.usefixtures("types")
-
-
-class StoredGenerator(LiveGenerator):
-    """Makes statements for tables without CDC: with few write times, also negative ones, and few TTLs, so that ties are
-    frequent."""
-
-    def time(self) -> int:
-        return self.random.choice([-5, 0, 1, 1000, 1000, 2000, 2001, 1_700_000_000_000_000])
-
-    def _new_ttl(self) -> str:
-        return self.random.choice(["TTL 1000", "TTL 86400"])
-
-    def _ttl(self, match: re.Match[str]) -> str:
-        del match
-        return self._new_ttl()
 
 
 def alter(session: Session, generator: StoredGenerator, schema: TableSchema) -> TableSchema:

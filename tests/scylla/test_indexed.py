@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cassandra.cluster import Session
 
-from tests.scylla.following import settings_for
+from tests.scylla.following import captured, settings_for
 from tests.scylla.node import Node
 from tests.scylla.statements import LiveGenerator, with_options
 from tests.scylla.workload import write_to
@@ -19,29 +19,22 @@ from tests.support import answers
 from tests.support.generate import SEED
 from tests.support.lake_views import assert_views
 from tests.support.merged import assert_times
-from tests.support.programs import agent
 from tests.support.scylla_server import new_name
-from tests.support.waiting import wait_for
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.delta.parquet import read_file
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
-from writetime.lake.table import create_table, open_table
-from writetime.landing.landing import Landing
+from writetime.lake.table import create_table
 from writetime.merge import merge
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Native, quote_name
-from writetime.scylla_cdc.log import SUFFIX
 from writetime.verify.comparison import verify
-from writetime.wire.watermarks import WatermarkTopic
 
 INT = Native("int")
 # The views and indexes have them as keys.
 KEYS = (Column("seen", INT), Column("marks", Collection("map", (INT, INT))))
 WRITES = 300
-# By then, cells with short TTLs have expired, and writes ahead of the clock are in the past.
-SETTLE_SECONDS = 5
 pytestmark = pytest.mark.usefixtures("types")
 
 
@@ -74,17 +67,7 @@ def test_a_table_with_views_and_indexes(
     generator = LiveGenerator(1000 * SEED + number)
     schema = indexed_table(live, session, generator, new_name("i"))
     settings = settings_for(live, schema.full_name, tmp_path)
-    with agent(settings):
-        write_to(raw, generator, schema, WRITES)
-        last = time.time_ns() // 1000 + SETTLE_SECONDS * 1_000_000
-
-        def published() -> bool:
-            mark = WatermarkTopic(settings).read().get(schema.full_name + SUFFIX)
-            return mark is not None and mark.tables[schema.full_name].until > last
-
-        wait_for(published)
-    Landing(settings, schema.full_name).drain()
-    table = open_table(settings, schema.full_name)
+    table = captured(settings, schema.full_name, lambda: write_to(raw, generator, schema, WRITES))
     assert assert_views(raw, schema, table) > 0
     assert verify(settings, table, 10).differences == []
     snapshot = complete_schema(settings, find_snapshots([str(node.snapshot(schema, "live")) for node in nodes]))

@@ -94,7 +94,7 @@ class Table:
     def restore(
         self, folder: str, as_of: datetime | str | int | None = None, into: str | None = None, *, merge: bool = False
     ) -> bool:
-        """Write the table as SSTables, and import them into a table of Cassandra; see docs/restore.md.
+        """Write the table as SSTables, and import them into a table of the database; see docs/restore.md.
 
         Args:
             folder: where to: a path or URL of a new folder, or of a run that did not end.

@@ -22,7 +22,7 @@ from writetime.storage.sstable_writer import VERSIONS
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--to", "folder", required=True, metavar="FOLDER", help="A new or empty folder, local or a URL.")
 @click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
-@click.option("--into", metavar="KS.OTHER", help="Import into this table of Cassandra, and compare it with the lake.")
+@click.option("--into", metavar="KS.OTHER", help="Import into this table of the database, and compare it.")
 @click.option("--merge", is_flag=True, help="With --into: the table may have rows; the newer write to a cell counts.")
 @click.option(
     "--version",
@@ -46,7 +46,7 @@ def restore(*, table: str, folder: str, as_of: str | None, into: str | None, mer
         raise WritetimeError("--merge needs --into")
     if into is not None:
         if version != "nb":
-            raise WritetimeError(f"--version {version} is for SSTables without --into: those to import have version nb")
+            raise WritetimeError(f"--version {version} is for SSTables without --into, where the database decides")
         sys.exit(0 if _into(settings, lake, folder, into, instant, merge=merge) else 1)
     _show(folder, sstables.restore(lake, folder, instant, version=version))
 
@@ -79,7 +79,7 @@ def _show(folder: str, manifest: RestoreManifest) -> None:
 @click.command("import")
 @click.argument("folder", metavar="FOLDER")
 def import_(*, folder: str) -> None:
-    """Import the SSTables that `writetime restore --into` wrote for the Cassandra node of this machine.
+    """Import the SSTables that `writetime restore --into` wrote for the node of this machine.
 
     Run it on the machine of the node, as the user of the node. In a cluster, capture.node names the node.
     """

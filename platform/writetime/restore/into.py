@@ -3,7 +3,8 @@
 Each step is repeatable, and a run continues where the one before it ended:
 
 1. Create the target, or check it. The folder has no manifest yet.
-2. Write the SSTables, cut at the token ranges of the target's nodes, and the manifest.
+2. Write the SSTables, cut at the token ranges of the target's nodes, and the manifest. In Cassandra, each node imports
+   what it has replicas of; in ScyllaDB, each imports a share, and sends it to the replicas.
 3. Import them on each node of this machine. On other machines, `writetime import FOLDER` does it.
 4. When all nodes have theirs, compare the target with the lake, cell by cell.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from cassandra.cluster import Session
 
 from writetime.clients.database import connect, node_of
+from writetime.clients.scylla_node import is_scylla
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.files.merging import Runner
@@ -24,7 +26,14 @@ from writetime.lake.views import BucketView, time_now, views_at
 from writetime.restore import target as target_table
 from writetime.restore.node_import import import_node, is_here, is_imported
 from writetime.restore.ring import nodes_of
-from writetime.restore.sstables import RestoreManifest, Target, read_manifest, write_sstables
+from writetime.restore.sstables import (
+    OF_CASSANDRA,
+    OF_SCYLLA,
+    RestoreManifest,
+    Target,
+    read_manifest,
+    write_sstables,
+)
 from writetime.schema.describe import to_cql
 from writetime.schema.table import TableSchema
 from writetime.storage.locations import without_secrets
@@ -32,8 +41,12 @@ from writetime.verify.restored import RestoredReport, verify_restored
 
 log = logging.getLogger(__name__)
 
-# Each version of Cassandra reads it.
-_VERSION = "nb"
+_NOT_LOGGED = {
+    OF_CASSANDRA: "an import is not in the log of the nodes: let its agents run meanwhile, and bring the rows into the "
+    "lake by a snapshot afterwards (docs/capture.md)",
+    OF_SCYLLA: "an import is not in its CDC log: bring the rows into the lake by a snapshot afterwards "
+    "(docs/scylla-cdc.md#gaps)",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ def restore_into(
     merge: bool = False,
     run: Runner = map,
 ) -> IntoReport:
-    """Restore a table of the lake into a table of Cassandra; see the module.
+    """Restore a table of the lake into a table of Cassandra or ScyllaDB; see the module.
 
     Args:
         settings: of the database.
@@ -79,17 +92,16 @@ def restore_into(
         # A run that is repeated has the same instant.
         as_of = time_now() if as_of is None else as_of
         changes = table.changes.load()
-        manifest = RestoreManifest(
-            table.name, as_of, captured_until(changes), _VERSION, "", lake_version=changes.version
-        )
+        manifest = RestoreManifest(table.name, as_of, captured_until(changes), "", "", lake_version=changes.version)
     else:
         _require_same(manifest, _Wanted(table.name, into, as_of, merge), folder)
     views = _views(table, manifest)
     schema = target_table.named(views[0].schema, into)
     with connect(settings) as session:
         if manifest.target is None:
-            target = _prepare(session, schema, merge=merge)
-            manifest = replace(manifest, schema=to_cql(schema), target=target)
+            version = OF_SCYLLA if is_scylla(session) else OF_CASSANDRA
+            target = _prepare(session, schema, version, merge=merge)
+            manifest = replace(manifest, version=version, schema=to_cql(schema), target=target)
             manifest = write_sstables(views, schema, folder, manifest, run=run)
         target = _target(session, manifest, folder)
         remaining = _import(session, manifest, target, folder)
@@ -155,18 +167,18 @@ def _require_same(manifest: RestoreManifest, wanted: _Wanted, folder: str) -> No
         )
 
 
-def _prepare(session: Session, schema: TableSchema, *, merge: bool) -> Target:
+def _prepare(session: Session, schema: TableSchema, version: str, *, merge: bool) -> Target:
     """Create the target, or check that it can be imported into."""
-    nodes = nodes_of(session, schema.keyspace)
+    nodes = nodes_of(session, schema.keyspace, once=version == OF_SCYLLA)
     target_table.create(session, schema)
-    views, indexes, row = target_table.system_rows(session, schema)
-    target_table.require_importable(schema, views, indexes, row)
-    if row.get("cdc"):
-        log.warning(
-            "%s is captured, and an import is not in the log of the nodes: let its agents run meanwhile, and bring the "
-            "rows into the lake by a snapshot afterwards (docs/capture.md)",
-            schema.full_name,
-        )
+    if version == OF_SCYLLA:
+        is_captured = target_table.has_log(session, schema)
+    else:
+        views, indexes, row = target_table.system_rows(session, schema)
+        target_table.require_importable(schema, views, indexes, row)
+        is_captured = bool(row.get("cdc"))
+    if is_captured:
+        log.warning("%s is captured, and %s", schema.full_name, _NOT_LOGGED[version])
     if merge:
         target_table.require_merge(schema)
     else:
@@ -178,8 +190,8 @@ def _target(session: Session, manifest: RestoreManifest, folder: str) -> Target:
     """Return the target, if it is still the table, with the nodes, that the SSTables are for."""
     target = manifest.target
     assert target is not None
-    keyspace = target.table.partition(".")[0]
-    now = replace(target, id=target_table.table_id(session, target.table), nodes=nodes_of(session, keyspace))
+    nodes = nodes_of(session, target.table.partition(".")[0], once=manifest.version == OF_SCYLLA)
+    now = replace(target, id=target_table.table_id(session, target.table), nodes=nodes)
     if now != target:
         what = "was dropped and created again" if now.id != target.id else "has other nodes or token ranges"
         raise WritetimeError(f"{target.table} {what} since {without_secrets(folder)} was written: name a new folder")

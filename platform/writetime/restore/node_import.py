@@ -1,20 +1,18 @@
-"""Imports the SSTables of a node on the machine of this node, by its own `nodetool import`.
+"""Imports the SSTables of a node on the machine of this node, by the node itself: Cassandra's `nodetool import`, or
+ScyllaDB's load of its folder `upload`.
 
 It is repeatable: an import of the same cells changes nothing. A node that begins gets a file `importing-HOST_ID` in the
 folder, and one that has all of its SSTables a file `imported-HOST_ID`. Unless the import is a merge, the table has to
 be empty when the first node begins.
 """
 
-import errno
 import os
 import posixpath
-import shutil
 import socket
 import tempfile
-import zlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from cassandra.cluster import Session
@@ -22,18 +20,23 @@ from pyarrow import fs
 
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer
 from writetime.clients.node_snapshots import listed, local_node
-from writetime.core.errors import Transient, WritetimeError, plain_text
-from writetime.core.outages import kind_of
-from writetime.restore.sstables import RestoredSSTable, RestoreManifest, Target, faults_of, join, write_text
+from writetime.clients.scylla_node import ScyllaNode, load_and_stream, scylla_node, upload_folder
+from writetime.core.errors import Transient, WritetimeError
+from writetime.restore.copies import copy_sstables, left_in, remove_copies
+from writetime.restore.sstables import (
+    OF_SCYLLA,
+    RestoredSSTable,
+    RestoreManifest,
+    Target,
+    faults_of,
+    join,
+    write_text,
+)
 from writetime.restore.target import require_empty
 from writetime.runtime.nodetool import nodetool
-from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
+from writetime.storage.locations import entries, exists, read_file, resolve, without_secrets
 
 _IMPORTING, _IMPORTED = "importing-", "imported-"
-_CHUNK = 1 << 20
-# The times of copies, in seconds since 1970. An agent finds an import by a file that is new in the folder of the table,
-# and older than the last look there.
-_OLD = 0, 0
 _IMPORT_SECONDS = 6 * 3600
 _COPIED_BYTES = 8 << 30
 
@@ -67,23 +70,36 @@ def import_node(
     """
     target = manifest.target
     assert target is not None
-    node = target.nodes[host]
-    port = _port_of(session, node.address, folder)
+    load = _loader(session, folder, manifest, host)
     _begin(session, folder, target, host)
     own = [sstable for sstable in manifest.sstables if sstable.node == host]
     for some in _parts(folder, own, copied_bytes):
-        with _copied(folder, host, some, target.table) as copies:
-            nodetool(port, "import", *target.table.split(".", 1), str(copies), timeout_seconds=_IMPORT_SECONDS)
-            if left := sorted(path.name for path in copies.glob("*-Data.db")):
-                raise WritetimeError(f"nodetool import left {left[0]}: see the log of the node {node.address}")
+        load(some)
     write_text(folder, _IMPORTED + host, target.id)
     return len(own)
 
 
-def _port_of(session: Session, address: str, folder: str) -> int:
-    """Return the JMX port of a node of this machine."""
-    try:
+def _loader(
+    session: Session, folder: str, manifest: RestoreManifest, host: str
+) -> Callable[[Sequence[RestoredSSTable]], None]:
+    """Return the function that imports some SSTables into a node of this machine."""
+    target = manifest.target
+    assert target is not None
+    address = target.nodes[host].address
+    with _faults_of_node(address):
+        if manifest.version == OF_SCYLLA:
+            node = scylla_node(session, address)
+            return partial(_refresh, node, _upload_of(node, target, address, folder), folder, target)
         properties, port = local_node(session, address)
+    if not any(os.path.isdir(data) for data in listed(properties["data_file_directories"])):
+        raise _elsewhere(address, folder)
+    return partial(_import, port, folder, target, host)
+
+
+@contextmanager
+def _faults_of_node(address: str) -> Iterator[None]:
+    try:
+        yield
     except DRIVER_FAULTS as e:
         reason = driver_reason(e)
         if not is_without_answer(e):
@@ -92,11 +108,22 @@ def _port_of(session: Session, address: str, folder: str) -> int:
                 "docs/security.md, and run this again"
             ) from None
         raise Transient(f"the node {address} does not answer: start it, and run this again ({reason})") from None
-    if not any(os.path.isdir(data) for data in listed(properties["data_file_directories"])):
-        raise WritetimeError(
-            f"the node {address} is not on this machine: run `writetime import {without_secrets(folder)}` there"
-        )
-    return port
+
+
+def _elsewhere(address: str, folder: str) -> WritetimeError:
+    return WritetimeError(
+        f"the node {address} is not on this machine: run `writetime import {without_secrets(folder)}` there"
+    )
+
+
+def _upload_of(node: ScyllaNode, target: Target, address: str, folder: str) -> Path:
+    """Return the folder that a node of ScyllaDB takes SSTables from. It refuses files of another user."""
+    upload = upload_folder(node, target.table, target.id)
+    if upload is None:
+        raise _elsewhere(address, folder)
+    if os.geteuid() not in (0, upload.stat().st_uid):
+        raise WritetimeError(f"{upload} is of another user: run this as the user of the node {address}")
+    return upload
 
 
 def _begin(session: Session, folder: str, target: Target, host: str) -> None:
@@ -127,82 +154,33 @@ def _parts(folder: str, sstables: Sequence[RestoredSSTable], size: int) -> Itera
         yield part
 
 
-@contextmanager
-def _copied(folder: str, host: str, sstables: Sequence[RestoredSSTable], table: str) -> Iterator[Path]:
-    """Yield a folder of this machine with copies of SSTables, which the node moves to its own. Cassandra may conclude
-    from the names of the folders above that files are of another table, and leave them.
+def _import(port: int, folder: str, target: Target, host: str, sstables: Sequence[RestoredSSTable]) -> None:
+    """Let a node of Cassandra move copies of SSTables to its table. It may conclude from the names of the folders above
+    that files are of another table, and leave them.
     """
     filesystem, path = resolve(folder)
-    of_node = posixpath.join(path, host)
     is_local = isinstance(filesystem, fs.LocalFileSystem)
     with faults_of(folder):
-        files = _files_by_id(filesystem, of_node)
-        made = tempfile.TemporaryDirectory(dir=of_node if is_local else None)
+        made = tempfile.TemporaryDirectory(dir=posixpath.join(path, host) if is_local else None)
     with made as own:
         # The node has another working folder.
-        copies = Path(own, *table.split(".")).absolute()
+        copies = Path(own, *target.table.split(".")).absolute()
         copies.mkdir(parents=True)
-        for sstable in sstables:
-            named = parse_name(filesystem, posixpath.join(path, sstable.file))
-            assert named is not None
-            for file in files[named[0].id]:
-                with _faults_of_copy(file, own):
-                    _copy(filesystem, file, copies / posixpath.basename(file), is_local=is_local)
-            _require_intact(copies / posixpath.basename(sstable.file), sstable, folder)
-        yield copies
+        copy_sstables(folder, sstables, copies)
+        nodetool(port, "import", *target.table.split(".", 1), str(copies), timeout_seconds=_IMPORT_SECONDS)
+        if left := left_in(copies, sstables):
+            raise WritetimeError(f"nodetool import left {left[0]}: see the log of the node at JMX port {port}")
 
 
-def _files_by_id(filesystem: fs.FileSystem, folder: str) -> Mapping[str, Sequence[str]]:
-    """Return the paths of the components of each SSTable in a folder."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in entries(filesystem, folder):
-        if (named := parse_name(filesystem, file)) is not None:
-            found[named[0].id].append(file)
-    return found
-
-
-@contextmanager
-def _faults_of_copy(file: str, folder: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise kind_of(e)(
-            f"{file} cannot be copied to {folder} ({plain_text(e)}): if that disk is full, free space, or name another "
-            "one in TMPDIR, and run this again"
-        ) from None
-
-
-def _copy(filesystem: fs.FileSystem, source: str, copy: Path, *, is_local: bool) -> None:
-    if not is_local or not _is_linked(source, copy):
-        with filesystem.open_input_stream(source) as file, copy.open("wb") as own:
-            shutil.copyfileobj(file, own, _CHUNK)
-        os.utime(copy, _OLD)
-
-
-def _is_linked(source: str, copy: Path) -> bool:
-    """Give a file a second name, which costs no space, and which the node may move away. Return whether this is
-    possible: some file systems have no links, and a user may have no right to link to the files of another one.
+def _refresh(node: ScyllaNode, upload: Path, folder: str, target: Target, sstables: Sequence[RestoredSSTable]) -> None:
+    """Let a node of ScyllaDB send the rows of SSTables to their replicas. A run that was killed may have left some of
+    them, and the node may still load these: it deletes what it has loaded.
     """
+    remove_copies(sstables, upload)
     try:
-        os.link(source, copy)
-        os.utime(copy, _OLD)
-    except OSError as e:
-        if e.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK):
-            raise
-        copy.unlink(missing_ok=True)
-        return False
-    return True
-
-
-def _require_intact(data: Path, sstable: RestoredSSTable, folder: str) -> None:
-    if not data.exists():
-        raise WritetimeError(f"{without_secrets(join(folder, sstable.file))} is missing: restore into a new folder")
-    checksum = 0
-    with data.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            checksum = zlib.crc32(chunk, checksum)
-    if str(checksum) != sstable.crc32:
-        raise WritetimeError(
-            f"{without_secrets(join(folder, sstable.file))} has the CRC32 {checksum}, and the manifest has "
-            f"{sstable.crc32}: restore into a new folder"
-        )
+        copy_sstables(folder, sstables, upload)
+        load_and_stream(node, target.table, _IMPORT_SECONDS)
+        if left := left_in(upload, sstables):
+            raise WritetimeError(f"the node at {node.api} left {upload / left[0]}: see its log, and run this again")
+    finally:
+        remove_copies(sstables, upload)

@@ -1,4 +1,4 @@
-"""The token ranges that each node of a database has replicas of."""
+"""The token ranges whose SSTables each node of a database imports."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -14,8 +14,9 @@ from writetime.restore.sstables import TargetNode
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 
 
-def nodes_of(session: Session, keyspace: str) -> dict[str, TargetNode]:
-    """Return the nodes that have replicas of a keyspace, by host id, with their token ranges in order.
+def nodes_of(session: Session, keyspace: str, *, once: bool) -> dict[str, TargetNode]:
+    """Return the nodes that have replicas of a keyspace, by host id, with their token ranges in order. `once`: each
+    range belongs to one node only. Its replicas may be others: with tablets, ScyllaDB does not place them by the ring.
 
     Raises:
         Transient: the ring cannot be read now.
@@ -27,10 +28,10 @@ def nodes_of(session: Session, keyspace: str) -> dict[str, TargetNode]:
         session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
     except DRIVER_FAULTS as e:
         raise Transient(f"the replication of {keyspace} cannot be read: {driver_reason(e)}") from None
-    return nodes_in(session.cluster.metadata, keyspace)
+    return nodes_in(session.cluster.metadata, keyspace, once=once)
 
 
-def nodes_in(metadata: Metadata, keyspace: str) -> dict[str, TargetNode]:
+def nodes_in(metadata: Metadata, keyspace: str, *, once: bool) -> dict[str, TargetNode]:
     """Return the same by the metadata of a cluster."""
     if keyspace not in (metadata.keyspaces or {}):
         raise WritetimeError(f"the database has no keyspace {keyspace}: create it with the replication that it needs")
@@ -52,7 +53,7 @@ def nodes_in(metadata: Metadata, keyspace: str) -> dict[str, TargetNode]:
                 f"no node has the tokens {before + 1} to {end} of the keyspace {keyspace}: correct its replication, "
                 "and the names of data centers in it"
             )
-        for host in replicas:
+        for host in replicas[:1] if once else replicas:
             own = ranges[str(host.host_id)]
             addresses[str(host.host_id)] = str(host.address)
             start = own.pop().first if own and own[-1].last == before else before + 1

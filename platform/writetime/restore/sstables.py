@@ -34,6 +34,8 @@ from writetime.schema.table import TableSchema
 from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
 from writetime.storage.sstable_writer import SSTableWriter
 
+# The versions that all nodes of a database read.
+OF_CASSANDRA, OF_SCYLLA = "nb", "me"
 MANIFEST = "restore.json"
 UNFINISHED = "restore.unfinished"
 # Changes that are written at a time.
@@ -59,7 +61,7 @@ class RestoredSSTable:
 
 @dataclass(frozen=True)
 class TargetNode:
-    """A node of the database, and the token ranges (both ends included) that it has a replica of."""
+    """A node of the database, and the token ranges (both ends included) of the SSTables that it imports."""
 
     address: str
     ranges: tuple[TokenRange, ...]
@@ -102,7 +104,7 @@ _JSON = TypeAdapter(RestoreManifest)
 
 @dataclass(frozen=True)
 class _Task:
-    """Write the SSTables of a bucket: one, or one per node that has a replica of some of its changes."""
+    """Write the SSTables of a bucket: one, or one per node that imports some of its changes."""
 
     view: BucketView
     folder: str
@@ -144,7 +146,7 @@ def restore(
     folder: str,
     as_of: int | None = None,
     *,
-    version: str = "nb",
+    version: str = OF_CASSANDRA,
     compressor: str | None = "LZ4Compressor",
     run: Runner = map,
 ) -> RestoreManifest:
@@ -179,8 +181,8 @@ def write_sstables(
     run: Runner = map,
 ) -> RestoreManifest:
     """Write SSTables of views with a schema that has the columns of these; return the manifest with the files. If it
-    names a target, each of its nodes gets its own folder, named by its host id, with the changes that it has replicas
-    of. The errors are those of `restore`.
+    names a target, each of its nodes gets its own folder, named by its host id, with the changes of its token ranges.
+    The errors are those of `restore`.
     """
     buckets = 1 + max((view.bucket for view in views), default=0)
     with faults_of(folder):

@@ -13,6 +13,7 @@ from writetime.schema.describe import create_statements, to_cql
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, quote_name
+from writetime.scylla_cdc.log import SUFFIX
 
 Row = Mapping[str, Any]
 """A row of a system table."""
@@ -107,8 +108,15 @@ def system_rows(session: Session, schema: TableSchema) -> tuple[list[Row], list[
     return views, indexes, tables[0]
 
 
+def has_log(session: Session, schema: TableSchema) -> bool:
+    """Return whether a table of ScyllaDB has a CDC log."""
+    return bool(read_schemas(session, [schema.keyspace], [schema.name + SUFFIX]))
+
+
 def require_importable(schema: TableSchema, views: Iterable[Row], indexes: Iterable[Row], table: Row) -> None:
-    """Raise a WritetimeError if the table has a view, an index or transactions, which an import would not keep."""
+    """Raise a WritetimeError if the table has a view, an index or transactions, which an import into Cassandra would
+    not keep. ScyllaDB updates views and indexes when it loads SSTables.
+    """
     found = [f"materialised view {row['view_name']}" for row in views if row["base_table_name"] == schema.name]
     found += [f"index {row['index_name']}" for row in indexes]
     if found:
