@@ -143,6 +143,29 @@ def test_a_table_that_is_created_again_while_the_agent_runs(landed: Captured) ->
         landed.settle()
 
 
+def test_a_table_that_is_dropped_after_a_truncation(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node deletes its record of the truncation, too, which may be between two queries of the agent."""
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v text) WITH cdc = true")
+    answer = Node.rows
+    drops = iter(["DROP TABLE {ks}.t"])
+    is_due = False
+
+    def rows(node: Node, query: str) -> list[dict[str, Any]]:
+        if is_due and "truncated_at" in query:
+            landed.write(*drops)
+        return answer(node, query)
+
+    monkeypatch.setattr(Node, "rows", rows)
+    with landed.agent():
+        landed.write("INSERT INTO {ks}.t (k, v) VALUES (1, 'old')", "TRUNCATE {ks}.t")
+        assert view_rows(views.virtual(land(landed))) == []
+        is_due = True
+        landed.settle()
+        assert not list(drops)
+        landed.settle()
+    assert not list(landed.settings.capture.state_dir.glob("aside/truncation-undone-*"))
+
+
 def test_a_record_that_cannot_be_read_does_not_stop_other_tables(
     landed: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

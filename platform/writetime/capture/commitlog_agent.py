@@ -267,6 +267,9 @@ class Agent:
         """Record truncations before a watermark passes them; return whether there are new ones."""
         before, faults = self._truncations, self._truncation_faults
         self._truncations, self._truncation_faults = read_truncations(self._node)
+        if self._coverage.undone(self._truncations, self._truncation_faults, self._schemas.tables):
+            # The node also deletes the record of a table that it drops, after it deletes the table's schema.
+            self._unannounced |= self._decoder.refresh(always=True)
         self._coverage.note_truncations(self._truncations, self._truncation_faults, self._schemas.tables)
         for schema in self._schemas.tables.captured:
             fault = self._truncation_faults.get(id_of(schema))

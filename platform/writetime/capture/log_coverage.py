@@ -263,22 +263,33 @@ class LogCoverage:
             self._note(_LOADED, fault, None)
             self._loaded_at = facts.loaded_at
 
+    def undone(
+        self, found: Mapping[UUID, Truncation], unreadable: Collection[UUID], tables: NodeTables
+    ) -> list[NodeTable]:
+        """Return the captured tables of which the node no longer has the last TRUNCATE that was recorded here."""
+        return [
+            table
+            for table in _live(tables)
+            if table.id not in unreadable
+            and (found[table.id].at if table.id in found else 0) < self._last.truncated.get(str(table.id), 0)
+        ]
+
     def note_truncations(
         self, found: Mapping[UUID, Truncation], unreadable: Collection[UUID], tables: NodeTables
     ) -> None:
         """Record the tables whose last TRUNCATE the node has undone. It deletes its record of the truncation when it
         restores segments up to an earlier time, and then has the rows from before it again (`CommitLogReplayer`).
         """
+        for table in self.undone(found, unreadable, tables):
+            fault = (
+                f"the node was restored to a time before the TRUNCATE of {table.full_name} at "
+                f"{instant_text(self._last.truncated[str(table.id)])}, and no segment has all rows from before it"
+            )
+            self._note(f"{_UNTRUNCATED}{table.id}", fault, [table])
         now = {}
         for table in _live(tables):
             before = self._last.truncated.get(str(table.id), 0)
             at = before if table.id in unreadable else found[table.id].at if table.id in found else 0
-            if at < before:
-                fault = (
-                    f"the node was restored to a time before the TRUNCATE of {table.full_name} at "
-                    f"{instant_text(before)}, and no segment has all rows from before it"
-                )
-                self._note(f"{_UNTRUNCATED}{table.id}", fault, [table])
             if at:
                 now[str(table.id)] = at
         self._last.truncated = now
