@@ -78,8 +78,8 @@ def test_a_column_that_was_dropped_and_added_again(tmp_path: Path) -> None:
     again = without(replace(back, dropped=()), "w", 300)
     table.follow(again)
     assert rows_at(table, 99) == BEFORE
-    # The lake knows only of the last drop.
-    assert [row["w"] for row in rows_at(table, 299)] == [10, None, 30]
+    # The database knows only of the last drop.
+    assert [row["w"] for row in rows_at(table, 299)] == [None, None, 30]
     assert "w" not in rows_at(table, 300)[0]
 
 

@@ -7,9 +7,9 @@ A renamed key column keeps the name that it had when the lake got the table. Its
 because a place never changes; the order in which schemas arrive does not show which name is newer.
 
 A dropped column stays in the Delta tables, with its values. If it comes back, its old cells are still there, and the
-merge leaves out those that the drop made void (`TableSchema.dropped`). As of an instant before the drop, they count
-(`history.schema_at`). So the lake keeps the type that the column had in it: the database records a dropped user-defined
-type as a tuple, without the names of its fields.
+merge leaves out those that the last drop made void (`TableSchema.dropped`, which has all drops here). As of an instant
+before the drop, they count (`history.schema_at`). So the lake keeps the type that the column had in it: the database
+records a dropped user-defined type as a tuple, without the names of its fields.
 
 A type may change to one that Arrow holds in the same way (`ascii` and `text`, `timeuuid` and `uuid`). Any other change
 of a type is rejected. If one schema has a later drop of the column, its type counts. Otherwise the database allows only
@@ -41,7 +41,7 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
         clustering=_columns(current, seen, "clustering"),
         static=static,
         regular=regular,
-        dropped=tuple(sorted(_dropped(current, seen, live), key=lambda d: d.name)),
+        dropped=tuple(sorted(_dropped(current, seen, live), key=lambda d: (d.name, d.dropped_at))),
         id=current.id or seen.id,
         # It is not known which one is newer.
         gc_grace_seconds=max(current.gc_grace_seconds, seen.gc_grace_seconds),
@@ -81,10 +81,11 @@ def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
 
 
 def _dropped(current: TableSchema, seen: TableSchema, live: Container[str]) -> Iterator[DroppedColumn]:
-    found: dict[str, DroppedColumn] = {}
+    # The database records only the last drop of a column that was added again. As of an instant before that, the one
+    # before it counts.
+    found: dict[tuple[str, int], DroppedColumn] = {}
     for column in current.dropped + seen.dropped:
-        if column.name not in found or column.dropped_at > found[column.name].dropped_at:
-            found[column.name] = column
+        found.setdefault((column.name, column.dropped_at), column)
     for column in found.values():
         # One of the two may still have it.
         as_lived = [] if column.name in live else [_as_lived(column, schema) for schema in (current, seen)]

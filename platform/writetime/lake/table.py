@@ -115,16 +115,16 @@ class LakeTable:
         schema = from_json(_stored(changes, created))
         labels = recorded_labels(changes.properties.get(_named(NAMES, created)), schema)
         live = {column.name for column in schema.columns}
-        gone = [
-            column
+        gone = {
+            column.name: column
             for column in schema.dropped
             if column.name in labels.keys() - live
             and (after is None or column.dropped_at > after)
             # The fields of an earlier table are gone.
             and (created != now or _holds(changes, labels[column.name], column.type))
-        ]
+        }
         static, regular = (
-            tuple(Column(d.name, d.type) for d in gone if bool(d.static) == kind) for kind in (True, False)
+            tuple(Column(d.name, d.type) for d in gone.values() if bool(d.static) == kind) for kind in (True, False)
         )
         whole = replace(schema, static=schema.static + static, regular=schema.regular + regular)
         return labelled(whole, labels)
