@@ -152,6 +152,30 @@ def test_a_node_that_is_down_and_a_missing_right(
     assert not files_of(data)
 
 
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_node_that_stops_during_the_import(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_down: bool
+) -> None:
+    """What nodetool reports names no node, and no remedy."""
+    manifest = written(str(tmp_path / "out"), tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OperationTimedOut()
+
+    def fail(*_: object, **__: object) -> None:
+        if is_down:
+            monkeypatch.setattr(node_import, "local_node", refuse)
+        raise WritetimeError("nodetool import failed: Connection reset")
+
+    monkeypatch.setattr(node_import, "nodetool", fail)
+    wanted = r"the node 10\.0\.0\.1 stopped during the import: start it, and run this again \(nodetool import failed"
+    with pytest.raises(WritetimeError, match=wanted if is_down else "^nodetool import failed: Connection reset$"):
+        imported(str(tmp_path / "out"), manifest)
+    assert manifest.target is not None
+    assert not is_imported(str(tmp_path / "out"), manifest.target, HOST)
+    assert not data.joinpath("imports").exists()
+
+
 def test_a_missing_sstable_is_named(data: Path, tmp_path: Path) -> None:
     manifest = written(str(tmp_path / "out"), tmp_path)
     (tmp_path / "out" / manifest.sstables[-1].file).unlink()

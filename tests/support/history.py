@@ -44,12 +44,12 @@ def with_history(
         for statement in statements(table, random.Random(seed + phase), START + phase * HOUR):
             session.execute(statement)
         wanted.append(Answers.of(session, table))
-        _add(lake, snapshot(settings, table, f"flush{phase}"), phase)
+        add_snapshot(lake, snapshot(settings, table, f"flush{phase}"), phase)
         state.fold(lake)
     return lake, wanted
 
 
-def _add(lake: LakeTable, folders: Iterable[Path], number: int) -> None:
+def add_snapshot(lake: LakeTable, folders: Iterable[Path], number: int) -> None:
     """Add the changes of all SSTables. The first snapshot with a change has it, so the lake keeps its history."""
     schema = lake.schema()
     locations = (location for folder in folders for location in find_sstables(str(folder)))

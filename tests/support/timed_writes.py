@@ -3,9 +3,14 @@
 import random
 import time
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Self
 
 from cassandra.cluster import Session
+
+from tests.support.chosen_seconds import rows_at
+from writetime.schema.table import TableSchema
+from writetime.schema.types import is_complex, quote_name, quote_table
 
 COLUMNS = """(k int, c int, d text, s text STATIC, v int, w text, l list<int>, m map<text, int>, e set<int>,
  f frozen<list<int>>, PRIMARY KEY (k, c, d)) WITH CLUSTERING ORDER BY (c DESC, d ASC)"""
@@ -62,8 +67,22 @@ class Answers:
         rows = [{n: repr(v) for n, v in row.items() if not n.startswith("ttl")} for row in found]
         return cls(rows, [None if ttl is None else (start + ttl, end + ttl) for ttl in ttls])
 
+    @classmethod
+    def at(cls, session: Session, schema: TableSchema, second: int, *, of_parts: bool) -> Self:
+        """Return what a table of any schema answers as of a second, by a session of `ProtocolAt`. Rows have the TTLs
+        that remain then, and `of_parts` the write times and TTLs of the parts of collections and UDTs, too, of which
+        Cassandra reports them from 5.0 on.
+        """
+        timed = [c.name for c in schema.static + schema.regular if of_parts or not is_complex(c.type)]
+        names = [quote_name(c.name) for c in schema.columns]
+        names += [f"{function}({quote_name(name)})" for name in timed for function in ("writetime", "ttl")]
+        found = rows_at(session, f"SELECT {', '.join(names)} FROM {quote_table(schema.full_name)}", second)
+        return cls([dict(zip(names, map(repr, row), strict=True)) for row in found], [])
+
     def assert_same(self, wanted: "Answers") -> None:
-        assert self.rows == wanted.rows
+        pairs = zip_longest(self.rows, wanted.rows)
+        differing = [(one, other) for one, other in pairs if one != other]
+        assert not differing, f"{len(differing)} rows differ, such as\n{differing[0][0]}, not\n{differing[0][1]}"
         for one, other in zip(self.expiries, wanted.expiries, strict=True):
             assert (one is None) == (other is None)
             assert one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])

@@ -93,7 +93,7 @@ def _loader(
         properties, port = local_node(session, address)
     if not any(os.path.isdir(data) for data in listed(properties["data_file_directories"])):
         raise _elsewhere(address, folder)
-    return partial(_import, port, folder, target, host)
+    return partial(_import, folder, target, host, session=session, port=port)
 
 
 @contextmanager
@@ -154,7 +154,9 @@ def _parts(folder: str, sstables: Sequence[RestoredSSTable], size: int) -> Itera
         yield part
 
 
-def _import(port: int, folder: str, target: Target, host: str, sstables: Sequence[RestoredSSTable]) -> None:
+def _import(
+    folder: str, target: Target, host: str, sstables: Sequence[RestoredSSTable], *, session: Session, port: int
+) -> None:
     """Let a node of Cassandra move copies of SSTables to its table. It may conclude from the names of the folders above
     that files are of another table, and leave them.
     """
@@ -167,9 +169,22 @@ def _import(port: int, folder: str, target: Target, host: str, sstables: Sequenc
         copies = Path(own, *target.table.split(".")).absolute()
         copies.mkdir(parents=True)
         copy_sstables(folder, sstables, copies)
-        nodetool(port, "import", *target.table.split(".", 1), str(copies), timeout_seconds=_IMPORT_SECONDS)
+        try:
+            nodetool(port, "import", *target.table.split(".", 1), str(copies), timeout_seconds=_IMPORT_SECONDS)
+        except WritetimeError as e:
+            raise _import_fault(session, target.nodes[host].address, e) from None
         if left := left_in(copies, sstables):
             raise WritetimeError(f"nodetool import left {left[0]}: see the log of the node at JMX port {port}")
+
+
+def _import_fault(session: Session, address: str, fault: WritetimeError) -> WritetimeError:
+    """Return the error of an import that failed. If the node stopped, nodetool does not name it, nor the remedy."""
+    try:
+        local_node(session, address)
+    except DRIVER_FAULTS as e:
+        if is_without_answer(e):
+            return Transient(f"the node {address} stopped during the import: start it, and run this again ({fault})")
+    return fault
 
 
 def _refresh(node: ScyllaNode, upload: Path, folder: str, target: Target, sstables: Sequence[RestoredSSTable]) -> None:

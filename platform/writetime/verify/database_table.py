@@ -15,7 +15,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 
 from writetime.changes.position import STATIC_POSITION
-from writetime.clients.database import DRIVER_FAULTS, nodes_agree
+from writetime.clients.database import DRIVER_FAULTS, driver_reason, nodes_agree
 from writetime.clients.untyped_pages import PageProtocol, as_page
 from writetime.core.arrow import mask_of, one_chunk, pc, valid
 from writetime.core.errors import Transient, WritetimeError
@@ -59,7 +59,7 @@ class DatabaseTable:
             known = read_schema(session, schema.full_name)
             masked = masking_fault(session, schema.keyspace, schema.name)
         except DRIVER_FAULTS as e:
-            raise Transient(f"the schema of {schema.full_name} cannot be read from the database: {e}") from None
+            raise _unread(f"the schema of {schema.full_name}", e) from None
         if None not in (schema.id, known.id) and schema.id != known.id:
             raise WritetimeError(
                 f"the table {schema.full_name} was dropped and created again: the lake has the table with the id "
@@ -183,9 +183,10 @@ class DatabaseTable:
         except DRIVER_FAULTS as e:
             # A node that was down may not know a new column yet.
             refused = isinstance(e, InvalidRequest) and nodes_agree(self._session)
-            kind = WritetimeError if refused else Transient
             name = self._schema.full_name
-            raise kind(f"{name} cannot be read from the database as the lake has it: {e}") from None
+            if refused:
+                raise WritetimeError(f"{name} cannot be read from the database as the lake has it: {e}") from None
+            raise _unread(name, e) from None
 
     def _rows(self, found: pa.Table) -> OrderedRows:
         schema = self._schema
@@ -240,6 +241,13 @@ def _reports_parts(session: Session) -> bool:
     assert session.cluster is not None
     versions = [str(host.release_version).partition(".")[0] for host in session.cluster.metadata.all_hosts()]
     return all(version.isdecimal() and int(version) >= _PARTS_SINCE for version in versions)
+
+
+def _unread(what: str, fault: Exception) -> Transient:
+    return Transient(
+        f"{what} cannot be read from the database ({driver_reason(fault)}): start the nodes that do not answer, or "
+        "grant the right that is missing, and run this again"
+    )
 
 
 def _with_clock(page: pa.Table, *times: float) -> pa.Table:

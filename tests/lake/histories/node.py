@@ -1,6 +1,5 @@
 """A real node: statements and rows at chosen seconds, the new part of its commit log, and its snapshots."""
 
-import io
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Cluster
-from cassandra.protocol import QueryMessage
 from cassandra.query import SimpleStatement
 
 from tests.support.answers import decoded
+from tests.support.chosen_seconds import ProtocolAt, rows_at
 from writetime.clients.node_snapshots import listed, local_node
-from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
@@ -23,36 +21,6 @@ from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments, trusted
 
 _IN_FLIGHT = 64
-_NOW_IN_SECONDS = 0x100
-
-
-class _QueryAt(QueryMessage):
-    """A query that the node executes as of a second (protocol v5: the flag `now_in_seconds`, the last value)."""
-
-    second = 0
-
-    def _write_query_params(self, f: Any, protocol_version: int) -> None:
-        inner = io.BytesIO()
-        super()._write_query_params(inner, protocol_version)
-        body = bytearray(inner.getvalue())
-        # The consistency level comes first, in two bytes, then the flags.
-        flags = int.from_bytes(body[2:6], "big") | _NOW_IN_SECONDS
-        body[2:6] = flags.to_bytes(4, "big")
-        f.write(bytes(body) + self.second.to_bytes(4, "big"))
-
-
-class _ProtocolAt(UntypedProtocol):
-    """Takes the second, and the default write time, of a statement from its custom payload."""
-
-    @classmethod
-    def encode_message(cls, msg: Any, *arguments: Any, **options: Any) -> bytes:
-        payload = getattr(msg, "custom_payload", None)
-        if payload and "second" in payload:
-            msg.__class__ = _QueryAt
-            msg.second = payload["second"]
-            msg.timestamp = payload["timestamp"]
-            msg.custom_payload = None
-        return super().encode_message(msg, *arguments, **options)
 
 
 class Node(AbstractContextManager["Node"]):
@@ -70,7 +38,7 @@ class Node(AbstractContextManager["Node"]):
         )
         self._plain = self._cluster.connect()
         self._at = self._cluster.connect()
-        self._at.client_protocol_handler = _ProtocolAt
+        self._at.client_protocol_handler = ProtocolAt
         self._plain.default_timeout = self._at.default_timeout = 120
         settings, self._jmx_port = local_node(self._plain)
         self._data = [Path(folder) for folder in listed(settings["data_file_directories"])]
@@ -118,9 +86,8 @@ class Node(AbstractContextManager["Node"]):
     def rows(self, schema: TableSchema, second: int) -> pa.Table:
         """Return the rows of `SELECT *` as of a second."""
         names = ", ".join(quote_name(c.name) for c in schema.columns)
-        payload: Any = {"second": second, "timestamp": None}
-        statement = SimpleStatement(f"SELECT {names} FROM {schema.full_name}", fetch_size=None)  # type: ignore[arg-type]
-        return decoded([list(row) for row in self._at.execute(statement, custom_payload=payload)], schema)
+        found = rows_at(self._at, f"SELECT {names} FROM {schema.full_name}", second)
+        return decoded([list(row) for row in found], schema)
 
     def log(self, schemas: Sequence[TableSchema]) -> dict[str, list[pa.RecordBatch]]:
         """Read the changes to these tables that the commit log has since the last time, by table name."""
