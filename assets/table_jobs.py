@@ -45,6 +45,7 @@ from writetime_dagster.assets.failures import retried
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.restore import restore_job
+from writetime_dagster.assets.undo import undo_jobs
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 # Checks that are not part of an asset's run.
@@ -94,6 +95,7 @@ def definitions(tables: Sequence[FollowedTable]) -> dg.Definitions:
             *(asset_job(name, selection, description=text) for name, (selection, text) in _selections(tables).items()),
             maintain,
             restore_job(),
+            *undo_jobs(),
         ],
         schedules=schedules,
         sensors=sensors,

@@ -21,6 +21,9 @@ from writetime.restore.sstables import restore
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema
+from writetime.undo.applying import apply_plan
+from writetime.undo.damage import Interval
+from writetime.undo.plan import UndoPlan, make_plan, read_plan
 
 
 class Table:
@@ -116,8 +119,44 @@ class Table:
         report = restore_into(self._settings, self._table, folder, into, _micros(as_of), merge=merge)
         return report.comparison is not None and report.comparison.proven
 
+    def plan_undo(
+        self,
+        first: datetime | str | int,
+        last: datetime | str | int,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> UndoPlan:
+        """Plan to undo what was written after a first time and up to a last one; see docs/undo.md.
+
+        Args:
+            first: the time before the damage, as in `view`.
+            last: the time of the last damaging write.
+            where: a condition in SQL: only rows that meet it, as they were or as they are.
+            columns: only these columns.
+
+        Raises:
+            WritetimeError: the lake cannot show the first time, or does not have all writes up to the last one; the
+                table has counters; or the condition or a column is wrong.
+        """
+        interval = Interval(_instant(first), _instant(last))
+        return make_plan(self._table, interval, where=where, columns=columns)
+
+    def apply_undo(self, plan_id: str, rows_per_second: int | None = None) -> int:
+        """Apply a plan to the database; return the number of rows that this call wrote. A cell that was written after
+        the plan was made is left alone.
+
+        Raises:
+            WritetimeError: there is no such plan, or the table was truncated or created again since.
+        """
+        return apply_plan(self._settings, self._table, read_plan(self._table, plan_id), rows_per_second)
+
 
 def _micros(instant: datetime | str | int | None) -> int | None:
+    return None if instant is None else _instant(instant)
+
+
+def _instant(instant: datetime | str | int) -> int:
     text = instant.isoformat() if isinstance(instant, datetime) else instant
     return parse_instant(text) if isinstance(text, str) else text
 

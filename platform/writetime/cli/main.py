@@ -43,6 +43,7 @@ COMMANDS = {
     "snapshot": "lake:snapshot",
     "sstable": "storage:sstable",
     "status": "servers:status",
+    "undo": "undo:undo",
     "up": "servers:up",
     "verify": "verify:verify",
     "view": "view:view",

@@ -20,7 +20,8 @@ from writetime.files.key_ranges import KeyRanges, TokenRange
 from writetime.files.row_form import warning
 from writetime.lake import views
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
-from writetime.lookup.conditions import TOKEN, conditions_of, database, with_token_column
+from writetime.lookup.conditions import TOKEN, conditions_of, with_token_column
+from writetime.lookup.filtering import filtered
 from writetime.lookup.keys import ALL_TOKENS, label, places_of_condition
 from writetime.lookup.reading import FoundRows, RowReader
 from writetime.schema.names import TakenNames, candidates, fold
@@ -125,24 +126,6 @@ def _filtered(rows: FoundRows, where: str, partition_key: list[str]) -> pa.Table
     if replaced is None:
         return filtered(rows.values, where)
     return filtered(rows.values.append_column(token, rows.tokens), replaced).drop_columns([token])
-
-
-def filtered(rows: pa.Table, where: str) -> pa.Table:
-    """Return the rows that meet a condition in DuckDB's SQL, unchanged: the values do not pass through DuckDB.
-
-    The condition uses the column names of the view. Times without a zone are in UTC. Raises WritetimeError: DuckDB
-    rejects the condition.
-    """
-    import duckdb
-
-    taken = TakenNames(rows.column_names)
-    number = next(name for name in candidates("writetime_row") if name not in taken)
-    numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
-    try:
-        chosen = database().from_arrow(numbered).filter(where).order(number).project(number)
-        return rows.take(chosen.fetch_arrow_table()[number])
-    except duckdb.Error as e:
-        raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
 
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema) -> None:

@@ -89,7 +89,7 @@ def _elements(
     group = np.repeat(group, lengths)
     path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
     value_type = cql_type.arguments[-1]
-    paths = comparable(elements.field("path"), path_type, _bytes(elements, "path"))
+    paths = comparable(elements.field("path"), path_type, kept_bytes(elements, "path"))
     element, head, _ = group_by(group, pa.nulls(len(paths), pa.binary()), paths)
     groups_of = group[head]
     times = cell_times(elements, dropped_at)
@@ -113,7 +113,7 @@ def _elements(
     return pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(best[live])), type=lists.type), some
 
 
-def _bytes(cells: pa.StructArray, name: str) -> pa.Array | None:
+def kept_bytes(cells: pa.StructArray, name: str) -> pa.Array | None:
     """Return the bytes of the values or paths of cells where decoding lost some; None if it loses none of the type."""
     place = cells.type.get_field_index(f"{name}_bytes")
     return None if place < 0 else cells.flatten()[place]
@@ -123,5 +123,5 @@ def _taken(
     cells: pa.StructArray, name: str, cql_type: CqlType, indices: pa.Array
 ) -> tuple[pa.Array, CqlType, pa.Array | None]:
     """Return the values or paths of some cells, their type and their bytes, for `value_order.serialised`."""
-    others = _bytes(cells, name)
+    others = kept_bytes(cells, name)
     return cells.field(name).take(indices), cql_type, None if others is None else others.take(indices)

@@ -28,7 +28,7 @@ def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np
     """Return the result of `live_rows`, and the index of each row in the state. A row of static cells alone has the
     index of the static row.
     """
-    lives = _marker_lives(one_chunk(state["marker"]), as_of)
+    lives = markers_live(one_chunk(state["marker"]), as_of)
     has_static = np.zeros(len(state), bool)
     values: dict[str, pa.Array] = {}
     for column in schema.static + schema.regular:
@@ -91,7 +91,8 @@ def cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:
     return pc.and_(cells.is_valid(), pc.and_(unexpired, pc.invert(deleted)))
 
 
-def _marker_lives(markers: pa.StructArray, as_of: int) -> np.ndarray:
+def markers_live(markers: pa.StructArray, as_of: int) -> np.ndarray:
+    """Return which row markers exist and have not expired."""
     expired = pc.or_(
         pc.less_equal(markers.field("expiry"), as_of).fill_null(False),
         pc.equal(markers.field("ttl"), EXPIRED_TTL).fill_null(False),

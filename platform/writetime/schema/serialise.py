@@ -112,6 +112,23 @@ def partition_key(parts: Sequence[bytes | None]) -> bytes:
     return b"".join(len(part or b"").to_bytes(2, "big") + (part or b"") + b"\0" for part in parts)
 
 
+def key_splitter(count: int) -> Callable[[bytes], list[bytes | None]]:
+    """Return the inverse of `partition_key` for a key of so many columns."""
+    if count == 1:
+        return lambda key: [key]
+
+    def split(key: bytes) -> list[bytes | None]:
+        parts: list[bytes | None] = []
+        start = 0
+        for _ in range(count):
+            end = start + 2 + int.from_bytes(key[start : start + 2], "big")
+            parts.append(key[start + 2 : end])
+            start = end + 1
+        return parts
+
+    return split
+
+
 def _map(key: Serialiser, value: Serialiser) -> Serialiser:
     def serialise(entries: Any) -> bytes:
         pairs = [(e["key"], e["value"]) if isinstance(e, dict) else e for e in entries]

@@ -1,0 +1,294 @@
+"""A plan to undo what writes of an interval did to a table: its damaged cells, in files that SQL can query.
+
+A plan is in the table's folder of the lake: `undo/<id>/undo.json`, and a Parquet file per bucket with damaged cells,
+whose fields are those of `damage.damage_schema`.
+
+**Its write time** is the time up to which the lake had all writes when it was made. Each cell of the plan was last
+written before the end of the interval, so earlier. A write that the lake did not have yet is later. So the undo wins
+against the damage, and loses against each write after the plan, whenever it is applied. A tie is impossible.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pydantic import TypeAdapter
+
+from writetime.changes.model import change_schema
+from writetime.core.arrow import decoded, one_chunk, pc
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
+from writetime.delta.commits import put_new
+from writetime.delta.storage import Storage
+from writetime.delta.versions import TableVersion
+from writetime.files.change_files import read_changes
+from writetime.files.merging import Runner, Source, merge_files
+from writetime.lake.history import require_history, select
+from writetime.lake.horizon import captured_until, complete_snapshot, registered_sources
+from writetime.lake.state import generation_of
+from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now, views_at
+from writetime.lookup.filtering import numbers_where
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Native
+from writetime.undo.damage import KINDS, OF_ROW, Chosen, Interval, damage_schema, find_damage
+
+_FOLDER, _PLAN = "undo", "undo.json"
+_SHOWN = ("kind", "row", "column", "element", "before", "now")
+_ID = re.compile(r"\d+")
+# Partitions that are compared at once.
+_PARTITIONS = 20_000
+
+ATTEMPTS = 500
+"""How often the application of a plan may begin. Each attempt has write times of its own for lists."""
+
+_MOST_MICROS = 2 * ATTEMPTS
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A file of a plan, and the number of its cells."""
+
+    name: str
+    cells: int
+
+
+@dataclass(frozen=True)
+class UndoPlan:
+    """A plan: its id, the table with its id and its generation, the interval, the write time that all cells get, the
+    condition and the columns, the files, and the number of cells of each kind. Times are in microseconds.
+
+    `whole_rows` are the cells of the kind `added` that are whole rows.
+    """
+
+    id: str
+    table: str
+    table_id: str | None
+    generation: int
+    interval: Interval
+    write_time: int
+    where: str | None
+    columns: list[str] | None
+    files: list[PlanFile]
+    counts: dict[str, int]
+    whole_rows: int
+
+    @property
+    def cells(self) -> int:
+        """The number of cells to write."""
+        return sum(count for kind, count in self.counts.items() if kind != KINDS[-1])
+
+    @property
+    def inverse(self) -> Interval:
+        """The interval whose undo takes this one back, once it is applied."""
+        return Interval(self.write_time - _MOST_MICROS, self.write_time)
+
+
+_JSON = TypeAdapter(UndoPlan)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file that a task wrote, and how many cells of each kind, and whole rows, it has."""
+
+    file: PlanFile
+    counts: Mapping[str, int]
+    whole_rows: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Compare the damaged partitions of a bucket. It can be sent to a process."""
+
+    sources: Sequence[Source]
+    schema: TableSchema
+    interval: Interval
+    now: int
+    where: str | None
+    columns: frozenset[str] | None
+    target: Storage
+    name: str
+
+    def run(self) -> _Found | None:
+        keys = pc.unique(merge_files(self.sources, self.schema, self._within)["key"])
+        if not len(keys):
+            return None
+        changes = list(self._changes_of(keys))
+        rows = None if self.where is None else partial(numbers_where, where=self.where)
+        chosen = Chosen(self.columns, rows)
+        counts: Counter[str] = Counter()
+        whole_rows = 0
+        with (
+            self.target.writing(self.name) as file,
+            pq.ParquetWriter(file, damage_schema(self.schema), compression="zstd") as writer,
+        ):
+            for start in range(0, len(keys), _PARTITIONS):
+                some = [_with_keys(table, keys[start : start + _PARTITIONS]) for table in changes]
+                found = find_damage(some, self.schema, self.interval, self.now, chosen)
+                counts.update(found["kind"].to_pylist())
+                whole_rows += pc.sum(pc.equal(found["part"], OF_ROW)).as_py() or 0
+                writer.write_table(found)
+        return _Found(PlanFile(self.name, counts.total()), counts, whole_rows)
+
+    def _within(self, changes: pa.Table) -> pa.Table:
+        first, last = self.interval.first, self.interval.last
+
+        def keep(cells: pa.StructArray) -> pa.Array:
+            times = cells.field("write_time")
+            return pc.and_(pc.greater(times, first), pc.less_equal(times, last))
+
+        return select(changes, self.schema, keep)
+
+    def _changes_of(self, keys: pa.Array) -> Iterator[pa.Table]:
+        for source in self.sources:
+            for file in source.files:
+                place = source.storage, file.path, source.tokens_of(file)
+                for table in read_changes([place], change_schema(self.schema)):
+                    yield _with_keys(table, keys)
+
+
+def _with_keys(changes: pa.Table, keys: pa.Array) -> pa.Table:
+    return changes.filter(pc.is_in(decoded(one_chunk(changes["key"])), value_set=keys))
+
+
+def make_plan(
+    table: LakeTable,
+    interval: Interval,
+    *,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+    run: Runner = map,
+) -> UndoPlan:
+    """Compare a table with what it would be without the writes of an interval, and write the plan.
+
+    Args:
+        table: the table.
+        interval: the damaging writes.
+        where: a condition in SQL: only rows that meet it, as they were or as they are.
+        columns: only these static and regular columns.
+        run: runs the tasks, one per bucket.
+
+    Raises:
+        WritetimeError: the lake cannot show the start of the interval, or does not have all writes up to its end; the
+            table has counters; the condition is rejected, or a column is missing.
+    """
+    changes = table.changes.load()
+    schema = table.schema(changes)
+    write_time = _write_time(table, changes, interval)
+    chosen = None if columns is None else _chosen_columns(schema, columns)
+    _require_no_counters(schema)
+    now = time_now()
+    target = table.storage.folder(_FOLDER).folder(str(now))
+    tasks = [
+        _Task(
+            view.contents.waiting.changes,
+            schema,
+            interval,
+            now // 1_000_000,
+            where,
+            chosen,
+            target,
+            f"cells-{view.bucket:05}.parquet",
+        )
+        for view in views_at(table, interval.first, changes.version)
+    ]
+    table.storage.filesystem().create_dir(f"{_FOLDER}/{now}", recursive=True)
+    found = sorted(filter(None, run(_Task.run, tasks)), key=lambda each: each.file.name)
+    counts = {kind: sum(each.counts.get(kind, 0) for each in found) for kind in KINDS}
+    plan = UndoPlan(
+        target.address.rpartition("/")[2],
+        table.name,
+        None if schema.id is None else str(schema.id),
+        generation_of(changes),
+        interval,
+        write_time,
+        where,
+        None if columns is None else list(columns),
+        [each.file for each in found],
+        counts,
+        sum(each.whole_rows for each in found),
+    )
+    put_new(target, _PLAN, _JSON.dump_json(plan, indent=1))
+    return plan
+
+
+def read_plan(table: LakeTable, plan_id: str) -> UndoPlan:
+    """Return a plan of a table. Raises WritetimeError: there is none of this id, or it is damaged."""
+    folder = folder_of(table, plan_id)
+    filesystem = folder.filesystem()
+    if not _ID.fullmatch(plan_id) or filesystem.get_file_info(_PLAN).type != fs.FileType.File:
+        known = f"; known are {', '.join(ids)}" if (ids := plan_ids(table)) else ""
+        raise WritetimeError(
+            f"{table.name} has no plan {plan_id!r}: `writetime undo {table.name} --from T1 --to T2` makes one{known}"
+        )
+    with filesystem.open_input_stream(_PLAN) as file:
+        content = file.read()
+    try:
+        return _JSON.validate_json(content)
+    except ValueError as e:
+        raise WritetimeError(f"{folder.address}/{_PLAN} is damaged, so make a new plan: {e}") from None
+
+
+def plan_ids(table: LakeTable) -> list[str]:
+    """Return the ids of a table's complete plans, the oldest first."""
+    filesystem = table.storage.filesystem()
+    found = filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True, recursive=True))
+    return sorted(info.path.split("/")[-2] for info in found if info.base_name == _PLAN)
+
+
+def folder_of(table: LakeTable, plan_id: str) -> Storage:
+    """Return the folder of a plan."""
+    return table.storage.folder(_FOLDER).folder(plan_id)
+
+
+def read_cells(table: LakeTable, plan: UndoPlan, file: PlanFile) -> Iterator[dict[str, Any]]:
+    """Yield the cells of a file of a plan."""
+    with folder_of(table, plan.id).filesystem().open_input_file(file.name) as opened:
+        for batch in pq.ParquetFile(opened).iter_batches(batch_size=10_000):
+            yield from batch.to_pylist()
+
+
+def examples(table: LakeTable, plan: UndoPlan, count: int = 10) -> list[dict[str, Any]]:
+    """Return some cells of a plan, with the fields that people read."""
+    cells = (cell for file in plan.files for cell in read_cells(table, plan, file))
+    return [{name: cell[name] for name in _SHOWN} for cell in islice(cells, count)]
+
+
+def _write_time(table: LakeTable, changes: TableVersion, interval: Interval) -> int:
+    """Return the write time of a plan."""
+    if interval.first >= interval.last:
+        raise WritetimeError("--from must be before --to")
+    require_history(table, changes, interval.first)
+    whole = captured_until(changes) if registered_sources(changes) else complete_snapshot(changes)
+    if whole - _MOST_MICROS <= interval.last:
+        raise WritetimeError(
+            f"{table.name}: the lake has all writes up to {instant_text(whole)}, and the interval ends at "
+            f"{instant_text(interval.last)}: land the table first, or name an earlier --to"
+        )
+    return whole
+
+
+def _chosen_columns(schema: TableSchema, columns: Sequence[str]) -> frozenset[str]:
+    known = [column.name for column in schema.static + schema.regular]
+    for name in columns:
+        if name not in known:
+            raise WritetimeError(
+                f"{schema.full_name} has no static or regular column {name!r}; known are {', '.join(known)}"
+            )
+    return frozenset(columns)
+
+
+def _require_no_counters(schema: TableSchema) -> None:
+    for column in schema.static + schema.regular:
+        if column.type == Native("counter"):
+            raise WritetimeError(
+                f"{schema.full_name} has the counter {column.name}: counters cannot be undone, because each increment "
+                "is a sum; restore the table into another one, and subtract what was counted"
+            )

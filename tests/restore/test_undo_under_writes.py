@@ -1,0 +1,136 @@
+"""A captured table is undone while good writes go on, and the command is killed. Oracle: a second table, which got the
+same writes at the same times, without the bad ones.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.restore.conftest import Platform, wait_for
+from tests.support.published import command
+from writetime.clients.database import connect
+from writetime.lake.horizon import captured_until
+from writetime.lake.table import is_in_lake, open_table
+
+pytestmark = pytest.mark.long
+
+_COLUMNS = "(k int, c int, s text STATIC, v int, m map<text, int>, e set<int>, PRIMARY KEY (k, c))"
+_KEYS, _FIRST_BAD, _REPAIRED = 40, 20, 30
+_BAD = [
+    "DELETE FROM {t} USING TIMESTAMP {at} WHERE k = {k}",
+    "DELETE FROM {t} USING TIMESTAMP {at} WHERE k = {k} AND c > 1",
+    "DELETE m, v FROM {t} USING TIMESTAMP {at} WHERE k = {k} AND c = {c}",
+    "INSERT INTO {t} (k, c, s, v, m) VALUES ({k}, {c}, 'bad', -1, {{'bad': -1}}) USING TIMESTAMP {at}",
+]
+_GOOD = [
+    "INSERT INTO {t} (k, c, s, v) VALUES ({k}, {c}, 's{n}', {n}) USING TIMESTAMP {at}",
+    "UPDATE {t} USING TIMESTAMP {at} AND TTL 86400 SET m['x{n}'] = {n}, e = e + {{{n}}} WHERE k = {k} AND c = {c}",
+    "DELETE m['x{n}'] FROM {t} USING TIMESTAMP {at} WHERE k = {k} AND c = {c}",
+    "DELETE FROM {t} USING TIMESTAMP {at} WHERE k = {k} AND c = {c}",
+]
+
+
+class _Writers:
+    """Writes good statements to both tables, and bad ones to the first, each at the present time."""
+
+    def __init__(self, platform: Platform, seed: int) -> None:
+        self._platform, self._chooser = platform, random.Random(seed)
+        self._lock = threading.Lock()
+        self.damaged, self.wanted = (f"{platform.keyspace}.undone{n}_{seed}" for n in (1, 2))
+        platform.write(
+            f"CREATE TABLE {self.damaged} {_COLUMNS} WITH cdc = true", f"CREATE TABLE {self.wanted} {_COLUMNS}"
+        )
+
+    def write(self, texts: list[str], first: int, count: int, *tables: str) -> None:
+        """Write so many statements to the keys from a first one on."""
+        with connect(self._platform.settings) as session:
+            for _ in range(count):
+                values = {"k": self._chooser.randrange(first, _KEYS), "c": self._chooser.randrange(4)}
+                values |= {"n": self._chooser.randrange(5), "at": time.time_ns() // 1000}
+                text = self._chooser.choice(texts)
+                for table in tables:
+                    session.execute(text.format(t=table, **values))
+
+    @contextmanager
+    def good(self, first: int, last: int) -> Iterator[None]:
+        """Go on with good writes to some keys during the block."""
+        stop, chooser = threading.Event(), random.Random(self._chooser.random())
+
+        def work() -> None:
+            with connect(self._platform.settings) as session:
+                while not stop.wait(0.005):
+                    values = {"k": chooser.randrange(first, last), "c": chooser.randrange(4)}
+                    values |= {"n": chooser.randrange(5), "at": time.time_ns() // 1000}
+                    text = chooser.choice(_GOOD)
+                    for table in (self.damaged, self.wanted):
+                        session.execute(text.format(t=table, **values))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def land_until(self, instant: int) -> None:
+        """Land until the lake has all writes up to a time."""
+
+        def has_landed() -> bool:
+            command("land", self.damaged)
+            settings = self._platform.settings
+            return is_in_lake(settings, self.damaged) and (
+                captured_until(open_table(settings, self.damaged).changes.load()) > instant
+            )
+
+        wait_for(has_landed)
+
+    def answers(self, table: str) -> list[tuple[object, ...]]:
+        """The rows, with the write times of the cells that have one."""
+        with connect(self._platform.settings) as session:
+            found = session.execute(f"SELECT k, c, s, v, m, e, writetime(s), writetime(v), ttl(v) FROM {table}")
+            return [tuple(row) for row in found]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_undone_while_good_writes_go_on(platform: Platform, seed: int) -> None:
+    writers = _Writers(platform, seed)
+    with platform.agent():
+        writers.write(_GOOD, 0, 400, writers.damaged, writers.wanted)
+        # The history of the lake begins.
+        writers.land_until(time.time_ns() // 1000)
+        first = time.time_ns() // 1000
+        with writers.good(0, _FIRST_BAD):
+            time.sleep(0.01)
+            writers.write(_BAD, _FIRST_BAD, 60, writers.damaged)
+            last = time.time_ns() // 1000
+        # The program is repaired, and writes good data to some of the damaged keys.
+        with writers.good(0, _REPAIRED):
+            writers.land_until(last + 2000)
+            interval = ["--from", str(first), "--to", str(last), "--where", f"k >= {_FIRST_BAD}"]
+            planned = command("undo", writers.damaged, *interval)
+            assert planned.exit_code == 0, planned.output
+            plan_id = planned.stdout.rpartition(" ")[2].strip()
+            apply = [sys.executable, "-m", "writetime", "undo", writers.damaged, "--apply", plan_id]
+            for seconds in (1.5, 2.5):
+                process = subprocess.Popen([*apply, "--rate", "10"], env=os.environ)
+                time.sleep(seconds)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            assert subprocess.run(apply, env=os.environ, check=False).returncode == 0
+        write_time = int(command("undo", writers.damaged, "--apply", plan_id).stderr.rpartition(" ")[2])
+        found, wanted = writers.answers(writers.damaged), writers.answers(writers.wanted)
+        assert [row[:6] for row in found] == [row[:6] for row in wanted]
+        for one, other in zip(found, wanted, strict=True):
+            assert all(a in (b, write_time) for a, b in zip(one[6:8], other[6:8], strict=True))
+        assert any(write_time in row for row in found)
+        # The undo is captured like all writes.
+        platform.land(writers.damaged)
