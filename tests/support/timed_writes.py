@@ -3,7 +3,6 @@
 import random
 import time
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Self
 
 from cassandra.cluster import Session
@@ -80,9 +79,13 @@ class Answers:
         return cls([dict(zip(names, map(repr, row), strict=True)) for row in found], [])
 
     def assert_same(self, wanted: "Answers") -> None:
-        pairs = zip_longest(self.rows, wanted.rows)
-        differing = [(one, other) for one, other in pairs if one != other]
-        assert not differing, f"{len(differing)} rows differ, such as\n{differing[0][0]}, not\n{differing[0][1]}"
+        more, fewer = (
+            [row for row in ours if row not in theirs]
+            for ours, theirs in ((self.rows, wanted.rows), (wanted.rows, self.rows))
+        )
+        assert not more, f"{len(more)} rows are other ones, or more, such as\n{more[0]}, and not\n{fewer[:1]}"
+        assert not fewer, f"{len(fewer)} rows are missing, such as\n{fewer[0]}"
+        assert self.rows == wanted.rows, "the rows have another order"
         for one, other in zip(self.expiries, wanted.expiries, strict=True):
             assert (one is None) == (other is None)
             assert one is None or other is None or (one[0] <= other[1] and other[0] <= one[1])
