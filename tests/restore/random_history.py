@@ -198,6 +198,7 @@ class Recorder:
             time.sleep(0.05)
             for history in self.histories:
                 self.instants.append(self._record(history.schema.full_name))
+                history.begin()
 
     def _record(self, table: str) -> Instant:
         at = time_now()
