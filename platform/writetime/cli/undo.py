@@ -1,9 +1,6 @@
 """`writetime undo KS.TABLE`."""
 
-from typing import Any
-
 import click
-import orjson
 
 from writetime.cli.text_tables import print_table
 from writetime.core import config
@@ -25,9 +22,9 @@ _TEXTS = {
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--from", "first", metavar="T1", help="The time before the damage, such as 2026-11-24T09:00:00Z.")
-@click.option("--to", "last", metavar="T2", help="The time of the last damaging write.")
-@click.option("--where", help="Only rows that meet this condition in SQL, as they were at T1 or as they are.")
+@click.option("--from", "first", metavar="T1", help="A time before the damage, such as 2026-11-24T09:00:00Z.")
+@click.option("--to", "last", metavar="T2", help="The time of the last damaging write, or a later one.")
+@click.option("--where", help="Only rows that meet this condition in SQL, as they were or as they are.")
 @click.option("--columns", metavar="A,B", help="Only these columns.")
 @click.option("--apply", "plan_id", metavar="PLAN", help="Write the cells of this plan to the database.")
 @click.option("--rate", type=click.IntRange(1), default=1000, show_default=True, help="Most rows to write per second.")
@@ -44,7 +41,8 @@ def undo(
     """Undo what was written or deleted after T1 and up to T2, and not written again since.
 
     With --from and --to, it makes a plan, and changes nothing in the database. With --apply PLAN, it writes the cells
-    of the plan, unless they were written after the plan was made. Run it again if it ends early.
+    of the plan. A cell with a later write than the interval is left alone, also if it was written after the plan was
+    made. Run it again if it ends early.
     """
     lake = open_table(settings := config.load(), table)
     if plan_id is not None:
@@ -53,13 +51,13 @@ def undo(
         plan = read_plan(lake, plan_id)
         written = apply_plan(settings, lake, plan, rate)
         inverse = plan.inverse
-        click.echo(f"{table}: {pluralize(written, 'row')} written")
+        click.echo(f"{table}: {pluralize(written, 'row')} written, and the plan {plan.id} is applied")
         click.echo(f"to take this back: writetime undo {table} --from {inverse.first} --to {inverse.last}", err=True)
         return
     if first is None or last is None:
         raise WritetimeError("name the interval with --from and --to, or a plan with --apply")
     interval = Interval(parse_instant(first), parse_instant(last))
-    chosen = None if columns is None else columns.split(",")
+    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
     _show(lake, make_plan(lake, interval, where=where, columns=chosen))
 
 
@@ -71,14 +69,7 @@ def _show(table: LakeTable, plan: UndoPlan) -> None:
     if not plan.files:
         return
     if shown := examples(table, plan):
-        print_table(list(shown[0]), [[_text(value) for value in cell.values()] for cell in shown])
+        print_table(list(shown[0]), [list(cell.values()) for cell in shown])
     click.echo(f"all cells: {folder_of(table, plan.id).address}/*.parquet")
     if plan.cells:
         click.echo(f"to apply: writetime undo {plan.table} --apply {plan.id}")
-
-
-def _text(value: Any) -> str:
-    """Return text as it is, nothing for null, and a key as JSON."""
-    if isinstance(value, dict):
-        return orjson.dumps(value, default=str).decode()
-    return value or ""

@@ -1,12 +1,13 @@
 """Applies a plan: it writes its cells to the database, at a bounded rate.
 
-A run that ends early continues where it stopped: `undo/<id>/progress.json` has the number of attempts, and for each
-file the number of rows that are done. Rows may be written again, which changes nothing.
+A run that ends early continues where it stopped. Below `undo/<id>/`, there is a file `attempt-<number>` for each run,
+and `progress.json` has for each file of the plan the number of rows that are done. Rows may be written again, which
+changes nothing. So it does not matter if `progress.json` is lost, or written by two runs at once.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
 
@@ -15,11 +16,12 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 from pyarrow import fs
 from pydantic import TypeAdapter
 
-from writetime.clients.database import connect
+from writetime.clients.database import connect, find_replicas
 from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
+from writetime.delta.commits import put_new
 from writetime.delta.storage import Storage
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
@@ -30,22 +32,13 @@ from writetime.undo.damage import WRITTEN_SINCE
 from writetime.undo.plan import ATTEMPTS, UndoPlan, folder_of, read_cells
 from writetime.undo.statements import RowStatements, UndoStatements
 
+log = logging.getLogger(__name__)
+
 _PROGRESS = "progress.json"
-# Rows that are written at once.
-_ROWS = 64
-# A batch of more statements could exceed what the database accepts.
-_STATEMENTS = 50
+# Rows between two records of the progress, requests at once, and the most statements and bytes of values in a request.
+_ROWS, _REQUESTS, _STATEMENTS, _BYTES = 64, 32, 50, 256 << 10
 
-
-@dataclass
-class _Progress:
-    """The number of attempts, and for each file the rows that are done."""
-
-    attempts: int = 0
-    done: dict[str, int] = field(default_factory=dict)
-
-
-_JSON = TypeAdapter(_Progress)
+_JSON = TypeAdapter(dict[str, int])
 
 
 def apply_plan(settings: Settings, table: LakeTable, plan: UndoPlan, rows_per_second: int | None = None) -> int:
@@ -54,64 +47,76 @@ def apply_plan(settings: Settings, table: LakeTable, plan: UndoPlan, rows_per_se
     Raises:
         Transient: the database does not answer. Another run continues.
         WritetimeError: the table is another one than that of the plan, or was truncated since; the plan is so old that
-            the database may have dropped newer deletions; or a right is missing.
+            the database may have dropped newer deletions; a column is gone; or a right is missing.
     """
     if generation_of(table.changes.load()) != plan.generation:
         raise WritetimeError(f"{plan.table} was truncated or created again since the plan {plan.id}: make a new plan")
-    folder = folder_of(table, plan.id)
-    with connect(settings) as session:
-        schema = _schema(session, table, plan)
-        progress = _begin(folder, plan)
-        statements = UndoStatements(session, schema, plan.write_time, progress.attempts)
-        written = 0
-        pace = _Pace(rows_per_second)
-        for file in plan.files:
-            rest = islice(_rows(read_cells(table, plan, file)), progress.done.get(file.name, 0), None)
-            while some := list(islice(rest, _ROWS)):
-                _write(session, plan, [statements.of_row(row, int(time.time())) for row in some])
+    try:
+        with connect(settings) as session, driver_faults_named(f"the undo {plan.id} of {plan.table}"):
+            schema = read_schema(session, plan.table)
+            _require_same_table(schema, plan)
+            find_replicas(session, schema.keyspace)
+            statements = UndoStatements(session, schema, plan.write_time, _begin(folder_of(table, plan.id), plan))
+            written = 0
+            pace = _Pace(rows_per_second)
+            for some in _unwritten(table, plan):
+                _require_young(schema, plan)
+                _write(session, [statements.of_row(row, int(time.time())) for row in some])
                 written += len(some)
-                progress.done[file.name] = progress.done.get(file.name, 0) + len(some)
-                _save(folder, progress)
                 pace.after(written)
-    return written
+            return written
+    except UnknownWrite as e:
+        raise UnknownWrite(f"{plan.table}: {e}; run this again to go on") from None
 
 
-def _schema(session: Session, table: LakeTable, plan: UndoPlan) -> TableSchema:
-    """Return the schema of the table in the database, if the plan may still be applied to it."""
-    schema = read_schema(session, plan.table)
+def _unwritten(table: LakeTable, plan: UndoPlan) -> Iterator[list[list[dict[str, Any]]]]:
+    """Yield some rows at a time, and record them as done when the next ones are requested."""
+    folder = folder_of(table, plan.id)
+    done = _progress(folder)
+    for file in plan.files:
+        rest = islice(_rows(read_cells(table, plan, file)), done.get(file.name, 0), None)
+        while some := list(islice(rest, _ROWS)):
+            yield some
+            done[file.name] = done.get(file.name, 0) + len(some)
+            with folder.writing(_PROGRESS) as progress:
+                progress.write(_JSON.dump_json(done))
+
+
+def _require_same_table(schema: TableSchema, plan: UndoPlan) -> None:
     if plan.table_id is not None and schema.id is not None and str(schema.id) != plan.table_id:
         raise WritetimeError(f"{plan.table} was dropped and created again since the plan {plan.id}: make a new plan")
-    age = time_now() - plan.write_time
-    if age > schema.gc_grace_seconds * 1_000_000:
+
+
+def _require_young(schema: TableSchema, plan: UndoPlan) -> None:
+    """Raise a `WritetimeError` if the database may have dropped deletions that the lake did not have at the plan."""
+    if time_now() - plan.known_until > schema.gc_grace_seconds * 1_000_000:
         raise WritetimeError(
-            f"the plan {plan.id} is of {instant_text(plan.write_time)}, longer ago than gc_grace_seconds = "
+            f"the plan {plan.id} is of {instant_text(plan.known_until)}, longer ago than gc_grace_seconds = "
             f"{schema.gc_grace_seconds} of {plan.table}: the database may have dropped newer deletions. Make a new "
             "plan; if gc_grace_seconds is very small, raise it first"
         )
-    columns = {column.name for column in schema.static + schema.regular}
-    lake = table.schema()
-    if lost := [c.name for c in lake.static + lake.regular if c.name not in columns]:
-        raise WritetimeError(f"{plan.table} no longer has the column {lost[0]}: land the table, and make a new plan")
-    return schema
 
 
-def _begin(folder: Storage, plan: UndoPlan) -> _Progress:
-    """Count an attempt."""
+def _begin(folder: Storage, plan: UndoPlan) -> int:
+    """Return the number of this attempt, which no other run has."""
+    for number in range(1, ATTEMPTS + 1):
+        if put_new(folder, f"attempt-{number}", b""):
+            return number
+    raise WritetimeError(f"the plan {plan.id} was begun {ATTEMPTS} times: make a new plan")
+
+
+def _progress(folder: Storage) -> dict[str, int]:
     filesystem = folder.filesystem()
-    progress = _Progress()
-    if filesystem.get_file_info(_PROGRESS).type == fs.FileType.File:
-        with filesystem.open_input_stream(_PROGRESS) as file:
-            progress = _JSON.validate_json(file.read())
-    if progress.attempts >= ATTEMPTS:
-        raise WritetimeError(f"the plan {plan.id} was begun {ATTEMPTS} times: make a new plan")
-    progress.attempts += 1
-    _save(folder, progress)
-    return progress
-
-
-def _save(folder: Storage, progress: _Progress) -> None:
-    with folder.writing(_PROGRESS) as file:
-        file.write(_JSON.dump_json(progress))
+    if filesystem.get_file_info(_PROGRESS).type != fs.FileType.File:
+        return {}
+    with filesystem.open_input_stream(_PROGRESS) as file:
+        content = file.read()
+    try:
+        return _JSON.validate_json(content)
+    except ValueError:
+        # A kill may leave a part of it.
+        log.warning("%s/%s is damaged: all rows of the plan are written again", folder.address, _PROGRESS)
+        return {}
 
 
 def _rows(cells: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -121,27 +126,34 @@ def _rows(cells: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             yield found
 
 
-def _write(session: Session, plan: UndoPlan, rows: Sequence[RowStatements]) -> None:
-    """Write rows at once, and their lists one after the other."""
-    try:
-        with driver_faults_named(f"the undo {plan.id}"):
-            for answer in [session.execute_async(batch) for row in rows for batch in _batches(row.plain)]:
+def _write(session: Session, rows: Sequence[RowStatements]) -> None:
+    """Write rows, some requests at once. All statements of a list are one request."""
+    requests = (batch for row in rows for batch in _batches(row.plain))
+    lists = (_batch(statements) for row in rows for statements in row.of_lists)
+    for some in (requests, lists):
+        while answers := [session.execute_async(request) for request in islice(some, _REQUESTS)]:
+            for answer in answers:
                 answer.result()
-            for statement in (each for row in rows for each in row.of_lists):
-                session.execute(statement)
-    except UnknownWrite as e:
-        raise UnknownWrite(f"{plan.table}: {e}; run this again to go on") from None
 
 
-def _batches(statements: Sequence[BoundStatement]) -> Iterator[BatchStatement | BoundStatement]:
-    for start in range(0, len(statements), _STATEMENTS):
-        some = statements[start : start + _STATEMENTS]
-        if len(some) == 1:
-            yield some[0]
-            continue
-        batch = BatchStatement(BatchType.UNLOGGED)
-        batch.add_all(some, [None] * len(some))
-        yield batch
+def _batches(statements: Sequence[BoundStatement]) -> Iterator[BatchStatement]:
+    some: list[BoundStatement] = []
+    size = 0
+    for statement in statements:
+        own = sum(len(value or b"") for value in statement.values or ())
+        if some and (len(some) == _STATEMENTS or size + own > _BYTES):
+            yield _batch(some)
+            some, size = [], 0
+        some.append(statement)
+        size += own
+    if some:
+        yield _batch(some)
+
+
+def _batch(statements: Sequence[BoundStatement]) -> BatchStatement:
+    batch = BatchStatement(BatchType.UNLOGGED)
+    batch.add_all(statements, [None] * len(statements))
+    return batch
 
 
 class _Pace:

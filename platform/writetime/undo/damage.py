@@ -73,9 +73,10 @@ def damage_schema(schema: TableSchema) -> pa.Schema:
     """Return the fields of a damaged cell.
 
     `kind` is one of `KINDS`, and `part` is `row`, `marker` or `cell`. `element` is the key or the element of a
-    collection, or the field of a user-defined type. `before` is what there was at the start, and `now` what there is.
-    These three are JSON. `written_at` is the write time of the present cell. `row` has the key columns. The other
-    fields are for the statements: `key_values` are serialised, `expiry` is in seconds, and `elements` are a list's.
+    collection, or the field of a user-defined type. `before` is what there was at the start, and `now` what there is
+    (of a cell that was written again since: what there was at the end). These three are JSON. `written_at` is the write
+    time of what `now` shows. `row` has the key columns. The other fields are for the statements: `key_values` are
+    serialised, `expiry` is in seconds, and `elements` are a list's.
     """
     keys = [pa.field(c.name, stored_type(c.type)) for c in schema.partition_key + schema.clustering]
     element = pa.struct([("value", pa.binary()), ("expiry", pa.int64())])
@@ -165,7 +166,7 @@ class _Damaged:
 
     @property
     def written_at(self) -> int | None:
-        """The write time of the present cell."""
+        """The write time of the cell that there is now."""
         return None if self.indexes[1] < 0 else int(self.sides[1].found.write_times[self.indexes[1]])
 
 
@@ -256,15 +257,17 @@ class _Comparison:
                 if is_new
                 else cell
             )
-            found[whole.place] = whole
+            # The marker of the row has this place, too.
+            if whole.part == OF_ROW or whole.place not in found:
+                found[whole.place] = whole
         return list(found.values())
 
     def _chosen(self, choose: Callable[[pa.Table], pa.Array]) -> tuple[set[int], set[int]]:
         """Return the numbers of chosen rows, and those of all entries of their partitions. A row is chosen by what it
-        was, or by what it is.
+        was at the start, what it would be, or what it is.
         """
         rows: set[int] = set()
-        for state, of_entries in zip(self._states[:2], self._of_entries[:2], strict=True):
+        for state, of_entries in zip(self._states[:3], self._of_entries[:3], strict=True):
             live, entries = indexed_rows(state, self._schema, self._now * 1_000_000)
             numbers_of = choose(to_micros(live.values, self._schema)).to_pylist()
             rows |= set(of_entries[entries[numbers_of]].tolist())

@@ -3,9 +3,9 @@
 A plan is in the table's folder of the lake: `undo/<id>/undo.json`, and a Parquet file per bucket with damaged cells,
 whose fields are those of `damage.damage_schema`.
 
-**Its write time** is the time up to which the lake had all writes when it was made. Each cell of the plan was last
-written before the end of the interval, so earlier. A write that the lake did not have yet is later. So the undo wins
-against the damage, and loses against each write after the plan, whenever it is applied. A tie is impossible.
+**Its write time** is just after the end of the interval. Each cell of the plan was last written before it, so the undo
+wins against the damage. It loses against each write with a later write time, whenever it is applied, and also if the
+lake did not have that write yet.
 """
 
 import re
@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -25,7 +26,9 @@ from writetime.changes.model import change_schema
 from writetime.core.arrow import decoded, one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
+from writetime.core.printing import json_value
 from writetime.delta.commits import put_new
+from writetime.delta.parquet import reading
 from writetime.delta.storage import Storage
 from writetime.delta.versions import TableVersion
 from writetime.files.change_files import read_changes
@@ -33,23 +36,24 @@ from writetime.files.merging import Runner, Source, merge_files
 from writetime.lake.history import require_history, select
 from writetime.lake.horizon import captured_until, complete_snapshot, registered_sources
 from writetime.lake.state import generation_of
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, view_schema
 from writetime.lake.views import time_now, views_at
 from writetime.lookup.filtering import numbers_where
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
-from writetime.undo.damage import KINDS, OF_ROW, Chosen, Interval, damage_schema, find_damage
+from writetime.undo.damage import KINDS, OF_ROW, WRITTEN_SINCE, Chosen, Interval, damage_schema, find_damage
 
 _FOLDER, _PLAN = "undo", "undo.json"
 _SHOWN = ("kind", "row", "column", "element", "before", "now")
+_NEEDED = ("kind", "part", "column", "key", "position", "key_values", "path", "value", "expiry", "elements")
 _ID = re.compile(r"\d+")
 # Partitions that are compared at once.
 _PARTITIONS = 20_000
 
-ATTEMPTS = 500
-"""How often the application of a plan may begin. Each attempt has write times of its own for lists."""
+ATTEMPTS, ATTEMPT_MICROS = 100, 1000
+"""How often the application of a plan may begin, and the write times that each attempt has for lists."""
 
-_MOST_MICROS = 2 * ATTEMPTS
+_UNDO_MICROS = ATTEMPTS * ATTEMPT_MICROS
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class UndoPlan:
-    """A plan: its id, the table with its id and its generation, the interval, the write time that all cells get, the
-    condition and the columns, the files, and the number of cells of each kind. Times are in microseconds.
+    """A plan: its id, the table with its id and its generation, the interval, the time up to which the lake had all
+    writes, the condition and the columns, the files, and the number of cells of each kind. Times are in microseconds.
 
     `whole_rows` are the cells of the kind `added` that are whole rows.
     """
@@ -73,7 +77,7 @@ class UndoPlan:
     table_id: str | None
     generation: int
     interval: Interval
-    write_time: int
+    known_until: int
     where: str | None
     columns: list[str] | None
     files: list[PlanFile]
@@ -83,12 +87,17 @@ class UndoPlan:
     @property
     def cells(self) -> int:
         """The number of cells to write."""
-        return sum(count for kind, count in self.counts.items() if kind != KINDS[-1])
+        return sum(count for kind, count in self.counts.items() if kind != WRITTEN_SINCE)
+
+    @property
+    def write_time(self) -> int:
+        """The write time of all cells but those of lists, which are up to a tenth of a second earlier."""
+        return self.interval.last + _UNDO_MICROS + 1
 
     @property
     def inverse(self) -> Interval:
         """The interval whose undo takes this one back, once it is applied."""
-        return Interval(self.write_time - _MOST_MICROS, self.write_time)
+        return Interval(self.interval.last, self.write_time)
 
 
 _JSON = TypeAdapter(UndoPlan)
@@ -181,10 +190,14 @@ def make_plan(
     """
     changes = table.changes.load()
     schema = table.schema(changes)
-    write_time = _write_time(table, changes, interval)
+    known_until = _known_until(table, changes, interval)
     chosen = None if columns is None else _chosen_columns(schema, columns)
     _require_no_counters(schema)
+    if where is not None:
+        # A wrong condition is refused even if there is no damage.
+        numbers_where(view_schema(schema).empty_table(), where)
     now = time_now()
+    _delete_old(table, now - schema.gc_grace_seconds * 1_000_000)
     target = table.storage.folder(_FOLDER).folder(str(now))
     tasks = [
         _Task(
@@ -203,12 +216,12 @@ def make_plan(
     found = sorted(filter(None, run(_Task.run, tasks)), key=lambda each: each.file.name)
     counts = {kind: sum(each.counts.get(kind, 0) for each in found) for kind in KINDS}
     plan = UndoPlan(
-        target.address.rpartition("/")[2],
+        str(now),
         table.name,
         None if schema.id is None else str(schema.id),
         generation_of(changes),
         interval,
-        write_time,
+        known_until,
         where,
         None if columns is None else list(columns),
         [each.file for each in found],
@@ -249,25 +262,45 @@ def folder_of(table: LakeTable, plan_id: str) -> Storage:
 
 
 def read_cells(table: LakeTable, plan: UndoPlan, file: PlanFile) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a file of a plan."""
-    with folder_of(table, plan.id).filesystem().open_input_file(file.name) as opened:
-        for batch in pq.ParquetFile(opened).iter_batches(batch_size=10_000):
-            yield from batch.to_pylist()
+    """Yield the cells of a file of a plan, with the fields that statements need."""
+    for batch in _batches(table, plan, file, _NEEDED):
+        yield from batch.to_pylist()
 
 
-def examples(table: LakeTable, plan: UndoPlan, count: int = 10) -> list[dict[str, Any]]:
-    """Return some cells of a plan, with the fields that people read."""
-    cells = (cell for file in plan.files for cell in read_cells(table, plan, file))
-    return [{name: cell[name] for name in _SHOWN} for cell in islice(cells, count)]
+def examples(table: LakeTable, plan: UndoPlan, count: int = 10) -> list[dict[str, str]]:
+    """Return some cells of a plan, with the fields that people read, as text or JSON."""
+    batches = (batch for file in plan.files for batch in _batches(table, plan, file, _SHOWN))
+    rows = (row for batch in batches for row in zip(*batch.columns, strict=True))
+    return [dict(zip(_SHOWN, map(_text, row), strict=True)) for row in islice(rows, count)]
 
 
-def _write_time(table: LakeTable, changes: TableVersion, interval: Interval) -> int:
-    """Return the write time of a plan."""
+def _text(value: pa.Scalar) -> str:
+    if not value.is_valid:
+        return ""
+    return orjson.dumps(json_value(value)).decode() if pa.types.is_struct(value.type) else value.as_py()
+
+
+def _batches(table: LakeTable, plan: UndoPlan, file: PlanFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    folder = folder_of(table, plan.id)
+    with reading(folder, file.name), folder.filesystem().open_input_file(file.name) as opened:
+        yield from pq.ParquetFile(opened).iter_batches(batch_size=10_000, columns=list(names))
+
+
+def _delete_old(table: LakeTable, before: int) -> None:
+    """Delete plans that were made before a time (microseconds): they can no longer be applied, and hold old values."""
+    filesystem = table.storage.filesystem()
+    for info in filesystem.get_file_info(fs.FileSelector(_FOLDER, allow_not_found=True)):
+        if _ID.fullmatch(info.base_name) and int(info.base_name) < before:
+            filesystem.delete_dir(info.path)
+
+
+def _known_until(table: LakeTable, changes: TableVersion, interval: Interval) -> int:
+    """Return the time up to which the lake has all writes, if a plan of the interval can be made."""
     if interval.first >= interval.last:
         raise WritetimeError("--from must be before --to")
     require_history(table, changes, interval.first)
     whole = captured_until(changes) if registered_sources(changes) else complete_snapshot(changes)
-    if whole - _MOST_MICROS <= interval.last:
+    if whole <= interval.last + _UNDO_MICROS:
         raise WritetimeError(
             f"{table.name}: the lake has all writes up to {instant_text(whole)}, and the interval ends at "
             f"{instant_text(interval.last)}: land the table first, or name an earlier --to"

@@ -1,11 +1,13 @@
-"""The CQL statements that give damaged cells back what they had. Each has a write time, so it may be repeated.
+"""The CQL statements that give damaged cells back what they had. Each has a write time, so all but those of lists may
+be repeated.
 
 - A cell, an element of a set or map, or a field gets its value with the rest of its TTL, or a tombstone.
 - A marker is an `INSERT` of the key alone. CQL cannot delete one without the row, so a marker that is too many is
   replaced by one that expires after a second.
 - A list is written whole, which deletes its earlier elements. To repeat this would add its elements again, under other
-  paths. So each attempt writes lists two microseconds later than the one before it: whatever an earlier attempt wrote,
-  even if it arrives later, is deleted.
+  paths. So each attempt writes lists later than the one before it: whatever an earlier attempt wrote, even if it
+  arrives later, is deleted. Elements with another TTL are added a microsecond later, because ScyllaDB makes paths from
+  write times; and in one batch, because Cassandra makes them from the clock of the coordinator.
 """
 
 import struct
@@ -17,25 +19,28 @@ from typing import Any
 from cassandra.cluster import Session
 from cassandra.query import BoundStatement
 
+from writetime.core.errors import WritetimeError
 from writetime.schema.serialise import sequence
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Udt, is_complex, quote_name
-from writetime.undo.damage import ADDED, OF_MARKER, OF_ROW
-from writetime.undo.plan import ATTEMPTS
+from writetime.undo.damage import ADDED, DELETED, OF_MARKER, OF_ROW
+from writetime.undo.plan import ATTEMPT_MICROS, ATTEMPTS
 
 _TIME = struct.Struct(">q").pack
 _SECONDS = struct.Struct(">i").pack
 _NO_TTL = 0
 # A marker with this TTL stands for none.
 _SHORT_TTL = 1
+# The assignment of a list deletes what is earlier by a microsecond.
+_MOST_PARTS = ATTEMPT_MICROS - 2
 
 
 @dataclass(frozen=True)
 class RowStatements:
-    """The statements of one row: those that may run in any order, and those of lists, in their order."""
+    """The statements of one row: those that may run in any order, and those of each list."""
 
     plain: Sequence[BoundStatement]
-    of_lists: Sequence[BoundStatement]
+    of_lists: Sequence[Sequence[BoundStatement]]
 
 
 class UndoStatements:
@@ -45,7 +50,7 @@ class UndoStatements:
         """Make statements with a write time (microseconds); `attempt` counts from 1."""
         self._session, self._schema = session, schema
         self._time = _TIME(write_time)
-        self._list_time = _TIME(write_time - 2 * (ATTEMPTS - attempt))
+        self._list_time = write_time - ATTEMPT_MICROS * (ATTEMPTS - attempt + 1) + 1
         self._table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
         self._columns = {column.name: column for column in schema.static + schema.regular}
         self._static = {column.name for column in schema.static}
@@ -54,17 +59,25 @@ class UndoStatements:
     def of_row(self, cells: Sequence[dict[str, Any]], now: int) -> RowStatements:
         """Return the statements for the damaged cells of one row, at a time (seconds)."""
         plain: list[BoundStatement] = []
-        of_lists: list[BoundStatement] = []
+        of_lists: list[list[BoundStatement]] = []
         for cell in cells:
+            if cell["column"] is not None and cell["column"] not in self._columns:
+                raise WritetimeError(
+                    f"{self._table} no longer has the column {cell['column']}: make a new plan, with --columns or "
+                    "after the lake has learned of the drop"
+                )
             if cell["elements"] is not None:
-                of_lists += self._of_list(cell, now)
-            else:
-                plain.append(self._of_cell(cell, now))
+                of_lists.append(list(self._of_list(cell, now)))
+            elif (statement := self._of_cell(cell, now)) is not None:
+                plain.append(statement)
         return RowStatements(plain, of_lists)
 
-    def _of_cell(self, cell: dict[str, Any], now: int) -> BoundStatement:
+    def _of_cell(self, cell: dict[str, Any], now: int) -> BoundStatement | None:
         keys = cell["key_values"]
         ttl = None if cell["kind"] == ADDED else _rest(cell["expiry"], now)
+        if ttl is None and cell["kind"] == DELETED:
+            # It would have expired by now.
+            return None
         if cell["part"] == OF_ROW:
             return self._bound(f"DELETE FROM {self._table} USING TIMESTAMP ?{self._where(keys)}", [self._time, *keys])
         if cell["part"] == OF_MARKER:
@@ -90,13 +103,19 @@ class UndoStatements:
         rests = [(_rest(each["expiry"], now), each["value"]) for each in cell["elements"]]
         alike = [(ttl, [value for _, value in group]) for ttl, group in groupby(rests, lambda each: each[0])]
         parts = [(ttl, values) for ttl, values in alike if ttl is not None]
+        if len(parts) > _MOST_PARTS:
+            raise WritetimeError(
+                f"a list {cell['column']} of {self._table} has more than {_MOST_PARTS} TTLs in turn: make a plan of "
+                "the other columns, with --columns"
+            )
         if not parts:
             delete = f"DELETE {name} FROM {self._table} USING TIMESTAMP ?{self._where(keys)}"
-            yield self._bound(delete, [self._list_time, *keys])
+            yield self._bound(delete, [_TIME(self._list_time), *keys])
         for number, (ttl, values) in enumerate(parts):
             assigned = f"{name} = {name} + ?" if number else f"{name} = ?"
             update = f"UPDATE {self._table} USING TIMESTAMP ? AND TTL ? SET {assigned}{self._where(keys)}"
-            yield self._bound(update, [self._list_time, _SECONDS(ttl), sequence(values, len(values)), *keys])
+            written = _TIME(self._list_time + number), _SECONDS(ttl), sequence(values, len(values))
+            yield self._bound(update, [*written, *keys])
 
     def _where(self, keys: Sequence[bytes | None]) -> str:
         columns = (self._schema.partition_key + self._schema.clustering)[: len(keys)]
@@ -109,7 +128,6 @@ class UndoStatements:
         bound = BoundStatement(prepared)
         # They are serialised already: the driver's types do not hold all values.
         bound.values = values
-        bound.is_idempotent = True
         return bound
 
 
