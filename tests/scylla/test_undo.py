@@ -49,34 +49,41 @@ def _write(session: Session, texts: list[str], chooser: random.Random, count: in
             session.execute(text.format(t=table, at=at, **values))
 
 
+def _settings(live: Settings, table: str, folder: Path) -> Settings:
+    """Settings whose agent reads the log again: it has an undo at its write time."""
+    settings = settings_for(live, table, folder)
+    reading = settings.scylla_cdc.model_copy(update={"rescan_seconds": _RESCAN_SECONDS})
+    return settings.model_copy(update={"scylla_cdc": reading})
+
+
+def _land_until(settings: Settings, table: str, instant: int) -> None:
+    def has_landed() -> bool:
+        if is_published(settings, table):
+            Landing(settings, table).drain()
+        return is_in_lake(settings, table) and captured_until(open_table(settings, table).changes.load()) > instant
+
+    wait_for(has_landed)
+
+
 def test_undone_and_undone_again(live: Settings, session: Session, tmp_path: Path) -> None:
     damaged, wanted = (f"{live.cassandra.keyspace}.{new_name('t')}" for _ in range(2))
-    settings = settings_for(live, damaged, tmp_path)
-    # The log has the undo at its write time.
-    reading = settings.scylla_cdc.model_copy(update={"rescan_seconds": _RESCAN_SECONDS})
-    settings = settings.model_copy(update={"scylla_cdc": reading})
+    settings = _settings(live, damaged, tmp_path)
     session.execute(f"CREATE TABLE {damaged} {_COLUMNS} WITH cdc = {{'enabled': true}}", timeout=120)
     session.execute(f"CREATE TABLE {wanted} {_COLUMNS}", timeout=120)
+    schema, schema_wanted = (read_schema(session, table) for table in (damaged, wanted))
     chooser = random.Random(1)
 
-    def lands_until(instant: int) -> None:
-        def has_landed() -> bool:
-            if is_published(settings, damaged):
-                Landing(settings, damaged).drain()
-            if not is_in_lake(settings, damaged):
-                return False
-            return captured_until(open_table(settings, damaged).changes.load()) > instant
-
-        wait_for(has_landed)
+    def is_captured() -> bool:
+        Landing(settings, damaged).drain()
+        return view_rows(views.virtual(open_table(settings, damaged))) == cql_rows(session, schema)
 
     with agent(settings):
         _write(session, _GOOD, chooser, 300, damaged, wanted)
-        lands_until(time.time_ns() // 1000)
+        _land_until(settings, damaged, time.time_ns() // 1000)
         first = time.time_ns() // 1000
         _write(session, _BAD, chooser, 25, damaged)
         last = time.time_ns() // 1000
-        lands_until(last + 2000)
-        schema, schema_wanted = (read_schema(session, table) for table in (damaged, wanted))
+        _land_until(settings, damaged, last + 200_000)
         bad = cql_rows(session, schema)
         table = open_table(settings, damaged)
         plan = make_plan(table, Interval(first, last))
@@ -84,11 +91,6 @@ def test_undone_and_undone_again(live: Settings, session: Session, tmp_path: Pat
         assert plan.counts["added"]
         apply_plan(settings, table, plan)
         assert cql_rows(session, schema) == cql_rows(session, schema_wanted)
-
-        def is_captured() -> bool:
-            Landing(settings, damaged).drain()
-            return view_rows(views.virtual(open_table(settings, damaged))) == cql_rows(session, schema)
-
         wait_for(is_captured)
         apply_plan(settings, table, make_plan(open_table(settings, damaged), plan.inverse))
         assert cql_rows(session, schema) == bad
