@@ -114,7 +114,7 @@ def test_undone_while_good_writes_go_on(platform: Platform, seed: int) -> None:
             last = time.time_ns() // 1000
         # The program is repaired, and writes good data to some of the damaged keys.
         with writers.good(0, _REPAIRED):
-            writers.land_until(last + 2000)
+            writers.land_until(last + 200_000)
             interval = ["--from", str(first), "--to", str(last), "--where", f"k >= {_FIRST_BAD}"]
             planned = command("undo", writers.damaged, *interval)
             assert planned.exit_code == 0, planned.output
