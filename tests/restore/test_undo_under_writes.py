@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from cassandra.cluster import Session
 
 from tests.restore.conftest import Platform, wait_for
 from tests.support.published import command
-from writetime.clients.database import connect
+from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import is_in_lake, open_table
 
@@ -38,6 +39,18 @@ _GOOD = [
 ]
 
 
+def _execute(session: Session, statement: str) -> None:
+    """Execute a statement with a write time of its own, until a busy node answers: both tables need it."""
+    while True:
+        try:
+            session.execute(statement)
+        except DRIVER_FAULTS as e:
+            if not is_without_answer(e):
+                raise
+        else:
+            return
+
+
 class _Writers:
     """Writes good statements to both tables, and bad ones to the first, each at the present time."""
 
@@ -57,7 +70,7 @@ class _Writers:
                 values |= {"n": self._chooser.randrange(5), "at": time.time_ns() // 1000}
                 text = self._chooser.choice(texts)
                 for table in tables:
-                    session.execute(text.format(t=table, **values))
+                    _execute(session, text.format(t=table, **values))
 
     @contextmanager
     def good(self, first: int, last: int) -> Iterator[None]:
@@ -71,7 +84,7 @@ class _Writers:
                     values |= {"n": chooser.randrange(5), "at": time.time_ns() // 1000}
                     text = chooser.choice(_GOOD)
                     for table in (self.damaged, self.wanted):
-                        session.execute(text.format(t=table, **values))
+                        _execute(session, text.format(t=table, **values))
 
         thread = threading.Thread(target=work)
         thread.start()
