@@ -104,6 +104,8 @@ class Writer(threading.Thread):
 
     def create(self) -> None:
         """Create the table, and one that returns the tokens of its keys."""
+        # Columns that an earlier table of this name had may not fit: one without clustering has no static columns.
+        self._gone.clear()
         schema = self._schema()
         # Of a map literal that has a key twice, the database takes one value or the other: no key to look for.
         while any(name in str(c.type) for c in schema.partition_key for name in ("map", "outer")):

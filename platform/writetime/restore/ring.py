@@ -27,7 +27,11 @@ def nodes_of(session: Session, keyspace: str, *, once: bool) -> dict[str, Target
     try:
         session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
     except DRIVER_FAULTS as e:
-        raise Transient(f"the replication of {keyspace} cannot be read: {driver_reason(e)}") from None
+        points = ", ".join(map(str, session.cluster.contact_points))
+        raise Transient(
+            f"the replication of {keyspace} cannot be read from {points} ({driver_reason(e)}): start the node, and run "
+            "this again"
+        ) from None
     return nodes_in(session.cluster.metadata, keyspace, once=once)
 
 
