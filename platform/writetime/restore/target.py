@@ -150,7 +150,7 @@ def require_empty(session: Session, table: str) -> None:
     if has_rows:
         raise WritetimeError(
             f"{table} has rows. An import into it changes nothing where its own writes and deletions are newer: "
-            f"{_TO_EMPTY}"
+            f"{_TO_EMPTY}. `writetime undo` takes back what was written in an interval"
         )
 
 
