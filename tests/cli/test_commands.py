@@ -27,7 +27,7 @@ def test_a_database_that_does_not_answer_is_one_line(fault: Exception, monkeypat
     monkeypatch.setattr(event_sink, "run", run)
     answer = CliRunner().invoke(main, ["sink"])
     assert answer.exit_code == 1
-    assert answer.output.startswith("Error: the database did not answer (")
+    assert answer.output.startswith("Error: the database at 127.0.0.1 did not answer (")
     assert len(answer.output.splitlines()) == 1
 
 

@@ -131,11 +131,11 @@ def _in_one_line(error: Exception) -> str | None:
     """Return the text of an error that is not a bug; None for a bug."""
     if isinstance(error, click.ClickException | click.Abort | click.exceptions.Exit):
         return None
+    from writetime.core import config
     from writetime.core.errors import MissingTable, WritetimeError
     from writetime.core.extras import remedy
 
     if isinstance(error, MissingTable):
-        from writetime.core import config
         from writetime.landing.missing_tables import message_of
 
         return message_of(config.load(), error)
@@ -157,7 +157,8 @@ def _in_one_line(error: Exception) -> str | None:
         return f"{error}: the role in cassandra.username needs the rights that docs/security.md lists"
     # An invalid request is our bug.
     if is_without_answer(error):
-        return f"the database did not answer ({driver_reason(error)}): run the command again"
+        points = ", ".join(config.load().cassandra.contact_points)
+        return f"the database at {points} did not answer ({driver_reason(error)}): run the command again"
     return None
 
 

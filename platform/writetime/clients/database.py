@@ -303,6 +303,12 @@ def driver_reason(fault: Exception) -> str:
     return "; ".join(dict.fromkeys(map(str, reasons))) or "no host"
 
 
+def no_answer(session: Session, fault: Exception) -> str:
+    """Return the nodes that a session asked, and the reason in one of `DRIVER_FAULTS`, which may name no node."""
+    assert session.cluster is not None
+    return f"asked at {', '.join(map(str, session.cluster.contact_points))}: {driver_reason(fault)}"
+
+
 def timestamp_as_written(read: datetime) -> datetime:
     """Return a `timestamp` value as the database has it, in UTC.
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from cassandra.cluster import Session
 from cassandra.metadata import Metadata, Murmur3Token
 
-from writetime.clients.database import DRIVER_FAULTS, driver_reason
+from writetime.clients.database import DRIVER_FAULTS, no_answer
 from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.restore.sstables import TargetNode
@@ -27,10 +27,9 @@ def nodes_of(session: Session, keyspace: str, *, once: bool) -> dict[str, Target
     try:
         session.cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
     except DRIVER_FAULTS as e:
-        points = ", ".join(map(str, session.cluster.contact_points))
+        reason = no_answer(session, e)
         raise Transient(
-            f"the replication of {keyspace} cannot be read from {points} ({driver_reason(e)}): start the node, and run "
-            "this again"
+            f"the replication of {keyspace} cannot be read ({reason}): start the node, and run this again"
         ) from None
     return nodes_in(session.cluster.metadata, keyspace, once=once)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cassandra.cluster import Session
 
-from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer
+from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.describe import create_statements, to_cql
@@ -59,8 +59,9 @@ def create(session: Session, schema: TableSchema) -> None:
             try:
                 session.execute(statement.replace(what, f"{what} IF NOT EXISTS", 1))
             except DRIVER_FAULTS as e:
-                kind = Transient if is_without_answer(e) else WritetimeError
-                raise kind(
+                if is_without_answer(e):
+                    raise _unanswered(f"{schema.full_name} cannot be created", session, e) from None
+                raise WritetimeError(
                     f"{schema.full_name} cannot be created ({driver_reason(e)}): grant the right that is missing, or "
                     f"run this yourself, and then this command again: {to_cql(schema)}"
                 ) from None
@@ -140,8 +141,9 @@ def require_empty(session: Session, table: str) -> None:
     try:
         has_rows = session.execute(f"SELECT * FROM {name} LIMIT 1").one() is not None
     except DRIVER_FAULTS as e:
-        kind = Transient if is_without_answer(e) else WritetimeError
-        raise kind(
+        if is_without_answer(e):
+            raise _unanswered(f"{table} cannot be read", session, e) from None
+        raise WritetimeError(
             f"{table} cannot be read ({driver_reason(e)}): if a right is missing, GRANT SELECT ON TABLE {name} to the "
             "role in cassandra.username, and run this again"
         ) from None
@@ -150,8 +152,12 @@ def require_empty(session: Session, table: str) -> None:
     if has_rows:
         raise WritetimeError(
             f"{table} has rows. An import into it changes nothing where its own writes and deletions are newer: "
-            f"{_TO_EMPTY}. `writetime undo` takes back what was written in an interval"
+            f"{_TO_EMPTY}. To undo the writes of an interval, use `writetime undo`"
         )
+
+
+def _unanswered(what: str, session: Session, fault: Exception) -> Transient:
+    return Transient(f"{what} ({no_answer(session, fault)}): start the node, and run this again")
 
 
 def require_merge(schema: TableSchema) -> None:

@@ -15,7 +15,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 
 from writetime.changes.position import STATIC_POSITION
-from writetime.clients.database import DRIVER_FAULTS, driver_reason, nodes_agree
+from writetime.clients.database import DRIVER_FAULTS, no_answer, nodes_agree
 from writetime.clients.untyped_pages import PageProtocol, as_page
 from writetime.core.arrow import mask_of, one_chunk, pc, valid
 from writetime.core.errors import Transient, WritetimeError
@@ -59,7 +59,7 @@ class DatabaseTable:
             known = read_schema(session, schema.full_name)
             masked = masking_fault(session, schema.keyspace, schema.name)
         except DRIVER_FAULTS as e:
-            raise _unread(f"the schema of {schema.full_name}", e) from None
+            raise _unread(f"the schema of {schema.full_name}", session, e) from None
         if None not in (schema.id, known.id) and schema.id != known.id:
             raise WritetimeError(
                 f"the table {schema.full_name} was dropped and created again: the lake has the table with the id "
@@ -186,7 +186,7 @@ class DatabaseTable:
             name = self._schema.full_name
             if refused:
                 raise WritetimeError(f"{name} cannot be read from the database as the lake has it: {e}") from None
-            raise _unread(name, e) from None
+            raise _unread(name, self._session, e) from None
 
     def _rows(self, found: pa.Table) -> OrderedRows:
         schema = self._schema
@@ -243,10 +243,10 @@ def _reports_parts(session: Session) -> bool:
     return all(version.isdecimal() and int(version) >= _PARTS_SINCE for version in versions)
 
 
-def _unread(what: str, fault: Exception) -> Transient:
+def _unread(what: str, session: Session, fault: Exception) -> Transient:
     return Transient(
-        f"{what} cannot be read from the database ({driver_reason(fault)}): start the nodes that do not answer, or "
-        "grant the right that is missing, and run this again"
+        f"{what} cannot be read from the database ({no_answer(session, fault)}): start the nodes that do not answer, "
+        "or grant the right that is missing, and run this again"
     )
 
 
