@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -51,53 +52,54 @@ def _execute(session: Session, statement: str) -> None:
             return
 
 
+def _write(session: Session, chooser: random.Random, texts: Sequence[str], keys: range, tables: Sequence[str]) -> None:
+    """Write one statement to each of some tables, at one write time."""
+    values = {"k": chooser.choice(keys), "c": chooser.randrange(4), "n": chooser.randrange(5)}
+    text, at = chooser.choice(texts), time.time_ns() // 1000
+    for table in tables:
+        _execute(session, text.format(t=table, at=at, **values))
+
+
 class _Writers:
     """Writes good statements to both tables, and bad ones to the first, each at the present time."""
 
     def __init__(self, platform: Platform, seed: int) -> None:
         self._platform, self._chooser = platform, random.Random(seed)
-        self._lock = threading.Lock()
         self.damaged, self.wanted = (f"{platform.keyspace}.undone{n}_{seed}" for n in (1, 2))
         platform.write(
             f"CREATE TABLE {self.damaged} {_COLUMNS} WITH cdc = true", f"CREATE TABLE {self.wanted} {_COLUMNS}"
         )
 
-    def write(self, texts: list[str], first: int, count: int, *tables: str) -> None:
-        """Write so many statements to the keys from a first one on."""
+    def write(self, texts: list[str], keys: range, count: int, *tables: str) -> None:
+        """Write so many statements to some keys."""
         with connect(self._platform.settings) as session:
             for _ in range(count):
-                values = {"k": self._chooser.randrange(first, _KEYS), "c": self._chooser.randrange(4)}
-                values |= {"n": self._chooser.randrange(5), "at": time.time_ns() // 1000}
-                text = self._chooser.choice(texts)
-                for table in tables:
-                    _execute(session, text.format(t=table, **values))
+                _write(session, self._chooser, texts, keys, tables)
 
     @contextmanager
-    def good(self, first: int, last: int) -> Iterator[None]:
+    def good(self, keys: range) -> Iterator[None]:
         """Go on with good writes to some keys during the block."""
         stop, chooser = threading.Event(), random.Random(self._chooser.random())
 
         def work() -> None:
             with connect(self._platform.settings) as session:
                 while not stop.wait(0.005):
-                    values = {"k": chooser.randrange(first, last), "c": chooser.randrange(4)}
-                    values |= {"n": chooser.randrange(5), "at": time.time_ns() // 1000}
-                    text = chooser.choice(_GOOD)
-                    for table in (self.damaged, self.wanted):
-                        _execute(session, text.format(t=table, **values))
+                    _write(session, chooser, _GOOD, keys, (self.damaged, self.wanted))
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            try:
+                yield
+            finally:
+                stop.set()
+            working.result()
 
     def land_until(self, instant: int) -> None:
         """Land until the lake has all writes up to a time."""
 
         def has_landed() -> bool:
+            # Without new changes, a watermark is committed every five minutes only.
+            self.write(_GOOD, range(_FIRST_BAD), 1, self.damaged, self.wanted)
             command("land", self.damaged)
             settings = self._platform.settings
             return is_in_lake(settings, self.damaged) and (
@@ -117,16 +119,16 @@ class _Writers:
 def test_undone_while_good_writes_go_on(platform: Platform, seed: int) -> None:
     writers = _Writers(platform, seed)
     with platform.agent():
-        writers.write(_GOOD, 0, 400, writers.damaged, writers.wanted)
+        writers.write(_GOOD, range(_KEYS), 400, writers.damaged, writers.wanted)
         # The history of the lake begins.
         writers.land_until(time.time_ns() // 1000)
         first = time.time_ns() // 1000
-        with writers.good(0, _FIRST_BAD):
+        with writers.good(range(_FIRST_BAD)):
             time.sleep(0.01)
-            writers.write(_BAD, _FIRST_BAD, 60, writers.damaged)
+            writers.write(_BAD, range(_FIRST_BAD, _KEYS), 60, writers.damaged)
             last = time.time_ns() // 1000
         # The program is repaired, and writes good data to some of the damaged keys.
-        with writers.good(0, _REPAIRED):
+        with writers.good(range(_REPAIRED)):
             writers.land_until(last + 200_000)
             interval = ["--from", str(first), "--to", str(last), "--where", f"k >= {_FIRST_BAD}"]
             planned = command("undo", writers.damaged, *interval)
