@@ -1,14 +1,19 @@
 """The jobs that plan and apply an undo."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.made import add, new_table, write
+from tests.support.made import SCHEMA, add, new_table, write
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.lake.horizon import raise_complete_snapshot
+from writetime.lake.table import create_table
+from writetime.lake.views import time_now
 from writetime_dagster.assets.undo import undo_jobs
-from writetime_dagster.resources import LakeResource, SparkResource
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +45,25 @@ def test_a_plan_is_an_asset_with_its_counts(spark: SparkSession, tmp_path: Path)
     }
     assert materialization.asset_key.path[-1] == "items_undo_plan"
     assert '"good"' in str(found["examples"])
+
+
+@pytest.mark.long
+def test_a_plan_is_applied_by_its_id(settings: Settings, spark: SparkSession) -> None:
+    del spark
+    schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
+    table = create_table(settings, schema)
+    add(table, [write(1, 0, 10, v="good"), write(1, 0, 10_000, v="bad")], 0, schema)
+    raise_complete_snapshot(table, time_now())
+    resources = {"lake": LakeResource(), "spark": SparkResource(), "database": DatabaseResource()}
+    plan_undo, apply_undo = undo_jobs()
+    config = {"table": table.name, "first": "9000", "last": "11000"}
+    planned = plan_undo.execute_in_process({"ops": {"write_plan": {"config": config}}}, resources=resources)
+    metadata = planned.get_asset_materialization_events()[0].materialization.metadata
+    config = {"table": table.name, "plan": metadata["plan"].value}
+    with connect(settings) as session:
+        session.execute(schema.create_statement())
+        session.execute(f"INSERT INTO {table.name} (id, n, v) VALUES (1, 0, 'bad') USING TIMESTAMP 10000")
+        applied = apply_undo.execute_in_process({"ops": {"write_cells": {"config": config}}}, resources=resources)
+        (output,) = [e.step_output_data for e in applied.all_node_events if e.is_successful_output]
+        assert output.metadata["rows"].value == 1
+        assert session.execute(f"SELECT v FROM {table.name}").one().v == "good"

@@ -33,12 +33,16 @@ from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import renew
+from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import create_table, open_table
 from writetime.restore.sstables import restore
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
+from writetime.undo import applying
+from writetime.undo.damage import Interval
+from writetime.undo.plan import examples, folder_of, make_plan, plan_ids, read_plan
 from writetime.view.refreshing import refresh
 
 pytestmark = pytest.mark.long
@@ -72,6 +76,22 @@ def test_what_a_truncation_removed_is_kept(store: ObjectStore, monkeypatch: pyte
         views.views_at(table, 99)
     retention.vacuum(table, 0)
     assert table.storage.filesystem().get_file_info(fs.FileSelector("earlier", allow_not_found=True)) == []
+
+
+def test_a_plan_to_undo_is_in_the_store(store: ObjectStore) -> None:
+    table = create_table(settings_of(store, "undone"), SCHEMA)
+    add(table, [write(1, 1, 10, v="good"), write(1, 1, 1_500, v="bad")], 0)
+    raise_complete_snapshot(table, 10**9)
+    commits.put_new(table.storage, "undo/17/undo.json", b"{}")
+    made = make_plan(table, Interval(1_000, 2_000))
+    # The one that is too old is deleted.
+    assert plan_ids(table) == [made.id]
+    assert read_plan(table, made.id) == made
+    assert [cell["before"] for cell in examples(table, made)] == ['"good"']
+    assert [applying._begin(folder_of(table, made.id), made) for _ in range(3)] == [1, 2, 3]
+    for some in applying._unwritten(table, made):
+        assert [cell["value"] for row in some for cell in row] == [b"good"]
+    assert list(applying._unwritten(table, made)) == []
 
 
 def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from writetime.servers.zookeeper import ZooKeeperServer
 
 STORE_PASSWORD = "keystore"
 LOOPBACK = ("127.0.0.1",)
+# `permissions_validity`, and a little more.
+ROLES_SECONDS = 2.5
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.security.conftest import Secured
-from tests.security.servers import grant
+from tests.security.servers import ROLES_SECONDS, grant
 from tests.support.made import SCHEMA, add, write
 from tests.support.waiting import wait_for
 from writetime.clients.database import connect
@@ -19,8 +19,6 @@ from writetime.restore.into import restore_into
 pytestmark = pytest.mark.long
 
 ROLE = "restorer"
-# `permissions_validity`, and a little more.
-ROLES_SECONDS = 2.5
 
 
 def test_each_missing_right_is_named(secured: Secured, tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.made import SCHEMA, add, batch, new_table, write
+from tests.support.made import SCHEMA, add, batch, new_table, settings_at, write
+from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
+from writetime.lake.generation import renew
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 from writetime.undo import applying
 from writetime.undo.damage import Chosen, Interval, find_damage
-from writetime.undo.plan import ATTEMPTS, folder_of, make_plan
+from writetime.undo.plan import ATTEMPTS, folder_of, make_plan, plan_ids
 
 _BAD = Interval(1_000, 2_000)
 _NOW = 1_000_000
@@ -70,6 +72,29 @@ def test_a_damaged_record_of_the_progress_is_left_out(tmp_path: Path) -> None:
     with table.storage.writing("progress.json") as file:
         file.write(b'{"cells')
     assert applying._progress(table.storage) == {}
+
+
+def test_a_table_that_was_truncated_since(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "lake")
+    add(table, [write(1, 0, 1_500, v="bad")], 0)
+    raise_complete_snapshot(table, 10**9)
+    plan = make_plan(table, _BAD)
+    assert renew(table, {"a": Start(truncation=Truncation(10**9, 1, 0))})
+    # Nothing listens at the address of these settings: it is refused before.
+    with pytest.raises(WritetimeError, match="was truncated or created again since the plan"):
+        applying.apply_plan(settings_at(tmp_path / "lake"), table, plan)
+
+
+def test_plans_that_are_too_old_are_deleted(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "lake")
+    add(table, [write(1, 0, 1_500, v="bad")], 0)
+    raise_complete_snapshot(table, 10**9)
+    made = Path(folder_of(table, make_plan(table, _BAD).id).address)
+    made.rename(made.with_name("17"))
+    assert plan_ids(table) == ["17"]
+    first = make_plan(table, _BAD).id
+    second = make_plan(table, _BAD).id
+    assert plan_ids(table) == [first, second]
 
 
 def test_a_condition_is_refused_without_damage(tmp_path: Path) -> None:

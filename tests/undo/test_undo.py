@@ -19,6 +19,7 @@ import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner, Result
 
+import writetime
 from tests.support.history import HOUR, START, instant_after
 from tests.support.timed_writes import Answers
 from tests.undo.conftest import Damaged
@@ -151,7 +152,8 @@ def test_types_and_markers(settings: Settings, session: Session, tables: Damaged
     for statement in BAD_STATEMENTS:
         tables.write(statement, bad=True)
     tables.capture()
-    apply_plan(settings, tables.lake, make_plan(tables.lake, BAD))
+    opened = writetime.open_table(tables.damaged, settings)
+    opened.apply_undo(opened.plan_undo(BAD.first, BAD.last).id)
     found, wanted = (list(session.execute(_OF_TYPES.format(t))) for t in (tables.damaged, tables.wanted))
     assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
     assert [row.ttl_n is None for row in found] == [row.ttl_n is None for row in wanted]
@@ -218,9 +220,11 @@ def test_a_list_of_an_earlier_attempt_that_arrives_late(
     with pytest.raises(WritetimeError, match="lost"):
         apply_plan(settings, tables.lake, plan)
     monkeypatch.setattr(applying, "_write", write)
+    tables.write("UPDATE {} SET l = l + [9] WHERE k = 1")
     apply_plan(settings, tables.lake, plan)
     write(session, held[0])
-    assert session.execute(f"SELECT l FROM {tables.damaged}").one().l == [1, 2, 3, 4, 5]
+    # The element of another client is kept.
+    assert session.execute(f"SELECT l FROM {tables.damaged}").one().l == [9, 1, 2, 3, 4, 5]
 
 
 def test_keys_that_python_does_not_have(settings: Settings, session: Session, tables: Damaged) -> None:
