@@ -1,4 +1,4 @@
-"""The jobs `plan_undo` and `apply_undo`: what a bad deploy wrote or deleted in an interval, and the way back."""
+"""The jobs `plan_undo` and `apply_undo`, which undo the writes of an interval to a table."""
 
 import dagster as dg
 from pydantic import Field
@@ -46,7 +46,8 @@ def undo_jobs() -> list[dg.JobDefinition]:
         interval = Interval(parse_instant(config.first), parse_instant(config.last))
         plan = make_plan(table, interval, where=config.where, columns=config.columns, run=spark.run)
         shown = examples(table, plan)
-        lines = [" | ".join(map(str, row.values())).replace("\n", " ") for row in shown]
+        # A bar would begin another column.
+        lines = [" | ".join(text.replace("|", "\\|") for text in row.values()) for row in shown]
         head = [" | ".join(shown[0]), " | ".join("---" for _ in shown[0])] if shown else []
         context.log_event(
             dg.AssetMaterialization(
@@ -72,8 +73,6 @@ def undo_jobs() -> list[dg.JobDefinition]:
         context.add_output_metadata({"rows": written, "plan": plan.id})
 
     return [
-        step_job(
-            "plan_undo", "Plan to undo what was written to a table in an interval; changes nothing.", [write_plan]
-        ),
+        step_job("plan_undo", "Plan to undo the writes of an interval to a table.", [write_plan]),
         step_job("apply_undo", "Apply a plan of the job `plan_undo`.", [write_cells]),
     ]

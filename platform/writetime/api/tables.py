@@ -127,7 +127,7 @@ class Table:
         where: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> UndoPlan:
-        """Plan to undo what was written after a first time and up to a last one; see docs/undo.md.
+        """Plan to undo the writes after a first time and up to a last one; see docs/undo.md.
 
         Args:
             first: the time before the damage, as in `view`.

@@ -38,11 +38,11 @@ def undo(
     plan_id: str | None,
     rate: int,
 ) -> None:
-    """Undo what was written or deleted after T1 and up to T2, and not written again since.
+    """Undo the writes and deletions after T1 and up to T2, except for cells that were written again since.
 
-    With --from and --to, it makes a plan, and changes nothing in the database. With --apply PLAN, it writes the cells
-    of the plan. A cell with a later write than the interval is left alone, also if it was written after the plan was
-    made. Run it again if it ends early.
+    With --from and --to, it makes a plan, and does not change the database. With --apply PLAN, it writes the cells of
+    the plan. A cell that was written after the interval, or after the plan, is left alone. Run it again if it ends
+    early.
     """
     lake = open_table(settings := config.load(), table)
     if plan_id is not None:

@@ -1,1 +1,1 @@
-"""Undo: the cells that were last written within an interval get back what they had before it."""
+"""Undo: cells that were last written within an interval get their earlier values back."""

@@ -1,4 +1,4 @@
-"""The cells that writes of an interval damaged, and what they would be without these writes.
+"""Finds the cells that the writes of an interval damaged, and their values without these writes.
 
 The *good* state of some partitions is the merge of the writes up to the start of the interval, and of those after its
 end that still count. So no rule is needed for each kind of write and deletion: a cell is damaged if it differs between
@@ -40,12 +40,11 @@ from writetime.schema.types import Collection, CqlType, is_complex
 from writetime.undo.live_cells import MARKER, LiveCells, live_cells
 
 OVERWRITTEN, DELETED, ADDED, WRITTEN_SINCE = KINDS = ("overwritten", "deleted", "added", "written_since")
-"""What the interval did to a cell: it had another value, or was deleted, or is new; or it was written again since, and
-is left alone.
+"""A cell has another value, or none, or had none before the interval; or it was written again since, and is left alone.
 """
 
 OF_ROW, OF_MARKER, OF_CELL = "row", "marker", "cell"
-"""What is damaged: a row as a whole, its marker, or a cell."""
+"""The damaged part of a row: all of it, its marker, or a cell."""
 
 # The JSON of what has no value: a row, its marker, or an element of a set.
 _THERE = "true"
@@ -73,9 +72,9 @@ def damage_schema(schema: TableSchema) -> pa.Schema:
     """Return the fields of a damaged cell.
 
     `kind` is one of `KINDS`, and `part` is `row`, `marker` or `cell`. `element` is the key or the element of a
-    collection, or the field of a user-defined type. `before` is what there was at the start, and `now` what there is
-    (of a cell that was written again since: what there was at the end). These three are JSON. `written_at` is the write
-    time of what `now` shows. `row` has the key columns. The other fields are for the statements: `key_values` are
+    collection, or the field of a user-defined type. `before` is the value at the start, and `now` the present one
+    (the one at the end, if the cell was written again since). These three are JSON. `written_at` is the write time of
+    `now`. `row` has the key columns. The other fields are for the statements: `key_values` are
     serialised, `expiry` is in seconds, and `elements` are a list's.
     """
     keys = [pa.field(c.name, stored_type(c.type)) for c in schema.partition_key + schema.clustering]

@@ -1,4 +1,4 @@
-"""A plan to undo what writes of an interval did to a table: its damaged cells, in files that SQL can query.
+"""A plan to undo the writes of an interval to a table: the damaged cells, in files that SQL can query.
 
 A plan is in the table's folder of the lake: `undo/<id>/undo.json`, and a Parquet file per bucket with damaged cells,
 whose fields are those of `damage.damage_schema`.

@@ -1,5 +1,4 @@
-"""The CQL statements that give damaged cells back what they had. Each has a write time, so all but those of lists may
-be repeated.
+"""The CQL statements that undo damaged cells. Each has a write time, so all but those of lists may be repeated.
 
 - A cell, an element of a set or map, or a field gets its value with the rest of its TTL, or a tombstone.
 - A marker is an `INSERT` of the key alone. CQL cannot delete one without the row, so a marker that is too many is
