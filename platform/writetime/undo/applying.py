@@ -12,7 +12,6 @@ from itertools import groupby, islice
 from typing import Any
 
 from cassandra.cluster import Session
-from cassandra.query import BatchStatement, BatchType, BoundStatement
 from pyarrow import fs
 from pydantic import TypeAdapter
 
@@ -26,6 +25,7 @@ from writetime.delta.storage import Storage
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
+from writetime.replication.requests import batch_of, batches_of, send
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.undo.damage import WRITTEN_SINCE
@@ -35,8 +35,8 @@ from writetime.undo.statements import RowStatements, UndoStatements
 log = logging.getLogger(__name__)
 
 _PROGRESS = "progress.json"
-# Rows between two records of the progress, requests at once, and the most statements and bytes of values in a request.
-_ROWS, _REQUESTS, _STATEMENTS, _BYTES = 64, 32, 50, 256 << 10
+# Rows between two records of the progress.
+_ROWS = 64
 
 _JSON = TypeAdapter(dict[str, int])
 
@@ -127,33 +127,9 @@ def _rows(cells: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _write(session: Session, rows: Sequence[RowStatements]) -> None:
-    """Write rows, some requests at once. All statements of a list are one request."""
-    requests = (batch for row in rows for batch in _batches(row.plain))
-    lists = (_batch(statements) for row in rows for statements in row.of_lists)
-    for some in (requests, lists):
-        while answers := [session.execute_async(request) for request in islice(some, _REQUESTS)]:
-            for answer in answers:
-                answer.result()
-
-
-def _batches(statements: Sequence[BoundStatement]) -> Iterator[BatchStatement]:
-    some: list[BoundStatement] = []
-    size = 0
-    for statement in statements:
-        own = sum(len(value or b"") for value in statement.values or ())
-        if some and (len(some) == _STATEMENTS or size + own > _BYTES):
-            yield _batch(some)
-            some, size = [], 0
-        some.append(statement)
-        size += own
-    if some:
-        yield _batch(some)
-
-
-def _batch(statements: Sequence[BoundStatement]) -> BatchStatement:
-    batch = BatchStatement(BatchType.UNLOGGED)
-    batch.add_all(statements, [None] * len(statements))
-    return batch
+    """Write rows. All statements of a list are one request."""
+    send(session, batches_of((row.key, row.plain) for row in rows))
+    send(session, (batch_of(statements) for row in rows for statements in row.of_lists))
 
 
 class _Pace:
