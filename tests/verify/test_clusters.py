@@ -95,6 +95,21 @@ def test_each_row_that_differs_is_found(
     assert compared(both).unsettled >= 1
 
 
+def test_times_of_equal_values(both: Settings, sessions: tuple[Session, Session]) -> None:
+    for i, update in enumerate(
+        (
+            "USING TIMESTAMP 1000 SET v = 'v0'",
+            "USING TIMESTAMP 2 AND TTL 100000 SET v = 'v1'",
+            "USING TIMESTAMP 1000 SET tags = tags + {'a'}",
+        )
+    ):
+        sessions[1].execute(f"UPDATE {_TABLE} {update} WHERE id = {i} AND n = {i}")
+    assert compared(both).proven
+    report = verify_clusters(both, "new", _TABLE, 0, with_times=True)
+    assert {d.database["n"] for d in report.real if d.database} == {0, 1, 2}
+    assert report.differing == 3
+
+
 def test_a_row_that_is_on_its_way_lags(
     both: Settings, sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:

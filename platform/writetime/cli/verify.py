@@ -10,9 +10,10 @@ import orjson
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
+from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.lake.table import open_table
-from writetime.verify.clusters import ClusterProgress, verify_clusters
+from writetime.verify.clusters import ClusterProgress, ClusterReport, verify_clusters
 from writetime.verify.comparison import verify as compare
 
 _CAUSE = (
@@ -35,7 +36,8 @@ PROGRESS_SECONDS = 5.0
     metavar="CLUSTER",
     help="Compare the database with another cluster, [clusters.CLUSTER] in the settings, instead of with the view.",
 )
-def verify(*, table: str, wait: float, against: str | None) -> None:
+@click.option("--times", is_flag=True, help="With --against: also compare the write times and TTLs of cells.")
+def verify(*, table: str, wait: float, against: str | None, times: bool) -> None:
     """Compare a table's view with the database. It goes by token ranges, and prints the rows that differ as JSON lines.
     Then it compares the compacted view with the rows that it should have.
 
@@ -43,8 +45,12 @@ def verify(*, table: str, wait: float, against: str | None) -> None:
     of the table has stopped, or if the compacted view is wrong.
     """
     settings = config.load()
-    proven = _view(settings, table, wait) if against is None else _clusters(settings, against, table, wait)
-    sys.exit(0 if proven else 1)
+    if against is not None:
+        report = compare_clusters(settings, against, table, wait, with_times=times)
+        sys.exit(0 if report.proven else 1)
+    if times:
+        raise WritetimeError("--times needs --against: a view has no times of cells")
+    sys.exit(0 if _view(settings, table, wait) else 1)
 
 
 def _view(settings: Settings, table: str, wait: float) -> bool:
@@ -69,8 +75,8 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     return report.proven
 
 
-def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool:
-    """Compare the database with another cluster, and print the progress; return whether the two are equal."""
+def compare_clusters(settings: Settings, against: str, table: str, wait: float, *, with_times: bool) -> ClusterReport:
+    """Compare the database with another cluster, and print the progress and the differences."""
     shown = time.monotonic()
 
     def show(progress: ClusterProgress) -> None:
@@ -82,13 +88,13 @@ def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool
             )
             click.echo(f"{table}: {progress.share:.0%} of the tokens, {rows}", err=True)
 
-    report = verify_clusters(settings, against, table, wait, show)
+    report = verify_clusters(settings, against, table, wait, show, with_times=with_times)
     _print(report.differences)
     ranges, rows = pluralize(report.ranges, "token range"), pluralize(report.database_rows, "row")
     read = f"{table}: {ranges}, {rows} in the database and {report.against_rows} in {against}"
     apart = abs(report.database_rows - report.against_rows)
     click.echo(summary(read, apart, report.differing, report.lagging, report.unsettled), err=True)
-    return report.proven
+    return report
 
 
 def _print(differences: Sequence[object]) -> None:

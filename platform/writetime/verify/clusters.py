@@ -20,6 +20,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
+from writetime.verify.cell_times import timed_schema
 from writetime.verify.compared_rows import differing, digest, tokens_of
 from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
@@ -88,8 +89,11 @@ def verify_clusters(
     table: str,
     wait_seconds: float = 10.0,
     progress: Callable[[ClusterProgress], None] | None = None,
+    *,
+    with_times: bool = False,
 ) -> ClusterReport:
-    """Compare a table of the database with the same table of another cluster.
+    """Compare a table of the database with the same table of another cluster: the values, and `with_times` also the
+    write times and expiries of cells. Of parts of columns, they are compared if both databases report them.
 
     Args:
         settings: the settings of the database and of the other clusters.
@@ -102,13 +106,7 @@ def verify_clusters(
         WritetimeError: the settings have no such cluster, one of the two cannot be read, or the table has other
             columns in the other cluster.
     """
-    if against not in settings.clusters:
-        known = ", ".join(sorted(settings.clusters)) or "none"
-        raise WritetimeError(
-            f"the settings have no cluster {against!r} (known: {known}); add a section [clusters.{against}] with the "
-            "same settings as [cassandra]"
-        )
-    other = settings.model_copy(update={"cassandra": settings.clusters[against]})
+    other = settings.of_cluster(against)
     began = time_now()
     with connect(settings) as session, connect(other) as other_session:
         schema = read_schema(session, table)
@@ -117,7 +115,10 @@ def verify_clusters(
         except SchemaError:
             raise WritetimeError(f"the cluster {against} has no table {table}") from None
         _require_same_columns(schema, theirs, against)
-        pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
+        here = DatabaseTable(session, schema, with_times=with_times)
+        there = DatabaseTable(other_session, replace(schema, id=None), with_times=with_times)
+        here.timed = there.timed = [each for each in here.timed if each in there.timed]
+        pair = _Pair(here, there, schema)
 
         def settle(tokens: set[int], seconds: float) -> list[ClusterDifference]:
             return pair.settle(tokens, time.monotonic() + seconds, began)
@@ -141,6 +142,7 @@ class _Pair:
         self._here = here
         self._there = there
         self._schema = schema
+        self._timed = timed_schema(schema, here.timed)
 
     def compare(self) -> Iterator[tuple[float, int, int, set[int]]]:
         """Yield for each range of tokens the share of all tokens up to its end, the rows of both sides, and the tokens
@@ -152,8 +154,10 @@ class _Pair:
             while first <= _LAST:
                 last = min(first + step - 1, _LAST)
                 here, there = pool.map(lambda side, r=(first, last): side.rows(*r), (self._here, self._there))
-                same = digest(here, self._schema) == digest(there, self._schema)
-                tokens = set() if same else tokens_of(here, there, differing(here, there, self._schema))
+                # Expiries are equal within some seconds, so they have no digest.
+                has_digest = not self._here.timed
+                same = has_digest and digest(here, self._schema) == digest(there, self._schema)
+                tokens = set() if same else tokens_of(here, there, differing(here, there, self._timed))
                 rows = len(here.tokens), len(there.tokens)
                 yield (last - _FIRST + 1) / total, *rows, tokens
                 growth = RANGE_ROWS / max(*rows, 1)
@@ -166,7 +170,7 @@ class _Pair:
             (here, here_times), (there, there_times) = (
                 side.timed_rows(sorted(suspects)) for side in (self._here, self._there)
             )
-            found = differing(here, there, self._schema)
+            found = differing(here, there, self._timed)
             suspects = tokens_of(here, there, found)
             if suspects and time.monotonic() > deadline:
                 times = np.maximum(times_at(here_times, found.before), times_at(there_times, found.after))

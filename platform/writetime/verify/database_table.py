@@ -108,7 +108,8 @@ class DatabaseTable:
         names = [f"writetime({quote_name(columns[n].name)})" for n in timed]
         found = pa.concat_tables([self._select(names, t, t) for t in tokens])
         times = np.full((len(found), len(columns)), NO_TIME)
-        for n, column in zip(timed, found.columns[len(self._schema.columns) :], strict=False):
+        first = len(self._schema.columns) + 2 * len(self.timed)
+        for n, column in zip(timed, found.columns[first:], strict=False):
             times[:, n] = decode(one_chunk(column), Native("bigint")).fill_null(NO_TIME).to_numpy()
         return self._rows(found), times
 
