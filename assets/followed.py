@@ -25,7 +25,13 @@ from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import KafkaResource
 
 # The asset of each step of `writetime follow`.
-_ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view", "upkeep": "state"}
+_ASSETS = {
+    "row events": "row_events",
+    "publishing": "row_topic",
+    "view": "view",
+    "replication": "replica",
+    "upkeep": "state",
+}
 EXPECTED = "rows_are_as_expected"
 # How often the progress of a table is recorded. A step that is behind for longer than this is recorded at once.
 _RECORD_SECONDS = 300.0
@@ -46,8 +52,8 @@ def shared_watermarks(settings: Settings, shared_seconds: float = 600.0) -> Wate
 
 
 def left(settings: Settings, tables: Sequence[FollowedTable]) -> list[dg.AssetKey]:
-    """Return the states, views and row events of the tables that `writetime follow` does not follow now. While Kafka
-    does not answer, return those of all tables.
+    """Return the states, views, row events and replicas of the tables that `writetime follow` does not follow now.
+    While Kafka does not answer, return those of all tables.
     """
     try:
         topic = shared_watermarks(settings)
@@ -55,12 +61,14 @@ def left(settings: Settings, tables: Sequence[FollowedTable]) -> list[dg.AssetKe
         others = followed(topic.reports)
     except WritetimeError:
         others = set()
-    return [
-        key_of(table.name, part)
-        for table in tables
-        if table.name not in others
-        for part in ("state", "view", *(("row_events", "row_topic") if table.entry.row_events else ()))
-    ]
+    return [key_of(table.name, part) for table in tables if table.name not in others for part in _parts(table)]
+
+
+def _parts(table: FollowedTable) -> list[str]:
+    """Return the parts of a table that `writetime follow` renews."""
+    wanted = {"row_events": table.entry.row_events, "row_topic": table.entry.row_events}
+    wanted["replica"] = table.entry.replicate_to is not None
+    return [part for part in _ASSETS.values() if wanted.get(part, True)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def progress(tables: Sequence[FollowedTable]) -> dg.SensorDefinition:
         "whether the rows of the view are as expected: every five minutes, and at once when this result or a fault "
         "changes. It starts nothing.",
         fault="the reports of `writetime follow` cannot be read",
-        records=[key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())],
+        records=[key_of(table.name, part) for table in tables for part in ("changes", *_parts(table))],
     )
     def followed_tables(context: dg.SensorEvaluationContext, kafka: KafkaResource) -> dg.SensorResult:
         topic = shared_watermarks(kafka.settings)
@@ -129,7 +137,7 @@ def _events(table: FollowedTable, report: LandingReport) -> Iterator[dg.AssetObs
     landed = {"changes_landed": report.changes, "reported": dg.MetadataValue.timestamp(report.at)}
     yield dg.AssetObservation(key_of(table.name, "changes"), metadata=landed | _fault(report.fault))
     for name, part in _ASSETS.items():
-        if name not in report.steps or (part.startswith("row") and not table.entry.row_events):
+        if name not in report.steps or part not in _parts(table):
             continue
         key, step = key_of(table.name, part), report.steps[name]
         yield dg.AssetObservation(key, metadata=_progress(step, report.at))

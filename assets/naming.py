@@ -22,6 +22,7 @@ PARTS = {
     "view": "views",
     "row_events": "row_events",
     "row_topic": "row_events",
+    "replica": "replication",
     # Checks with an identifier of their own.
     "lag_and_freshness": "changes",
 }

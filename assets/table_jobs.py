@@ -117,6 +117,7 @@ def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[dg.AssetSele
     landed = _keys(captured, "changes")
     refreshed = _keys(tables, "state", "view")
     events = _keys([table for table in tables if table.entry.row_events], "row_events", "row_topic")
+    replicas = _keys([table for table in tables if table.entry.replicate_to], "replica")
     looks = renewed(*_keys(tables, "table"), *_keys(captured, "topic"))
     if captured:
         looks |= _checks(captured, "table", LOGGED) | _checks(captured, "changes", *BEHIND)
@@ -131,8 +132,8 @@ def _selections(tables: Sequence[FollowedTable]) -> dict[str, tuple[dg.AssetSele
         ),
         "views": (renewed(*refreshed), "Fold new changes into the tables' states, and refresh their views."),
         "catch_up": (
-            renewed(*landed, *refreshed, *events),
-            "Process new changes: land them, merge them, refresh the views, publish row events.",
+            renewed(*landed, *refreshed, *events, *replicas),
+            "Process new changes: land them, merge them, refresh the views, publish row events, replicate them.",
         ),
         "verify": (
             on_whole_views,

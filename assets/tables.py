@@ -21,7 +21,7 @@ from writetime.lake.followed_tables import FollowedTable, RefusedEntry, cdc_stat
 from writetime.schema.describe import to_cql
 from writetime.schema.similar_tables import most_similar
 from writetime.view.expected_rows import of_entry
-from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
+from writetime_dagster.assets import backfill, capture, changes, replication, row_events, table_jobs, views
 from writetime_dagster.assets.builders import check_of, observed_asset
 from writetime_dagster.assets.checks import from_faults
 from writetime_dagster.assets.failures import ToCorrect
@@ -120,6 +120,8 @@ def assets_of(
         ]
     if table.entry.row_events:
         assets += [row_events.build_row_events_asset(table), row_events.build_row_events_topic_asset(table)]
+    if table.entry.replicate_to:
+        assets.append(replication.build_replica_asset(table, table.entry.replicate_to))
     return assets, checks
 
 

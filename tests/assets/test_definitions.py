@@ -138,7 +138,7 @@ def test_assets_of_no_table_have_the_owners_of_the_settings() -> None:
 @pytest.fixture
 def of_orders(config: Path) -> Definitions:
     """The assets, checks and jobs of one table, which ingest writes."""
-    config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
+    config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\nreplicate_to = "new"\n')
     return of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
 
 
@@ -156,6 +156,7 @@ def test_a_table_is_one_entry(of_orders: Definitions) -> None:
         ("shop/orders/orders_state", "shop/orders/orders_view"),
         ("shop/orders/orders_state", "shop/orders/orders_row_events"),
         ("shop/orders/orders_row_events", "shop/orders/orders_row_topic"),
+        ("shop/orders/orders_changes", "shop/orders/orders_replica"),
     }
 
 
@@ -169,7 +170,7 @@ def test_assets_of_a_table_have_its_owners_groups_and_tags(of_orders: Definition
     for key in own:
         tags = graph.get(key).tags
         assert (tags["writetime/keyspace"], tags["writetime/table"]) == ("shop", "orders")
-    assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"}
+    assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"} | {"replication"}
 
 
 def test_assets_of_a_table_have_their_addresses(config: Path) -> None:
@@ -191,7 +192,8 @@ def test_jobs_of_a_table(of_orders: Definitions) -> None:
     assert set(repository.job_names) >= {
         *("tables_lag", "snapshot", "backfill", "land", "views", "row_events", "catch_up", "verify", "maintain")
     }
-    chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
+    parts = ("changes", "state", "view", "row_events", "row_topic", "replica")
+    chain = {key_of("shop.orders", part) for part in parts}
     assert repository.get_job("catch_up").asset_layer.executable_asset_keys == chain
     # A proof reads all of the table, so only these run it.
     with_proof = {

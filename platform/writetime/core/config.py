@@ -107,6 +107,9 @@ class TableEntry(SettingsSection):
     max_lag: int = Field(
         default=100_000, ge=0, description="Number of changes waiting to land at which Dagster's check warns."
     )
+    replicate_to: Text | None = Field(
+        default=None, description="A cluster, `[clusters.NAME]`, to which `writetime follow` replicates the table."
+    )
 
 
 class Alerts(SettingsSection):
@@ -453,7 +456,8 @@ class Settings(BaseSettings):
 
     cassandra: Cassandra = Cassandra()
     clusters: dict[str, Cassandra] = Field(
-        default={}, description="Other databases by names of your choice, for `writetime verify --against`."
+        default={},
+        description="Other databases by names of your choice, for `writetime verify --against` and `replicate_to`.",
     )
     kafka: Kafka = Kafka()
     schema_registry: SchemaRegistry = SchemaRegistry()
@@ -473,6 +477,16 @@ class Settings(BaseSettings):
     workqueue: WorkQueue = WorkQueue()
     dagster: Dagster = Dagster()
     embedded: Embedded = Embedded()
+
+    def of_cluster(self, name: str) -> Self:
+        """Return the settings with one of `clusters` as the database. Raise WritetimeError if there is none."""
+        if name not in self.clusters:
+            known = ", ".join(sorted(self.clusters)) or "none"
+            raise WritetimeError(
+                f"the settings have no cluster {name!r} (known: {known}); add a section [clusters.{name}] with the "
+                "same settings as [cassandra]"
+            )
+        return self.model_copy(update={"cassandra": self.clusters[name]})
 
     @classmethod
     def settings_customise_sources(

@@ -25,6 +25,7 @@ from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schem
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
+from writetime.replication.replicating import TableReplicator
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
@@ -85,8 +86,11 @@ class TablePipeline:
         self.events = Step(settings, "row events", self.name, every.events_seconds, is_wanted=wanted)
         self.publishing = Step(settings, "publishing", self.name, every.events_seconds, is_wanted=wanted)
         self.view = Step(settings, "view", self.name, every.view_seconds)
+        cluster = entry.entry.replicate_to
+        self.replication = Step(settings, "replication", self.name, every.events_seconds, is_wanted=cluster is not None)
         self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
-        self.steps = (self.events, self.publishing, self.view, self.upkeep)
+        replications = [] if cluster is None else [self.replication]
+        self.steps = (self.events, self.publishing, self.view, *replications, self.upkeep)
         self._settings = settings
         self._in_spark = in_spark
         self._stop = stop or threading.Event()
@@ -95,6 +99,7 @@ class TablePipeline:
         self._expected: ExpectedRows | None = None
         self._table: LakeTable | None = None
         self._publisher: EventPublisher | None = None
+        self._replicator: TableReplicator | None = None
         self._upkeeps = 0
         self._is_in_lake = False
         # The content of the lake at the last check, and the time of the next check.
@@ -134,6 +139,8 @@ class TablePipeline:
             self._expiry = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
+            if landed or is_new:
+                self.replication.begin()
         if self._begins(self.events) and self.events.attempt(lambda: extend(self._opened(), run=self._run)):
             self.publishing.begin()
         if self._publisher is not None and self._publisher.is_record_due:
@@ -142,6 +149,8 @@ class TablePipeline:
             assert self._publisher is not None
             if self._publisher.has_more:
                 self.publishing.begin()
+        if self._begins(self.replication):
+            self.replication.attempt(self._replicate)
         if self._begins(self.view):
             self.view.attempt(self._refresh)
         caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
@@ -156,7 +165,8 @@ class TablePipeline:
         return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
-        """Record the position of the publisher, and end it."""
+        """End the replication. Record the position of the publisher, and end it."""
+        self._end_replication()
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
@@ -232,6 +242,23 @@ class TablePipeline:
             # It may have been fenced by another one.
             self._publisher = None
             raise
+
+    def _replicate(self) -> int:
+        table, cluster = self._opened(), self._entry.entry.replicate_to
+        assert cluster is not None
+        try:
+            if self._replicator is None:
+                self._replicator = TableReplicator(self._settings, table, cluster)
+            return self._replicator.replicate(table)
+        except BaseException:
+            # The cluster may have other nodes by now.
+            self._end_replication()
+            raise
+
+    def _end_replication(self) -> None:
+        replicator, self._replicator = self._replicator, None
+        if replicator is not None:
+            replicator.close()
 
     def _refresh(self) -> int:
         table = self._opened()

@@ -1,0 +1,221 @@
+"""Writes the changes of a table to another cluster: first all of its state, then each batch of new changes.
+
+A batch is merged first, so that each cell is written once. It may be written again after a failure, which changes
+nothing: the newer of two writes wins in the target, as in the source, whatever their order.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+from cassandra.cluster import Session
+
+from writetime.clients.database import connect, find_replicas
+from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.delta.versions import DataFile, TableVersion
+from writetime.files.key_ranges import places_of
+from writetime.lake.bucket_contents import BucketContents, PendingChanges, StateFiles, combined
+from writetime.lake.horizon import captured_until, written_until
+from writetime.lake.state import contents, files_since, generation_of, has_lost, in_parts
+from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now
+from writetime.merge import merge
+from writetime.replication.cell_statements import CellStatements
+from writetime.replication.positions import Positions, ReplicationPosition
+from writetime.replication.requests import batches_of, send
+from writetime.replication.row_writes import RowWrites
+from writetime.replication.target_table import follow_schema, require_replicable
+from writetime.schema.table import TableSchema
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The table in the target: its schema there, by the schema of the source, and its statements."""
+
+    source: TableSchema
+    schema: TableSchema
+    writes: RowWrites
+
+
+class TableReplicator:
+    """Replicates a table to one of `[clusters]`. It keeps its session and its position, so one thread may use it."""
+
+    def __init__(self, settings: Settings, table: LakeTable, cluster: str) -> None:
+        """Connect to the cluster.
+
+        Raises:
+            DatabaseUnreachable: it does not answer.
+            WritetimeError: the settings do not have it.
+        """
+        self._name, self._cluster = table.name, cluster
+        self._positions = Positions(table, cluster)
+        self._is_read = False
+        self._position: ReplicationPosition | None = None
+        self._target: _Target | None = None
+        self._open = ExitStack()
+        self._session: Session = self._open.enter_context(connect(settings.of_cluster(cluster)))
+        find_replicas(self._session, table.name.partition(".")[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def position(self) -> ReplicationPosition | None:
+        """The newest position."""
+        return self._read()
+
+    def close(self) -> None:
+        """Close the session."""
+        self._open.close()
+
+    def replicate(self, table: LakeTable, *, again: bool = False) -> int:
+        """Write the changes that the target lacks, and return the number of rows and deletions that were written.
+        With `again`, the whole table is written first.
+
+        Raises:
+            Conflict: another program replicates the table.
+            Transient: the target does not answer, or the lake cannot be read now. The next call continues.
+            WritetimeError: the table, or a value, cannot be written to the target, or the target lacks changes.
+        """
+        try:
+            with driver_faults_named(f"the replication of {self._name} to {self._cluster}"):
+                return self._replicate(table, again=again)
+        except UnknownWrite as e:
+            raise UnknownWrite(f"the cluster {self._cluster} did not answer ({e}): this is tried again") from None
+
+    def _replicate(self, table: LakeTable, *, again: bool) -> int:
+        # The state first: it never holds more than the changes that are read after it.
+        state, changes = table.state.load(), table.changes.load()
+        if generation_of(state) != generation_of(changes):
+            # Landing is about to rebuild the state.
+            return 0
+        target = self._followed(table, changes)
+        try:
+            position = self._read()
+        except WritetimeError:
+            if not again:
+                raise
+            position = None
+        if position is None or again:
+            position = self._at(changes, target, loaded=())
+            self._write(position)
+        self._require_same(table, position, changes, target)
+        if position.loaded is not None:
+            return self._load(position, contents(table, state, changes), target)
+        files = files_since(table, changes, position.version)
+        written = self._write_changes(table, state, files, changes, target)
+        if changes.version > position.version:
+            self._write(self._at(changes, target))
+        return written
+
+    def _followed(self, table: LakeTable, changes: TableVersion) -> _Target:
+        """Return the table in the target, after its columns follow those of a version of the changes."""
+        schema = table.schema(changes)
+        if self._target is None or self._target.source != schema:
+            require_replicable(schema, self._cluster)
+            found = follow_schema(self._session, schema, self._cluster)
+            self._target = _Target(schema, found, RowWrites(CellStatements(self._session, schema), schema))
+        return self._target
+
+    def _read(self) -> ReplicationPosition | None:
+        if not self._is_read:
+            self._position = self._positions.read()
+            self._is_read = True
+        return self._position
+
+    def _write(self, position: ReplicationPosition) -> None:
+        self._is_read = False
+        self._positions.write(position)
+        self._position, self._is_read = position, True
+
+    def _at(self, changes: TableVersion, target: _Target, loaded: tuple[int, ...] | None = None) -> ReplicationPosition:
+        commit = changes.commit_id
+        return ReplicationPosition(
+            generation=generation_of(changes),
+            version=commit.version,
+            digest=commit.digest,
+            complete_until=captured_until(changes),
+            written_at=time_now(),
+            target_id=str(target.schema.id),
+            loaded=loaded,
+        )
+
+    def _require_same(
+        self, table: LakeTable, position: ReplicationPosition, changes: TableVersion, target: _Target
+    ) -> None:
+        """Raise a WritetimeError if the target does not have what the position says."""
+        if position.generation != generation_of(changes):
+            fault = f"{self._name} was truncated, or dropped and created again"
+        elif position.target_id != str(target.schema.id):
+            fault = f"{self._name} was dropped and created again in {self._cluster}"
+        elif not table.changes.has_commit(position.commit, changes):
+            lost = has_lost(position.commit, changes)
+            fault = f"commit {position.version} of {table.changes.storage.address} {lost}"
+        else:
+            return
+        raise WritetimeError(
+            f"{fault}, so it is no longer replicated: TRUNCATE it in {self._cluster}, and run `writetime replicate "
+            f"{self._name} --again`"
+        )
+
+    def _load(self, position: ReplicationPosition, found: Mapping[int, BucketContents], target: _Target) -> int:
+        """Write the whole table, bucket by bucket. Changes that came since the load began are in it, or in the next
+        batch.
+        """
+        written, loaded = 0, list(position.loaded or ())
+        for bucket in [each for each in found if each not in loaded]:
+            written += self._send(found[bucket].merged(target.source), target)
+            loaded.append(bucket)
+            self._write(position.model_copy(update={"loaded": tuple(loaded), "written_at": time_now()}))
+        log.info("%s: %s has the whole table", self._name, self._cluster)
+        self._write(position.model_copy(update={"loaded": None, "written_at": time_now()}))
+        return written
+
+    def _write_changes(
+        self,
+        table: LakeTable,
+        state: TableVersion,
+        files: Sequence[DataFile],
+        changes: TableVersion,
+        target: _Target,
+    ) -> int:
+        parts, files_of = in_parts(table.changes.storage, files, table.buckets)
+        of_state = StateFiles(table, state, parts=parts)
+        written = 0
+        for part, found in files_of.items():
+            merged = self._with_deletions(table, state, changes, of_state.waiting(part, found), target)
+            written += self._send(merged, target)
+        return written
+
+    def _with_deletions(
+        self, table: LakeTable, state: TableVersion, changes: TableVersion, found: PendingChanges, target: _Target
+    ) -> pa.Table:
+        """Merge changes. Where they are older than `gc_grace_seconds` of the target, it may have dropped deletions that
+        cover them, so they are merged with the state.
+        """
+        merged = found.merged(target.source)
+        oldest = time_now() - target.schema.gc_grace_seconds * 1_000_000
+        late = merged.filter(pa.array(written_until(merged, target.source, oldest)))
+        if not late.num_rows:
+            return merged
+        held = combined(list(contents(table, state, changes).values()))
+        return merge([merged, held.merged(target.source, places_of(late))], target.source)
+
+    def _send(self, merged: pa.Table, target: _Target) -> int:
+        """Write merged changes to the target; return their number."""
+        send(self._session, batches_of(target.writes.of(merged, int(time.time()))))
+        return merged.num_rows

@@ -1,0 +1,111 @@
+"""The table in the target: it is created if it is missing, and follows the columns of the source."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from cassandra.cluster import Session
+
+from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
+from writetime.core.errors import Transient, WritetimeError
+from writetime.schema.describe import create_statements
+from writetime.schema.system import read_schema, read_schemas
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, Native, is_complex, quote_name, quote_table
+
+_KINDS = ("partition_key", "clustering", "static", "regular")
+
+
+def require_replicable(schema: TableSchema, cluster: str) -> None:
+    """Raise a WritetimeError if the table has columns that CQL cannot write exactly."""
+    for column in schema.static + schema.regular:
+        if column.type == Native("counter"):
+            fault = "is a counter, to which CQL can only add"
+        elif is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list":
+            fault = "is a list, and CQL cannot write the places of its elements"
+        else:
+            continue
+        raise WritetimeError(
+            f"{schema.full_name} cannot be replicated to {cluster}: its column {column.name} {fault}. Copy the table "
+            f"with `writetime restore {schema.full_name} --into`, or leave it out"
+        )
+
+
+def follow_schema(session: Session, schema: TableSchema, cluster: str) -> TableSchema:
+    """Create the table in the target, or give it the columns that it lacks, and drop those that the source has dropped.
+    Return its schema there.
+
+    Raises:
+        Transient: the target does not answer.
+        WritetimeError: it refuses a statement, or the table has other columns there.
+    """
+    found = _read(session, schema, cluster)
+    if found is None:
+        statements = create_statements(replace(schema, id=None, dropped=()))
+        statements = [each.replace(kind := _kind_of(each), f"{kind} IF NOT EXISTS", 1) for each in statements]
+    else:
+        statements = list(_changes(found, schema))
+    for statement in statements:
+        try:
+            session.execute(statement)
+        except DRIVER_FAULTS as e:
+            if is_without_answer(e):
+                raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
+            raise WritetimeError(
+                f"{schema.full_name} cannot follow in {cluster} ({driver_reason(e)}): grant the right that is missing, "
+                f"or run this there: {statement}"
+            ) from None
+    found = _read(session, schema, cluster)
+    if found is None or _columns(found) != _columns(schema):
+        texts = [", ".join(_columns(each).values()) for each in (found, schema) if each is not None]
+        raise WritetimeError(
+            f"{schema.full_name} has other columns in {cluster} ({texts[0]}) than in the source ({texts[-1]}): drop "
+            "the table there, and it is created again"
+        )
+    return found
+
+
+def _read(session: Session, schema: TableSchema, cluster: str) -> TableSchema | None:
+    try:
+        known = read_schemas(session, [schema.keyspace], [schema.name])
+        return read_schema(session, schema.full_name) if schema.full_name in known else None
+    except DRIVER_FAULTS as e:
+        raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
+
+
+def _kind_of(statement: str) -> str:
+    return " ".join(statement.split()[:2])
+
+
+def _changes(found: TableSchema, wanted: TableSchema) -> Iterator[str]:
+    """Yield the statements that add what a table lacks, and drop what the other one has dropped."""
+    types = {udt.name: dict(udt.fields) for udt in found.udts()}
+    for udt in wanted.udts():
+        if udt.name not in types:
+            fields = ", ".join(f"{quote_name(name)} {cql_type}" for name, cql_type in udt.fields)
+            yield f"CREATE TYPE IF NOT EXISTS {quote_name(udt.keyspace)}.{quote_name(udt.name)} ({fields})"
+            continue
+        for name, cql_type in udt.fields:
+            if name not in types[udt.name]:
+                yield f"ALTER TYPE {quote_name(udt.keyspace)}.{quote_name(udt.name)} ADD {quote_name(name)} {cql_type}"
+    table = f"ALTER TABLE {quote_table(wanted.full_name)}"
+    have, want = ({column.name: column for column in each.static + each.regular} for each in (found, wanted))
+    dropped = {each.name: each.dropped_at for each in wanted.dropped}
+    for name in have.keys() - want.keys() & dropped.keys():
+        yield f"{table} DROP {quote_name(name)} USING TIMESTAMP {dropped[name]}"
+    for name in want.keys() - have.keys():
+        static = " static" if want[name] in wanted.static else ""
+        yield f"{table} ADD {quote_name(name)} {want[name].type}{static}"
+
+
+def _columns(schema: TableSchema) -> Mapping[str, str]:
+    """Return each column and type as text, by its name."""
+    found = {f"type {udt.name}": f"type {udt.name} {dict(udt.fields)}" for udt in schema.udts()}
+    for kind in _KINDS:
+        for number, column in enumerate(getattr(schema, kind)):
+            found[column.name] = _text(column, kind.replace("_", " "), number)
+    return found
+
+
+def _text(column: Column, kind: str, number: int) -> str:
+    place = f" {number + 1}" if kind in ("partition key", "clustering") else ""
+    return f"{column.name} {column.type} ({kind}{place}{' DESC' if column.reversed else ''})"

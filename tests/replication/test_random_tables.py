@@ -1,0 +1,50 @@
+"""Random tables of all types, with writes of every kind, in another cluster.
+
+Oracle: the answers of the source, with write times, at one second and at a later one.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.replication.conftest import Clusters, Replicated
+from tests.support.generate import SEED, Generator
+from writetime.lake import state
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, is_complex
+
+pytestmark = pytest.mark.long
+
+_TABLES, _TABLES_LONG = 4, 40
+_PHASES, _STATEMENTS = 4, 60
+
+
+def without_lists(schema: TableSchema) -> TableSchema:
+    """Return a table without the lists that cannot be replicated."""
+
+    def kept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(
+            column
+            for column in columns
+            if not (is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list")
+        )
+
+    return replace(schema, static=kept(schema.static), regular=kept(schema.regular))
+
+
+def test_each_batch_is_answered_alike(clusters: Clusters, replicated: Replicated, is_long: bool) -> None:
+    for number in range(_TABLES_LONG if is_long else _TABLES):
+        generator = Generator(100 * SEED + number)
+        chooser = random.Random(number)
+        name = f"random{number}"
+        made = without_lists(generator.schema(name))
+        places = generator.places(made)
+        schema = replicated.create(name, made.create_statement())
+        for _ in range(_PHASES):
+            replicated.write(generator.writes(made, _STATEMENTS, places))
+            replicated.capture()
+            if chooser.random() < 0.5:
+                state.fold(replicated.lake)
+            replicated.replicate()
+            clusters.assert_same(schema)
