@@ -52,14 +52,14 @@ from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
 from writetime.view.refreshing import refresh
 
-_MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
+MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
 # The number of a write. An event's image before the write may have the number of an earlier write.
 _NUMBERS = itertools.count()
 # Each service has a log of its own.
 _SERVICES = itertools.count(1)
 # Writes per second until the first has arrived, and around a kill; and the time in which programs must be ready.
 _FIRST_RATE, _KILL_RATE, _SETTLE_SECONDS = 10, 200, 20
-_KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 
 
 def fill(settings: Settings, schema: TableSchema, rows: int) -> None:
@@ -176,7 +176,7 @@ def take_over(settings: Settings, rows: int, home: Path, stack: ExitStack) -> No
 
 def longest_delay(what: str, settings: Settings, rows: int, kill: Callable[[], None]) -> None:
     """Write before and after a kill, and print the longest delays."""
-    with watched(settings, _MARKED, 0.01) as delays:
+    with watched(settings, MARKED, 0.01) as delays:
         with writing(settings, rows, _KILL_RATE, delays):
             time.sleep(5)
             kill()
@@ -255,16 +255,16 @@ def run(rows: int, home: Path, arguments: argparse.Namespace, stack: ExitStack) 
     stack.callback(servers.down, settings)
     servers.up(settings)
     with database.connect(settings) as session:
-        session.execute(_KEYSPACE)
+        session.execute(KEYSPACE)
         session.execute(f"{ROWS.create_statement()} WITH cdc = true")
         schema = read_schemas(session, ["bench"])["bench.rows"]
     assert isinstance(schema, TableSchema)
     fill(settings, schema, rows)
-    table = open_table(settings, _MARKED.table)
+    table = open_table(settings, MARKED.table)
     with service(home, "agent"):
         with service(home, "follow") as followed:
             wait_for_backlog(table, followed)
-            with watched(settings, _MARKED, 0.01) as delays:
+            with watched(settings, MARKED, 0.01) as delays:
                 measure(settings, delays, rows, followed, arguments)
         for each in (kill, take_over) if arguments.kills else ():
             with ExitStack() as programs:
