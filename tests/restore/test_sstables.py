@@ -21,6 +21,7 @@ from writetime.lake.history import raise_history
 from writetime.lake.table import LakeTable
 from writetime.lake.views import bucket_views
 from writetime.merge import merge
+from writetime.restore import sstables
 from writetime.restore.sstables import (
     MANIFEST,
     UNFINISHED,
@@ -33,6 +34,8 @@ from writetime.restore.sstables import (
 )
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
+
+_REFUSED = r"another run has written into .*out since this one began"
 
 
 def _filled(folder: Path) -> LakeTable:
@@ -131,12 +134,33 @@ def test_of_two_runs_at_once_the_first_is_refused(tmp_path: Path) -> None:
         _assert_whole(table, out)
         yield from map(function, listed[1:])
 
-    with pytest.raises(WritetimeError, match=r"another run writes into .*out: wait for it, or name another folder"):
+    with pytest.raises(WritetimeError, match=rf"{_REFUSED}: run this again, or name another folder if that run still"):
         restore(table, str(out), run=beside_another)
     found = read_manifest(str(out))
     assert found is not None
     assert found.changes == 42
     assert len(list(find_sstables(str(out)))) == len(found.sstables)
+
+
+def test_a_run_that_was_killed_beside_another_blocks_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins while the first one removes the files of others, and leaves an SSTable."""
+    table, out = _filled(tmp_path / "lake"), tmp_path / "out"
+    remove = sstables._remove
+
+    def and_begin_another(*arguments: Any, own: bool) -> None:
+        remove(*arguments, own=own)
+        if not own:
+            with pytest.raises(KeyboardInterrupt):
+                restore(table, str(out), run=_killed_after(1))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sstables, "_remove", and_begin_another)
+        with pytest.raises(WritetimeError, match=_REFUSED):
+            restore(table, str(out))
+    assert read_manifest(str(out)) is None
+    _assert_whole(table, out)
 
 
 def test_sstables_that_another_machine_keeps_are_missed(tmp_path: Path) -> None:

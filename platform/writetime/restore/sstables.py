@@ -5,7 +5,7 @@ The folder gets an SSTable per bucket that has changes, or per bucket and node, 
 
 A run can be killed at any point, and repeated. `restore.unfinished` is there until the manifest is complete. It has the
 number of the run that began last, which is also in the names of this run's SSTables. So runs do not mix their files,
-and of two runs at once, the one that began first is refused at its end.
+and of two runs at once, one is refused at its end.
 """
 
 import os
@@ -161,8 +161,8 @@ def restore(
         run: runs the tasks, one per bucket.
 
     Raises:
-        WritetimeError: the lake cannot show this time, the folder has other files, another run writes into it, or the
-            version cannot hold an expiry.
+        WritetimeError: the lake cannot show this time, the folder has other files, another run began to write into it,
+            or the version cannot hold an expiry.
     """
     until = captured_until(table.changes.load())
     views = views_at(table, as_of)
@@ -241,10 +241,7 @@ def _begin(folder: str, buckets: int) -> int:
 def _end(folder: str, numbers: range, manifest: RestoreManifest) -> None:
     """Write the manifest, and remove the SSTables of earlier runs."""
     filesystem, path = resolve(folder)
-    unfinished = posixpath.join(path, UNFINISHED)
-    if not exists(filesystem, unfinished) or read_file(filesystem, unfinished) != str(numbers[0]).encode():
-        _remove(filesystem, path, numbers, own=True)
-        raise WritetimeError(f"another run writes into {without_secrets(folder)}: wait for it, or name another folder")
+    _require_last(filesystem, path, folder, numbers)
     present = {posixpath.relpath(file, path) for file in _files(filesystem, path)}
     if missing := [each.file for each in manifest.sstables if each.file not in present]:
         raise WritetimeError(
@@ -254,7 +251,20 @@ def _end(folder: str, numbers: range, manifest: RestoreManifest) -> None:
     _remove(filesystem, path, numbers, own=False)
     _write(filesystem, posixpath.join(path, "schema.cql"), manifest.schema)
     _write(filesystem, posixpath.join(path, MANIFEST), _JSON.dump_json(manifest, indent=1).decode())
-    filesystem.delete_file(unfinished)
+    # A run that began since then removes these SSTables at its end.
+    _require_last(filesystem, path, folder, numbers)
+    filesystem.delete_file(posixpath.join(path, UNFINISHED))
+
+
+def _require_last(filesystem: fs.FileSystem, path: str, folder: str, numbers: range) -> None:
+    """Remove the SSTables of this run and raise a WritetimeError if another one has begun since, or has ended."""
+    unfinished = posixpath.join(path, UNFINISHED)
+    if not exists(filesystem, unfinished) or read_file(filesystem, unfinished) != str(numbers[0]).encode():
+        _remove(filesystem, path, numbers, own=True)
+        raise WritetimeError(
+            f"another run has written into {without_secrets(folder)} since this one began: run this again, or name "
+            "another folder if that run still writes"
+        )
 
 
 def _remove(filesystem: fs.FileSystem, path: str, numbers: range, *, own: bool) -> None:
