@@ -373,6 +373,10 @@ class Two:
         status = read_status(self.settings.capture.state_dir)
         return None if status is None else status["logs"][self.name]["fault"]
 
+    def lag(self) -> float:
+        status = read_status(self.settings.capture.state_dir)
+        return -1.0 if status is None else status["lag"]["lag_seconds"]
+
     def is_not_done(self, at: int, reason: str, kind: str) -> bool:
         """Whether a failed part counts as not done: in the file, in the watermark and in the status."""
         until, status = reached(self.settings)[self.name], read_status(self.settings.capture.state_dir)
@@ -390,6 +394,19 @@ def two(cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path) -> Two
         table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
         cdc.announce_tablets(table.schema, table.sets)
     return Two(settings_for(cdc, tmp_path, late, other, window_seconds=0.5), late, other)
+
+
+def test_the_lag_is_that_of_settled_windows(cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is not behind has none, although the newest window is not published."""
+    two.fail_at(monkeypatch, "read", RuntimeError("a bug"))
+    with agent(two.settings):
+        for table in (two.failing, two.other):
+            insert(cdc, table, 1)
+            wait_until(two.settings, table, now())
+        wait_for(lambda: two.lag() == 0)
+        two.is_broken = True
+        insert(cdc, two.failing, 2)
+        wait_for(lambda: two.lag() > 1)
 
 
 def test_an_error_of_one_watermark_does_not_stop_the_others(

@@ -465,7 +465,10 @@ class LogAgent:
         return found | own | {"logs": logs, "held_by": next((t.fault for t in tables if t.fault), None)}
 
     def _lag(self, tables: Sequence[_Table]) -> AgentLag:
-        return AgentLag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
+        """Return how long a window has been settled and is not published."""
+        reading = self._settings.scylla_cdc
+        usual = reading.confidence_seconds + reading.window_seconds
+        return AgentLag(lag_seconds=max((max((self._behind(t) or 0.0) - usual, 0.0) for t in tables), default=0.0))
 
     def _behind(self, table: _Table) -> float | None:
         """Return the age in seconds of the time up to which a table's log is published."""
