@@ -53,7 +53,7 @@ class SegmentFolder:
         self.path = path
         self._lock = lock_segments(path)
         self._gaps = GapRecords(capture)
-        self._finished = capture.finished
+        self._action = capture.finished
         self._archive: tuple[fs.FileSystem, str] | None = None
         if capture.finished == "archive":
             # The settings require it.
@@ -87,7 +87,7 @@ class SegmentFolder:
     def release(self, segment: Segment) -> bool:
         """Delete, archive or keep a segment whose changes are all published. Return whether it was removed."""
         self._gaps.file(Path(segment.name).stem).unlink(missing_ok=True)
-        if self._finished == "keep":
+        if self._action == "keep":
             return False
         self._remove(segment, self._archive)
         return True
