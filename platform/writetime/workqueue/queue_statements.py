@@ -55,7 +55,7 @@ class QueueStatements(Statements):
         serial=True,
     )
     stamp = Statement(f"UPDATE {{}}.queue_state SET epoch = ?, op = 0 WHERE {_PART} IF epoch = ?")
-    guard = Statement(f"UPDATE {{}}.queue_state SET op = ?, floor = ? WHERE {_PART} IF epoch = ? AND op = ?")
+    fence = Statement(f"UPDATE {{}}.queue_state SET op = ?, floor = ? WHERE {_PART} IF epoch = ? AND op = ?")
     close = Statement(f"UPDATE {{}}.queue_state SET op = ?, closed = ? WHERE {_PART} IF epoch = ? AND op = ?")
     change = Statement(
         "UPDATE {}.queue_state SET status = ?, at = ?, attempts = ?, due = ?, worker = ?, error = ?, result = ? "

@@ -221,7 +221,7 @@ class QueueTables:
         self, place: ItemPartition, epoch: int, op: int, floor: UUID | None, changes: Sequence[ItemUpdate]
     ) -> bool:
         """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
-        rows = [bound(self._cql.guard, op, floor, *place, epoch, op - 1)]
+        rows = [bound(self._cql.fence, op, floor, *place, epoch, op - 1)]
         for c in changes:
             values = c.status, c.at, c.attempts, c.due, c.worker, c.error, c.result
             rows.append(bound(self._cql.change, *values, *place, c.item_id))
