@@ -7,8 +7,9 @@ which changes count: those that a node logged after that position, and snapshots
 CREATE, the changes of the earlier table do not count. The table id of a change identifies its table.
 
 A generation begins with one commit to `changes`, which removes the changes that no longer count (`earlier` keeps them
-for a while). The number of the generation is a transaction of that commit. Then the state is rebuilt from the other
-changes, with the same number. Row events begin their own generation, whose first batch creates all rows.
+for a while): `renew` makes it after TRUNCATE, `LakeTable.begin` after DROP and CREATE. The number of the generation is
+a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row events begin
+their own generation, whose first batch creates all rows.
 """
 
 import re
@@ -94,10 +95,10 @@ def _segments(files: pa.Array) -> np.ndarray:
 
 
 def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> bool:
-    """Begin a generation if a source has a truncation that the lake does not have yet, and rebuild the state if a
-    generation began; return whether `changes` has a newer version now.
+    """Begin a generation if a source has a truncation that the lake does not have yet. If a generation began, empty the
+    view of an earlier table, and rebuild the state. Return whether `changes` has a newer version now.
 
-    If a process is killed between the two steps, the next call does the second one.
+    If a process is killed between these steps, the next call does the rest.
 
     Raises:
         Conflict: another process rewrote the table meanwhile: run this again.
