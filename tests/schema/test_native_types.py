@@ -25,6 +25,7 @@ VALUES = {"counter": bytes(8), "empty": b"", **{name: values[1] for name, values
 
 @pytest.mark.parametrize("name", _NATIVES)
 def test_each_module_has_the_type(name: str) -> None:
+    assert name in VALUES, f"tests/support/value_forms.py lacks {name}"
     cql_type, data = Native(name), VALUES[name]
     value = decoder(cql_type)(data)
     assert decoder(cql_type)(serialiser(cql_type)(value)) == value
