@@ -4,6 +4,8 @@ Files are in classes of size, each `FAN` times the previous one. `FAN` files of 
 class. So a change is rewritten log16(packed / batch) times, and few files are left at any rate of writes. Rows are
 copied and not merged, with the cells of dropped columns, so their origins and the history stay as they were. Files of
 merged history are not packed, because their names show that their rows have no origins (`generation`).
+
+`view.packing` uses `to_pack` and `SORTED_AT_ONCE`, `row_events.packing` uses `FAN` and `SORTED_AT_ONCE`.
 """
 
 from collections.abc import Sequence

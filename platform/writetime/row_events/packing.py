@@ -7,7 +7,7 @@ the stream do not change.
 A batch that is large in memory stays as it is, like one that is large on disk. So packing holds few bytes at once, also
 of events that compress well, and packs each event only a few times. Small batches before a large one get no successors,
 so they become one file, however few they are. So the number of files depends on the size of the events, and not on the
-order of large and small batches.
+order of large and small batches. `FAN` and the limit of the memory, `SORTED_AT_ONCE`, are those of `lake.packing`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,8 @@
 
 Files are in classes of size, each `FAN` times the previous one. `FAN` files of a class become one of the next class. If
 more than a fortieth of a file's rows are marked, the file is written again without them. So a row is written at most
-log4(view / batch) + 40 times for each of its changes, and a reader reads few files with few marked rows.
+log4(view / batch) + 40 times for each of its changes, and a reader reads few files with few marked rows. `lake.packing`
+chooses the files (`to_pack`), and limits the memory (`SORTED_AT_ONCE`).
 """
 
 from collections.abc import Sequence
