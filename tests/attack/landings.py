@@ -229,7 +229,8 @@ class Landings:
         """Decode many messages without Kafka, and merge those that can be read with valid changes."""
         other = self._sound[0]
         avros = [change_avro(schema) for schema in (attacked, other)]
-        decoder = ChangeDecoder(attacked, {fingerprint(a): a for a in avros}, dict(enumerate(avros)).get)
+        names = [fingerprint(avro) for avro in avros]
+        decoder = ChangeDecoder(attacked, dict(zip(names, avros, strict=True)), {i: [n] for i, n in enumerate(names)})
         outcomes = []
         for key in range(_DECODED):
             # In the single-object encoding, or in Confluent's wire format with the ids 0 and 1 of a registry.
@@ -259,7 +260,7 @@ class Landings:
             kind, value = hostile.json_text(r, avro)
             if kind == "wrong fields" and r.random() < 0.3:
                 value = json.dumps(avro | {"table": hostile.spoiled(r, avro["table"])}).encode()
-            key = r.choice([own, own, b"%016x" % r.getrandbits(64), hostile.key(r, own)])
+            key = r.choice([own, own, own + b":7", b"%016x" % r.getrandbits(64), hostile.key(r, own)])
             self._producer.produce(SCHEMAS_TOPIC, value, key, 0)
         return [self._others_land(r, attacked)] * _HOSTILE
 

@@ -4,10 +4,9 @@ Oracle: none about values: any answer must give a result or a documented error.
 """
 
 import json
-import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import certifi
@@ -82,21 +81,15 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_a_bad_answer_is_retried(fake: FakeRegistry, method: str, name: str) -> None:
-    """At each call of a registration, and at a request for a schema; the same client continues after the fault."""
+    """At each call of a registration; the same client continues after the fault."""
     own = client(fake.url)
-    asked = client(fake.url)
-    fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method and "/ids/" not in path else None
+    fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method else None
     begin = time.monotonic()
     with pytest.raises(Transient, match=f"schema registry {fake.url} does not answer"):
         register(own)
     assert time.monotonic() - begin < 10
-    fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method else None
-    if method == "GET":
-        with pytest.raises(Transient, match=f"schema registry {fake.url} does not answer"):
-            asked.get(1)
     fake.instead = lambda m, path: None
     assert register(own) == 1
-    assert asked.get(1) == AVRO
     assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
     # Nothing waits for the rest of an answer.
     wait_for(lambda: "schema registry" not in [thread.name for thread in threading.enumerate()])
@@ -110,7 +103,7 @@ def test_an_answer_without_an_end_takes_little_memory(
     fake.instead = lambda m, path: act
     before = psutil.Process().memory_info().rss
     with pytest.raises(Transient, match=r"bytes|encoding"):
-        client(fake.url).get(1)
+        register(client(fake.url))
     assert psutil.Process().memory_info().rss - before < 256 << 20
 
 
@@ -118,15 +111,11 @@ def test_no_versions(fake: FakeRegistry) -> None:
     fake.instead = lambda m, path: answer(b"[]") if m == "GET" else None
     assert register(client(fake.url)) == 1
     assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
-    with pytest.raises(Transient, match="does not answer"):
-        client(fake.url).get(1)
 
 
 def test_a_registry_that_is_not_running() -> None:
-    own = client(f"http://127.0.0.1:{free_port()}/api")
-    for ask in (register, lambda c: c.get(1)):
-        with pytest.raises(Transient, match=r"registry http://127\.0\.0\.1:\d+/api does not answer: .*refused"):
-            ask(own)
+    with pytest.raises(Transient, match=r"registry http://127\.0\.0\.1:\d+/api does not answer: .*refused"):
+        register(client(f"http://127.0.0.1:{free_port()}/api"))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +135,11 @@ def test_a_refusal_names_the_remedy(fake: FakeRegistry, method: str, status: int
         return answer(b"<html>no</html>", status, Location="/") if m == method else None
 
     fake.instead = refuses
-    asked: list[tuple[Callable[[Registry], Any], str]] = [(register, f"subject {SUBJECT}")]
-    if method == "GET":
-        asked.append((lambda c: c.get(1), "schema with the id 1"))
-    for ask, what in asked:
-        with pytest.raises(WritetimeError) as caught:
-            ask(client(fake.url))
-        assert not isinstance(caught.value, (Transient, SchemaRefused))
-        for text in (fake.url, what, str(status), remedy, "no"):
-            assert text in str(caught.value)
+    with pytest.raises(WritetimeError) as caught:
+        register(client(fake.url))
+    assert not isinstance(caught.value, (Transient, SchemaRefused))
+    for text in (fake.url, f"subject {SUBJECT}", str(status), remedy, "no"):
+        assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("refusal", [error(409, 409, "not compatible"), error(422, 42201, "not Avro")])
@@ -164,30 +149,15 @@ def test_a_schema_that_is_refused(fake: FakeRegistry, refusal: Answer) -> None:
         register(client(fake.url))
 
 
-def test_schemas_that_the_registry_does_not_have(fake: FakeRegistry) -> None:
-    own = client(fake.url)
-    assert own.get(9) is None
-    assert register(own) == 1
-    assert own.get(1) == AVRO
-    fake.instead = lambda m, path: answer(b'{"schema": "syntax", "schemaType": "PROTOBUF"}')
-    with pytest.raises(WritetimeError, match=r"id 2 .* is PROTOBUF, not Avro") as caught:
-        own.get(2)
-    assert not isinstance(caught.value, Transient)
-
-
-def test_known_schemas_are_not_requested_again(fake: FakeRegistry) -> None:
-    """Also by a task that took the registry along; a subject that is there keeps its compatibility."""
+def test_known_schemas_are_not_registered_again(fake: FakeRegistry) -> None:
+    """A subject that is there keeps its compatibility."""
     own = client(fake.url)
     register(own)
-    own.get(1)
     calls = len(fake.calls)
-    taken = pickle.loads(pickle.dumps(own))
-    for known in (own, taken):
-        assert register(known) == 1
-        assert known.get(1) == AVRO
+    assert register(own) == 1
     assert len(fake.calls) == calls
     fake.compatibility[SUBJECT] = "NONE"
-    assert taken.register(TOPIC, AVRO | {"doc": "newer"}, "FULL_TRANSITIVE") == 2
+    assert own.register(TOPIC, AVRO | {"doc": "newer"}, "FULL_TRANSITIVE") == 2
     assert fake.compatibility[SUBJECT] == "NONE"
 
 
@@ -205,7 +175,7 @@ def test_authorities_that_cannot_be_read(fake: FakeRegistry, tmp_path: Any) -> N
     (tmp_path / "ca.crt").write_text("none")
     for name in ("missing.crt", "ca.crt"):
         with pytest.raises(WritetimeError, match=rf"schema_registry\.tls_ca_file.*{name}") as caught:
-            client(fake.url, tls_ca_file=str(tmp_path / name)).get(1)
+            register(client(fake.url, tls_ca_file=str(tmp_path / name)))
         assert not isinstance(caught.value, Transient)
 
 
@@ -220,12 +190,11 @@ JSON = st.recursive(
 @given(st.sampled_from([200, 201, 202, 299, 304, 400, 404, 418, 500, 599]), JSON)
 def test_any_json_is_an_answer_or_an_error(fake: FakeRegistry, status: int, content: Any) -> None:
     fake.instead = lambda m, path: answer(json.dumps(content).encode(), status)
-    for ask in (register, lambda c: c.get(1)):
-        try:
-            found = ask(client(fake.url))
-        except Transient:
-            assert status < 300 or status >= 500
-        except WritetimeError:
-            assert status >= 300 or "schemaType" in str(content)
-        else:
-            assert found is None or (status < 300 and isinstance(content, dict))
+    try:
+        register(client(fake.url))
+    except Transient:
+        assert status < 300 or status >= 500
+    except WritetimeError:
+        assert status >= 300
+    else:
+        assert status < 300

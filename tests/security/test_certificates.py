@@ -152,11 +152,15 @@ def test_a_node_whose_certificate_lacks_an_extension(refused: tuple[str, int, Pa
         connect(config.load(cassandra={"port": port, "tls_ca_file": ca_file}))
 
 
+def register(settings: Settings) -> int:
+    return Registry(settings).register("a", {"type": "record", "name": "a", "fields": []}, "FULL_TRANSITIVE")
+
+
 def test_a_registry_whose_certificate_lacks_an_extension(refused: tuple[str, int, Path]) -> None:
     reason, port, ca_file = refused
     settings = config.load(schema_registry={"url": f"https://127.0.0.1:{port}", "tls_ca_file": ca_file})
     with pytest.raises(WritetimeError, match=f"schema registry .* does not answer: .*{reason}.*{ISSUE_AGAIN}"):
-        Registry(settings).get(1)
+        register(settings)
 
 
 def wait(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +191,7 @@ def ask_zookeeper(settings: Settings) -> None:
     ("question", "reason"),
     [
         (connect, r"CERTIFICATE_VERIFY_FAILED.*cassandra\.tls_ca_file"),
-        (lambda settings: Registry(settings).get(1), r"CERTIFICATE_VERIFY_FAILED.*schema_registry\.tls_ca_file"),
+        (register, r"CERTIFICATE_VERIFY_FAILED.*schema_registry\.tls_ca_file"),
         (kafka.topic_names, r"certificate verify failed.*kafka\.client"),
         (ask_zookeeper, r"CERTIFICATE_VERIFY_FAILED.*zookeeper\.tls_ca_file"),
     ],

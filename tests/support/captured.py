@@ -23,7 +23,6 @@ from tests.support.waiting import wait_for
 from writetime.capture.commitlog_agent import Pace, run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import NoTopic, end_offsets, messages_between
-from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
@@ -31,7 +30,7 @@ from writetime.files.row_form import to_micros
 from writetime.merge import live_rows, merge
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
-from writetime.wire.change_messages import ChangeDecoder
+from writetime.wire.change_messages import ChangeDecoder, namespace_of
 from writetime.wire.publishing import SchemaTopic
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic
@@ -124,11 +123,14 @@ class Captured:
             found = messages(self.settings, topic, self._starts.get(topic))
         except WritetimeError:
             return change_schema(schema).empty_table()
-        registry = registry_of(self.settings)
-        decoder = ChangeDecoder(schema, self._schemas.get, registry and registry.get)
-        changes = decoder.decode([value for _, _, value in found])
+        changes = self._decoder(schema).decode([value for _, _, value in found])
         assert changes["key"].to_pylist() == [key for _, key, _ in found]
         return changes
+
+    def _decoder(self, schema: TableSchema) -> ChangeDecoder:
+        self._schemas.read_on()
+        registered = self._schemas.ids_of_namespace(namespace_of(schema.full_name))
+        return ChangeDecoder(schema, self._schemas.get, registered)
 
     def forget(self, table: str) -> None:
         """Let `changes` return only messages of a table that are published from now on."""
@@ -155,9 +157,7 @@ class Captured:
         starts = {p: self._marks_read.get(p, 0) for p in ends}
         values = [m.value() for m in messages_between(self.settings, topic, starts, ends)]
         if values:
-            registry = registry_of(self.settings)
-            decoder = ChangeDecoder(self._marks_schema, self._schemas.get, registry and registry.get)
-            self._marks_seen |= set(decoder.decode(values)["id"].to_pylist())
+            self._marks_seen |= set(self._decoder(self._marks_schema).decode(values)["id"].to_pylist())
         self._marks_read = ends
         return self._marks_seen
 

@@ -46,7 +46,7 @@ class SchemaRefused(WritetimeError):
 
 
 class Registry:
-    """The registry of the settings. Spark tasks get it with its cached schemas."""
+    """The registry of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         registry = settings.schema_registry
@@ -60,11 +60,6 @@ class Registry:
             self._configuration["basic.auth.user.info"] = login
         self._client: SchemaRegistryClient | None = None
         self._ids: dict[tuple[str, str], int] = {}
-        self._schemas: dict[int, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the client, because its connections cannot be pickled."""
-        return self.__dict__ | {"_client": None}
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> int:
         """Register the schema of a topic's values, if it is not registered yet, and return its id.
@@ -98,22 +93,6 @@ class Registry:
                 self._set(subject, compatibility)
             self._ids[subject, text] = found
         return found
-
-    def get(self, schema_id: int) -> Any | None:
-        """Return the Avro schema with an id; None if the registry has none. Raises Transient: the registry does not
-        answer, or not as a registry does; WritetimeError: the registry refuses the call, or the id does not belong to
-        an Avro schema.
-        """
-        if schema_id not in self._schemas:
-            what = f"the schema with the id {schema_id}"
-            found = self._ask(what, lambda c: c.get_schema(schema_id), _type_and_schema, None)
-            if found is None:
-                return None
-            kind, avro = found
-            if kind != "AVRO":
-                raise WritetimeError(f"{what} of the registry {self._url} is {kind}, not Avro")
-            self._schemas[schema_id] = avro
-        return self._schemas[schema_id]
 
     def _set(self, subject: str, compatibility: Compatibility) -> None:
         self._ask(f"the subject {subject}", lambda c: c.set_compatibility(subject, compatibility), lambda _: None)
@@ -224,13 +203,6 @@ def _id(answer: Any) -> int:
     if type(answer) is not int or not 0 <= answer < 1 << 32:
         raise _no_answer(answer, "the id of a schema")
     return answer
-
-
-def _type_and_schema(answer: Any) -> tuple[str, Any]:
-    kind, text = answer.schema_type, answer.schema_str
-    if not isinstance(kind, str) or not isinstance(text, str):
-        raise _no_answer(text, "a schema")
-    return kind, json.loads(text) if kind == "AVRO" else None
 
 
 def _no_answer(answer: Any, wanted: str) -> ValueError:

@@ -20,7 +20,7 @@ from writetime.delta.storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
-from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender, schema_key
 from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
 
@@ -53,7 +53,10 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
         text = f"topics {', '.join(topics)} with their messages"
         traces.append(Trace(text, lambda: delete_topics(settings, topics)))
     if found:
-        keys = [f"{schema.fingerprint:016x}".encode() for schema in found]
+        names = {schema.fingerprint for schema in found}
+        registered = schemas.ids_of_namespace(namespace_of(table)).items()
+        keys = [schema_key(name, i) for i, of_id in registered for name in of_id if name in names]
+        keys += [schema_key(name) for name in names]
 
         def delete_schemas() -> None:
             sender = Sender(settings, "schemas cannot be deleted")

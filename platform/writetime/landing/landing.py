@@ -27,7 +27,6 @@ from itertools import count, takewhile
 
 from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets
-from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
@@ -134,7 +133,6 @@ class Landing:
         self._topic = changes_topic(table)
         self.namespace = namespace_of(table)
         self.topics = topics or Topics(settings)
-        self._registry = registry_of(settings)
         self._watermark_micros = min(WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
         self._lake = LakeTable(table_storage(settings, table))
         self._schemas = LakeSchemas(settings, self._lake)
@@ -320,7 +318,7 @@ class Landing:
                 {p: ends[p] for p in some},
                 writer,
                 schemas,
-                self._registry,
+                self.topics.schemas.ids_of_namespace(self.namespace),
                 skipped,
                 {source: start for source, start in self._starts.items() if start.since or start.truncation},
                 self._accept_gap,

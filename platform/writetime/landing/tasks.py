@@ -1,6 +1,6 @@
 """The work of one task of landing: messages of a table's topic become files of the lake. It may run in Spark."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,7 +11,6 @@ from confluent_kafka import Message
 
 from writetime.changes.starts import Start
 from writetime.clients.kafka import messages_between, place_of
-from writetime.clients.schema_registry import Registry
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.delta.parquet import WrittenFile
@@ -31,9 +30,10 @@ DECODED_TOGETHER = 20_000
 class MessageRange:
     """The messages of some partitions from `starts` up to, not including, `ends`.
 
-    `schemas` has all schemas of the table that messages before the ends may name, by fingerprint. `registry` has those
-    that messages name by registry ids. The messages in `skipped`, by partition and offset, are left out. `counted_from`
-    has the position from which the changes of a source count. With `accepts_gaps`, messages may be missing.
+    `schemas` has all schemas of the table that messages before the ends may name, by fingerprint, `registered` their
+    fingerprints by their ids in a registry. The messages in `skipped`, by partition and offset, are left out.
+    `counted_from` has the position from which the changes of a source count. With `accepts_gaps`, messages may be
+    missing.
     """
 
     settings: Settings
@@ -41,7 +41,7 @@ class MessageRange:
     ends: Mapping[int, int]
     writer: ChangeWriter
     schemas: Mapping[int, Any]
-    registry: Registry | None
+    registered: Mapping[int, Sequence[int]]
     skipped: frozenset[tuple[int, int]]
     counted_from: Mapping[str | None, Start]
     accepts_gaps: bool = False
@@ -70,7 +70,7 @@ def write_part(part: MessageRange) -> LandedFiles:
 
 
 def _changes(part: MessageRange, messages: Iterator[Message], written: LandedFiles) -> Iterator[pa.RecordBatch]:
-    decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
+    decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registered)
     kept = _kept(part, messages, written)
     while some := list(islice(kept, DECODED_TOGETHER)):
         changes = _decoded(decoder, part.writer.schema, some)

@@ -22,7 +22,7 @@ from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.labels import without_labels
 from writetime.schema.avro import encode
 from writetime.schema.avro_decode import AvroReader
-from writetime.schema.fingerprints import fingerprint, single_object_header
+from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import avro_name, stored_avro_type
 from writetime.schema.serialise import loses_parts
 from writetime.schema.stored import from_json, to_json
@@ -150,15 +150,15 @@ class ChangeDecoder:
     """Reads messages of one table's changes, written under any schema of the table.
 
     The changes get the schema `schema`: columns that a message's schema does not have are null, and other columns are
-    left out. `avro_of` returns a message's Avro schema by its fingerprint, `registered` by its id in a registry; None
-    if it is not known (see `publishing.SchemaTopic`, `clients.schema_registry.Registry`).
+    left out. `avro_of` returns a message's Avro schema by its fingerprint, None if it is not known. `registered` has
+    the fingerprints of the table's schemas by their ids in a registry (see `publishing.SchemaTopic`).
     """
 
     def __init__(
         self,
         schema: TableSchema,
         avro_of: Callable[[int], Any] | Mapping[int, Any],
-        registered: Callable[[int], Any] | None = None,
+        registered: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.schema = change_schema(schema)
         # Messages have the names that columns have outside the lake.
@@ -168,7 +168,7 @@ class ChangeDecoder:
         self._table = schema
         self._name = schema.full_name
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
-        self._registered = registered
+        self._registered = registered or {}
         self._readers: dict[tuple[int, int], AvroReader | None] = {}
         # The number of messages of an earlier table that were left out.
         self.left_out = 0
@@ -180,7 +180,7 @@ class ChangeDecoder:
         Raises:
             WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
                 schema is not known, has another format version or does not fit the table's, or it does not follow
-                its schema. Or the registry has a schema of an earlier table that `avro_of` does not know.
+                its schema. Or its id in a registry is that of several schemas.
         """
         array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
         if array.null_count:
@@ -230,18 +230,15 @@ class ChangeDecoder:
         if (header, name) not in self._readers:
             if header == HEADER_BYTES:
                 avro, what = self._avro_of(name), f"the fingerprint {name:016x}"
-            elif self._registered is not None:
-                avro, what = self._registered(name), f"the id {name} in the schema registry"
             else:
-                raise WritetimeError(
-                    f"{self._name}: a message names a schema by its id in a registry ({name}): set schema_registry.url"
-                )
+                avro, what = self._registered_avro(name), f"the id {name} of a schema registry"
             if avro is None:
-                raise WritetimeError(f"{self._name}: no schema has {what}")
+                raise WritetimeError(
+                    f"{self._name}: no schema in writetime.schemas has {what}: restart the table's agent, which sends "
+                    "its schemas again"
+                )
             require_format(avro)
             is_void = self._is_of_earlier_table(avro, what)
-            if is_void and header == REGISTRY_HEADER_BYTES:
-                self._require_published(avro, what)
             self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
 
@@ -255,16 +252,18 @@ class ChangeDecoder:
             raise WritetimeError(f"{self._name}: the schema with {what} is one of the table {written.full_name}")
         return is_later(self._table, written)
 
-    def _require_published(self, avro: Any, what: str) -> None:
-        """Raise `WritetimeError` if no agent has written a registered schema, because messages of an earlier table are
-        left out: a wrong answer of the registry would lose changes.
+    def _registered_avro(self, schema_id: int) -> Any | None:
+        """Return the Avro schema that agents registered under an id, None if none did. The registry is not asked: of a
+        wrong answer, such as another version of the table, a message does not show that it is wrong.
         """
-        if self._avro_of(fingerprint(avro)) is None:
+        found = self._registered.get(schema_id, ())
+        if len(found) > 1:
             raise WritetimeError(
-                f"{self._name}: the schema with {what} is one of an earlier table of this name, but the topic "
-                "writetime.schemas does not have it: correct the registry (schema_registry.url), or, if the schema is "
-                "right, restart the table's agent, which sends its schemas again"
+                f"{self._name}: a message names its schema by the id {schema_id}, and a schema registry gave this id "
+                "to several schemas of the table, so nothing shows which one it means: run `writetime forget` "
+                "and capture the table again"
             )
+        return self._avro_of(found[0]) if found else None
 
     def _with_key_names(self, avro: Any) -> Any:
         """Return a message's Avro schema with the present names of the table's key columns: RENAME changes their names,

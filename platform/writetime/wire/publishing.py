@@ -2,8 +2,9 @@
 
 The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
 single-object encoding begins with that fingerprint, so a consumer can read it with this topic alone. If a schema
-registry is configured, messages are in Confluent's wire format instead. The topic still has the schemas, because
-landing finds tables and columns in it.
+registry is configured, messages are in Confluent's wire format instead. The topic still has the schemas, and the id of
+each in the registry: a message with the key `<fingerprint>:<id>`, whose value is the topic of the registered values. So
+landing needs no registry, and none can mislead it.
 """
 
 import functools
@@ -44,7 +45,7 @@ SCHEMAS_TOPIC = "writetime.schemas"
 _LARGEST_BYTES = 64 << 20
 # The topics whose options this process has checked, with their brokers.
 _looked_at: set[tuple[str, str]] = set()
-_FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
+_KEY = re.compile(rb"([0-9a-f]{16})(?::(\d{1,10}))?")
 # How often a topic without new messages is compared with the one that was read.
 _ID_SECONDS = 10.0
 # Characters of an error that are logged; it may quote the message.
@@ -114,8 +115,8 @@ class Sender:
                 self._wait_for_room()
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> bytes:
-        """Hand over the schema of a topic's values to the topic of the schemas, which must exist and keeps one per
-        fingerprint, and to the registry, if there is one; return the header of the schema's messages.
+        """Hand over the schema of a topic's values to the registry, if there is one, and with its id there to the topic
+        of the schemas, which must exist and keeps one per fingerprint; return the header of the schema's messages.
 
         Raises:
             SchemaRefused: the registry rejects the schema.
@@ -123,8 +124,12 @@ class Sender:
             WritetimeError: the registry refuses the call, or a message was refused.
         """
         schema_id = None if self._registry is None else self._registry.register(topic, avro, compatibility)
-        self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
-        return single_object_header(avro) if schema_id is None else wire_header(schema_id)
+        name = fingerprint(avro)
+        self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), schema_key(name), 0)
+        if schema_id is None:
+            return single_object_header(avro)
+        self.produce(SCHEMAS_TOPIC, topic.encode(), schema_key(name, schema_id), 0)
+        return wire_header(schema_id)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
         """Wait until the broker has all messages; False if the stop is requested and the broker is late.
@@ -269,15 +274,22 @@ class RegisteredSchema:
     avro: Mapping[str, Any]
 
 
+def schema_key(fingerprint: int, schema_id: int | None = None) -> bytes:
+    """Return the key of a schema in the topic of the schemas, or of its id in a registry."""
+    return b"%016x" % fingerprint if schema_id is None else b"%016x:%d" % (fingerprint, schema_id)
+
+
 class SchemaTopic:
     """The schemas of `writetime.schemas`, by fingerprint and by namespace. If an unknown one is requested, the topic is
     read further.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_schema)
+        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_message)
         self._known: dict[int, RegisteredSchema] = {}
         self._by_namespace: dict[str, tuple[RegisteredSchema, ...]] = {}
+        # The ids of schemas in registries, by fingerprint.
+        self._ids: dict[int, set[int]] = {}
         # Tables that land at the same time share it.
         self._reading = threading.Lock()
 
@@ -295,10 +307,14 @@ class SchemaTopic:
 
     def read_on(self) -> None:
         """Read the messages since the last call, or raise `WritetimeError`. A message without a value deletes the
-        schema of its key.
+        schema or the id of its key.
         """
         with self._reading:
-            for offset, (key, avro) in self._topic.read_on():
+            for offset, (key, schema_id, avro) in self._topic.read_on():
+                if schema_id is not None:
+                    others = self._ids.get(key, set()) - {schema_id}
+                    self._ids[key] = others if avro is None else others | {schema_id}
+                    continue
                 before = self._known.pop(key, None)
                 if before is not None:
                     namespace = _namespace_of(before.avro)
@@ -316,6 +332,16 @@ class SchemaTopic:
         """
         return self._by_namespace.get(namespace, ())
 
+    def ids_of_namespace(self, namespace: str) -> dict[int, list[int]]:
+        """Return the fingerprints of a namespace's known schemas by their ids in a registry. An id has several if a
+        registry was replaced by one that counts anew, or answered wrongly.
+        """
+        found: dict[int, list[int]] = {}
+        for schema in self.of_namespace(namespace):
+            for schema_id in sorted(self._ids.get(schema.fingerprint, ())):
+                found.setdefault(schema_id, []).append(schema.fingerprint)
+        return found
+
 
 def _namespace_of(avro: Mapping[str, Any]) -> str:
     """Return the namespace of a schema without the `writetime.` that older schemas of changes did not have."""
@@ -324,15 +350,18 @@ def _namespace_of(avro: Mapping[str, Any]) -> str:
 
 # An agent registers all of its schemas again at each start, so most messages are the same as earlier ones.
 @functools.lru_cache(4096)
-def _read_schema(key: bytes, value: bytes | None) -> tuple[int, Mapping[str, Any] | None]:
-    if not _FINGERPRINT.fullmatch(key):
+def _read_message(key: bytes, value: bytes | None) -> tuple[int, int | None, Mapping[str, Any] | None]:
+    """Return a fingerprint, and its schema or one of its ids in a registry. If the last part is None, it is deleted."""
+    found = _KEY.fullmatch(key)
+    if found is None:
         raise ValueError(f"its key {key[:32]!r} is not a fingerprint of 16 hexadecimal digits")
-    if value is None:
-        return int(key, 16), None
+    name, schema_id = int(found[1], 16), int(found[2]) if found[2] else None
+    if value is None or schema_id is not None:
+        return name, schema_id, None if value is None else {}
     avro = json.loads(value)
     if not isinstance(avro, dict) or not isinstance(avro.get("namespace"), str):
         raise ValueError("its value is not an Avro schema of a record with a namespace")
-    if fingerprint(avro) != int(key, 16):
+    if fingerprint(avro) != name:
         # Messages would be read with the columns of another schema, and values of one type would change places.
         raise ValueError(f"its key is not the fingerprint of its schema, which is {fingerprint(avro):016x}")
-    return int(key, 16), avro
+    return name, None, avro
