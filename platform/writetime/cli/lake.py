@@ -83,8 +83,9 @@ def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 def maintain(*, table: str) -> None:
-    """Fold, compact and clean up a table of the lake. That is: fold new changes into the state, drop old tombstones,
-    refresh the compacted view, merge old history and row events, delete files that no version needs."""
+    """Fold, compact and clean up a table of the lake. That is: fold new changes into the state, compact it, refresh the
+    compacted view, trim the logs, drop old tombstones, pack files, merge old history and row events, delete files that
+    no version needs."""
     settings = config.load()
     unfit: Counter[str] = Counter()
     done = maintain_table(settings, open_table(settings, table), unfit=unfit)
