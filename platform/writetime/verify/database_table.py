@@ -4,6 +4,7 @@ The driver's own types cannot hold all CQL values (dates beyond the year 9999, e
 page by page, and decoded column by column like those of files.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +17,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 
 from writetime.changes.position import STATIC_POSITION
 from writetime.clients.database import DRIVER_FAULTS, no_answer, nodes_agree
+from writetime.clients.scylla_node import is_scylla
 from writetime.clients.untyped_pages import PageProtocol, as_page
 from writetime.core.arrow import mask_of, one_chunk, pc, valid
 from writetime.core.errors import Transient, WritetimeError
@@ -58,6 +60,7 @@ class DatabaseTable:
         try:
             known = read_schema(session, schema.full_name)
             masked = masking_fault(session, schema.keyspace, schema.name)
+            mixes_keys = with_times and bool(schema.static) and is_scylla(session)
         except DRIVER_FAULTS as e:
             raise _unread(f"the schema of {schema.full_name}", session, e) from None
         if None not in (schema.id, known.id) and schema.id != known.id:
@@ -75,7 +78,10 @@ class DatabaseTable:
         self._named = with_key_names(schema, known)
         self.timed: Sequence[TimedColumn] = []
         """The columns of whose cells rows have times."""
+        self._plain: DatabaseTable | None = None
         if with_times:
+            if mixes_keys:
+                self._plain = copy.copy(self)
             self.timed = timed_columns(schema, of_parts=_reports_parts(session))
 
     def rows(self, first: int, last: int) -> OrderedRows:
@@ -166,9 +172,32 @@ class DatabaseTable:
         """
         if not self._schema.static:
             return found
+        found = self._without_keys_of_others(found)
         keys = self._keys(found)
         followed = np.append(mask_of(pc.equal(keys[:-1], keys[1:])), np.zeros(min(len(found), 1), bool))
         return found.filter(pa.array(~(followed & self._are_alone(found))))
+
+    def _without_keys_of_others(self, found: pa.Table) -> pa.Table:
+        """Remove the clustering values of static columns alone. ScyllaDB 2026.1 answers a query for write times or TTLs
+        with those of the row before, where it answers another query with nulls.
+        """
+        if self._plain is None:
+            return found
+        schema = self._schema
+        regular = found.columns[len(schema.columns) - len(schema.regular) : len(schema.columns)]
+        empty = ~np.any([valid(one_chunk(column)) for column in regular], axis=0) & np.ones(len(found), bool)
+        if not empty.any():
+            return found
+        of_empty = self._tokens(found.filter(pa.array(empty)))
+        rows = self._plain._select([], int(of_empty.min()), int(of_empty.max()))
+        alone = pc.is_in(self._keys(found), self._keys(rows).filter(pa.array(self._plain._are_alone(rows))))
+        mask = pc.and_(pa.array(empty), alone)
+        first = len(schema.partition_key)
+        for place in range(first, first + len(schema.clustering)):
+            column = one_chunk(found.columns[place])
+            nulls = pc.if_else(mask, pa.scalar(None, column.type), column)
+            found = found.set_column(place, found.schema.names[place], nulls)
+        return found
 
     def _query(self, more: Sequence[str], first: int, last: int) -> str:
         schema = self._named
