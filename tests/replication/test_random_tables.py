@@ -4,33 +4,17 @@ Oracle: the answers of the source, with write times, at one second and at a late
 """
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from tests.replication.conftest import Clusters, Replicated
+from tests.replication.conftest import Clusters, Replicated, without_lists
 from tests.support.generate import SEED, Generator
 from writetime.lake import state
-from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Collection, is_complex
 
 pytestmark = pytest.mark.long
 
 _TABLES, _TABLES_LONG = 4, 40
 _PHASES, _STATEMENTS = 4, 60
-
-
-def without_lists(schema: TableSchema) -> TableSchema:
-    """Return a table without the lists that cannot be replicated."""
-
-    def kept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        return tuple(
-            column
-            for column in columns
-            if not (is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list")
-        )
-
-    return replace(schema, static=kept(schema.static), regular=kept(schema.regular))
 
 
 def test_each_batch_is_answered_alike(clusters: Clusters, replicated: Replicated, is_long: bool) -> None:

@@ -1,6 +1,7 @@
 """Single rules of the replication of a table to another cluster. Oracle: the answers of the source."""
 
 import re
+import time
 
 import pytest
 from cassandra.cluster import Session
@@ -65,6 +66,20 @@ def test_each_kind_of_part(clusters: Clusters, table: Replicated) -> None:
         table.capture()
         table.replicate()
         same(clusters, table)
+
+
+def test_a_row_that_expired_before_it_is_replicated(clusters: Clusters, table: Replicated) -> None:
+    insert = f"INSERT INTO {_TABLE} (k, c, d) VALUES (1, 1, 'x')"
+    table.write([f"{insert} USING TIMESTAMP 5"])
+    table.capture()
+    table.replicate()
+    table.write([f"{insert} USING TIMESTAMP 10 AND TTL 1"])
+    time.sleep(2)
+    table.capture()
+    table.replicate()
+    time.sleep(2)
+    same(clusters, table)
+    assert not list(clusters.target.session().execute(f"SELECT * FROM {_TABLE}"))
 
 
 def test_an_older_write_that_comes_later(clusters: Clusters, table: Replicated) -> None:

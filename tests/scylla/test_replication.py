@@ -1,0 +1,118 @@
+"""Replicates tables from Cassandra to a running ScyllaDB, and from it to Cassandra.
+
+Oracle: the answers of the source, and `verify --against --times`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cassandra.cluster import Session
+
+from tests.replication.conftest import KEYSPACE, Replicated, without_lists
+from tests.scylla.following import captured, settings_for
+from tests.scylla.statements import LiveGenerator
+from tests.scylla.workload import TYPES, write_to
+from tests.support import answers
+from tests.support.format_server import FormatServer
+from tests.support.generate import SEED, Generator
+from writetime.core.config import Settings
+from writetime.core.server_settings import Cassandra
+from writetime.replication.replicating import TableReplicator
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
+from writetime.verify.clusters import verify_clusters
+
+_TABLES, _PHASES, _STATEMENTS = 3, 3, 60
+
+
+@pytest.fixture(scope="module")
+def cassandra_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
+    node = FormatServer(tmp_path_factory.mktemp("cassandra"), "nb")
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()
+
+
+@contextmanager
+def keyspace_in(sessions: list[Session], keyspace: str) -> Iterator[None]:
+    """A keyspace with the types of random tables, in clusters that may have it."""
+    for session in sessions:
+        session.execute(
+            f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "
+            "{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}",
+            timeout=120,
+        )
+        for statement in TYPES:
+            session.execute(statement.replace("{ks}", keyspace), timeout=120)
+    yield
+    for session in sessions:
+        session.execute(f"DROP KEYSPACE {keyspace}", timeout=120)
+
+
+def assert_same(settings: Settings, source: Session, target: Session, schema: TableSchema) -> None:
+    """Compare all values as bytes, except for the forms of equal keys, such as two kinds of not-a-number; then all
+    with the write times and expiries that both databases report.
+    """
+    keys = len(schema.partition_key) + len(schema.clustering)
+    wanted, found = ([row[keys:] for row in answers.rows(session, schema)] for session in (source, target))
+    more, fewer = [row for row in found if row not in wanted], [row for row in wanted if row not in found]
+    create = schema.create_statement()
+    assert not more + fewer, f"{create}: {len(more)} more, {len(fewer)} fewer:\n{more[:2]}\n{fewer[:2]}"
+    report = verify_clusters(settings, "target", schema.full_name, 0, with_times=True)
+    assert not report.differences, f"{create}: {report}"
+    assert report.database_rows == len(wanted)
+
+
+def test_from_cassandra(
+    live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
+) -> None:
+    with (
+        answers.raw_session(cassandra_node.port) as source,
+        keyspace_in([source, session], KEYSPACE),
+    ):
+        settings = live.model_copy(
+            update={
+                "cassandra": Cassandra(port=cassandra_node.port),
+                "clusters": {"target": live.cassandra},
+                "lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
+            }
+        )
+        for number in range(_TABLES):
+            generator = Generator(100 * SEED + number)
+            made = without_lists(generator.schema(f"random{number}"))
+            replicated = Replicated(cassandra_node, settings)
+            schema, places = replicated.create(made.name, made.create_statement()), generator.places(made)
+            for _ in range(_PHASES):
+                replicated.write(generator.writes(made, _STATEMENTS, places))
+                replicated.capture()
+                replicated.replicate()
+                assert_same(settings, source, raw, schema)
+
+
+def test_to_cassandra(
+    live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
+) -> None:
+    keyspace = live.cassandra.keyspace
+    generator = LiveGenerator(SEED)
+    with answers.raw_session(cassandra_node.port) as target, keyspace_in([target], keyspace):
+        for statement in TYPES:
+            session.execute(statement.replace("{ks}", keyspace), timeout=120)
+        made = without_lists(generator.schema("replicated", clusterings=2, statics=1))
+        create = made.create_statement().replace(f"{KEYSPACE}.", f"{keyspace}.")
+        joiner = "AND" if made.clustering else "WITH"
+        session.execute(f"{create} {joiner} cdc = {{'enabled': true}}", timeout=120)
+        schema = read_schema(session, f"{keyspace}.{made.name}")
+        settings = settings_for(live, schema.full_name, tmp_path)
+        settings = settings.model_copy(update={"clusters": {"target": Cassandra(port=cassandra_node.port)}})
+        for _ in range(_PHASES):
+            table = captured(settings, schema.full_name, lambda: write_to(raw, generator, schema, _STATEMENTS))
+            with TableReplicator(settings, table, "target") as replicator:
+                replicator.replicate(table)
+            # A row that has expired may be there for a second.
+            time.sleep(2)
+            assert_same(settings, raw, target, schema)
