@@ -21,9 +21,10 @@ from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import LakeTable, create_table
 from writetime.lake.views import time_now
 from writetime.replication.replicating import TableReplicator
+from writetime.replication.target_table import is_list
 from writetime.schema.system import read_schema
-from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Collection, is_complex, quote_name, quote_table
+from writetime.schema.table import TableSchema
+from writetime.schema.types import quote_name, quote_table
 
 KEYSPACE = "generated"
 LATER_SECONDS = 20_000
@@ -111,14 +112,10 @@ class Replicated:
 def without_lists(schema: TableSchema) -> TableSchema:
     """Return a table without the lists that cannot be replicated."""
 
-    def kept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        return tuple(
-            column
-            for column in columns
-            if not (is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list")
-        )
-
-    return replace(schema, static=kept(schema.static), regular=kept(schema.regular))
+    static, regular = (
+        tuple(column for column in columns if not is_list(column)) for columns in (schema.static, schema.regular)
+    )
+    return replace(schema, static=static, regular=regular)
 
 
 @pytest.fixture(scope="session")

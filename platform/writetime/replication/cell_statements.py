@@ -96,6 +96,20 @@ class CellStatements:
         name = quote_name(column.name)
         return self._update(keys, f"{name} = {name} + ?" if appended else f"{name} = ?", [elements], write_time, ttl)
 
+    def set_list_element(
+        self,
+        column: Column,
+        keys: Sequence[bytes | None],
+        part: tuple[bytes, bytes | None],
+        write_time: int,
+        ttl: int,
+    ) -> BoundStatement:
+        """Write an element of a list by its path, or delete it (None). Only ScyllaDB can do this: the function is
+        described in `docs/dev/cql-extensions-internal.md` of its sources, and `sstableloader` uses it.
+        """
+        assigned = f"{quote_name(column.name)}[SCYLLA_TIMEUUID_LIST_INDEX(?)] = ?"
+        return self._update(keys, assigned, part, write_time, ttl)
+
     def delete_elements(
         self, column: Column, keys: Sequence[bytes | None], paths: Sequence[bytes], write_time: int
     ) -> BoundStatement:

@@ -17,6 +17,7 @@ from cassandra.cluster import Session
 
 from writetime.clients.database import connect, find_replicas
 from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
+from writetime.clients.scylla_node import is_scylla
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.delta.versions import DataFile, TableVersion
@@ -126,7 +127,7 @@ class TableReplicator:
         """Return the table in the target, after its columns follow those of a version of the changes."""
         schema = table.schema(changes)
         if self._target is None or self._target.source != schema:
-            require_replicable(schema, self._cluster)
+            require_replicable(schema, self._cluster, to_scylla=is_scylla(self._session))
             found = follow_schema(self._session, schema, self._cluster)
             self._target = _Target(schema, found, RowWrites(CellStatements(self._session, schema), schema))
         return self._target

@@ -19,6 +19,7 @@ from writetime.merge.cells import cells_of
 from writetime.merge.precedence import EXPIRED_TTL
 from writetime.replication.cell_statements import NO_TTL, CellStatements, rest_of_ttl
 from writetime.replication.slices import slices_of
+from writetime.replication.target_table import is_list
 from writetime.schema.serialise import key_splitter, loses_parts
 from writetime.schema.serialise_arrays import serialised_array
 from writetime.schema.table import TableSchema
@@ -42,7 +43,7 @@ class _Row:
 
 
 class RowWrites:
-    """Makes the statements of a table. The table has no counters and no lists that are not frozen."""
+    """Makes the statements of a table without counters. Those for lists are for ScyllaDB only."""
 
     def __init__(self, statements: CellStatements, schema: TableSchema) -> None:
         self._statements, self._schema = statements, schema
@@ -121,13 +122,16 @@ class RowWrites:
         for (write_time, expiry), values in row.simple.items():
             yield write.update(keys, values, write_time, rest_of_ttl(expiry, now) or NO_TTL, static=is_static)
         for (number, (write_time, expiry)), parts in row.parts.items():
-            column = self._columns[number]
+            column, ttl = self._columns[number], rest_of_ttl(expiry, now) or NO_TTL
+            if is_list(column):
+                yield from (write.set_list_element(column, keys, part, write_time, ttl) for part in parts)
+                continue
             is_collection = isinstance(column.type, Collection)
             gone = [path for path, value in parts if value is None] if is_collection else []
             if gone:
                 yield write.delete_elements(column, keys, gone, write_time)
             if kept := [part for part in parts if part[1] is not None or not is_collection]:
-                yield write.add_parts(column, keys, kept, write_time, rest_of_ttl(expiry, now) or NO_TTL)
+                yield write.add_parts(column, keys, kept, write_time, ttl)
 
     def _of_range(
         self, keys: list[bytes | None], start: bytes, end: bytes, write_time: int

@@ -15,13 +15,18 @@ from writetime.schema.types import Collection, Native, is_complex, quote_name, q
 _KINDS = ("partition_key", "clustering", "static", "regular")
 
 
-def require_replicable(schema: TableSchema, cluster: str) -> None:
+def is_list(column: Column) -> bool:
+    """Return whether a column is a list that is not frozen."""
+    return is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list"
+
+
+def require_replicable(schema: TableSchema, cluster: str, *, to_scylla: bool) -> None:
     """Raise a WritetimeError if the table has columns that CQL cannot write exactly."""
     for column in schema.static + schema.regular:
         if column.type == Native("counter"):
             fault = "is a counter, to which CQL can only add"
-        elif is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list":
-            fault = "is a list, and CQL cannot write the places of its elements"
+        elif is_list(column) and not to_scylla:
+            fault = "is a list, and Cassandra's CQL cannot write the places of its elements"
         else:
             continue
         raise WritetimeError(
