@@ -14,7 +14,7 @@ from writetime.lake import state
 from writetime.lake.generation import renew
 from writetime.lake.views import time_now
 from writetime.replication import replicating
-from writetime.replication.replicating import TableReplicator
+from writetime.replication.replicating import replicator
 
 pytestmark = pytest.mark.long
 
@@ -146,8 +146,8 @@ def test_two_programs(clusters: Clusters, table: Replicated) -> None:
     table.write([f"INSERT INTO {_TABLE} (k, c, d, v) VALUES (1, 1, 'x', 1)"])
     table.capture()
     with (
-        TableReplicator(table.settings, table.lake, "target") as one,
-        TableReplicator(table.settings, table.lake, "target") as other,
+        replicator(table.settings, table.lake, "target") as one,
+        replicator(table.settings, table.lake, "target") as other,
     ):
         one.replicate(table.lake)
         other.replicate(table.lake)

@@ -21,7 +21,7 @@ from tests.support.format_server import FormatServer
 from tests.support.generate import SEED, Generator
 from writetime.core.config import Settings
 from writetime.core.server_settings import Cassandra
-from writetime.replication.replicating import TableReplicator
+from writetime.replication.replicating import replicator
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Native
@@ -115,8 +115,8 @@ def test_to_cassandra(
         settings = settings.model_copy(update={"clusters": {"target": Cassandra(port=cassandra_node.port)}})
         for _ in range(_PHASES):
             table = captured(settings, schema.full_name, lambda: write_to(raw, generator, schema, _STATEMENTS))
-            with TableReplicator(settings, table, "target") as replicator:
-                replicator.replicate(table)
+            with replicator(settings, table, "target") as opened:
+                opened.replicate(table)
             # A row that has expired may be there for a second.
             time.sleep(2)
             assert_same(settings, raw, target, schema)

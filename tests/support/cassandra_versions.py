@@ -30,7 +30,8 @@ _NAMES_4_0 = {
 
 
 def use(version: str, folder: Path) -> None:
-    """Let all embedded nodes of this process be of a version, and put its `nodetool` on the PATH, for all programs.
+    """Let all embedded nodes of this process be of a version, except those with an attribute `is_newest`, and put its
+    `nodetool` on the PATH, for all programs.
 
     Args:
         version: one of `VERSIONS`.
@@ -47,6 +48,8 @@ def use(version: str, folder: Path) -> None:
 
     def command(self: CassandraServer) -> list[str]:
         arguments = original(self)
+        if getattr(self, "is_newest", False):
+            return arguments
         file = self.folder / "cassandra.yaml"
         file.write_text(json.dumps(_configuration(json.loads(file.read_text()), version)))
         arguments[arguments.index("-cp") + 1] = class_path

@@ -16,7 +16,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text, parse_instant
 from writetime.lake.followed_tables import read_entries
 from writetime.lake.table import open_table
-from writetime.replication.replicating import TableReplicator
+from writetime.replication.replicating import replicator
 from writetime.verify.cutover import wait_until_complete
 
 _to = click.option("--to", "cluster", help="[clusters.CLUSTER] in the settings; default: `replicate_to` of the table.")
@@ -34,9 +34,9 @@ def replicate(*, table: str, cluster: str | None, again: bool) -> None:
     settings = config.load()
     cluster = _cluster_of(settings, table, cluster)
     lake = open_table(settings, table)
-    with TableReplicator(settings, lake, cluster) as replicator:
-        written = replicator.replicate(lake, again=again)
-        position = replicator.position
+    with replicator(settings, lake, cluster) as opened:
+        written = opened.replicate(lake, again=again)
+        position = opened.position
     click.echo(f"{table}: {pluralize(written, 'row')} and deletions written to {cluster}")
     if position is not None and position.complete_until:
         click.echo(f"{cluster} has all writes up to {instant_text(position.complete_until)}")

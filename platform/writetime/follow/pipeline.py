@@ -25,6 +25,7 @@ from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schem
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
+from writetime.replication.cluster_sessions import ClusterSessions
 from writetime.replication.replicating import TableReplicator
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
@@ -72,10 +73,13 @@ class TablePipeline:
         entry: FollowedTable,
         in_spark: Runner | None = None,
         stop: threading.Event | None = None,
+        *,
+        sessions: ClusterSessions | None = None,
     ) -> None:
         """Follow a table. `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and a running
-        step ends after its present task, such as a bucket of the view.
+        step ends after its present task, such as a bucket of the view. Tables share the `sessions` of other clusters.
         """
+        self._sessions = sessions or ClusterSessions(settings)
         self.name = landing.name
         self.landing = landing
         # Changes that wait in the topic, as of the last batch.
@@ -165,8 +169,7 @@ class TablePipeline:
         return {"landing": self.landing, **{step.name: step for step in self.steps}}
 
     def close(self) -> None:
-        """End the replication. Record the position of the publisher, and end it."""
-        self._end_replication()
+        """Record the position of the publisher, and end it."""
         publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
@@ -248,17 +251,12 @@ class TablePipeline:
         assert cluster is not None
         try:
             if self._replicator is None:
-                self._replicator = TableReplicator(self._settings, table, cluster)
+                self._replicator = TableReplicator(self._sessions.of(cluster), table, cluster)
             return self._replicator.replicate(table)
         except BaseException:
-            # The cluster may have other nodes by now.
-            self._end_replication()
+            # The table may be another one there by now.
+            self._replicator = None
             raise
-
-    def _end_replication(self) -> None:
-        replicator, self._replicator = self._replicator, None
-        if replicator is not None:
-            replicator.close()
 
     def _refresh(self) -> int:
         table = self._opened()

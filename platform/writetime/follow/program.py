@@ -23,6 +23,7 @@ from writetime.follow.shares import TableShares, shares
 from writetime.follow.turns import Turns, turns
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.landing.following import LandedTables, OtherCluster, TableLanding, ends_of
+from writetime.replication.cluster_sessions import ClusterSessions
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC, Sources
 
@@ -45,6 +46,7 @@ class Follower:
         self._settings = settings
         self._landings = LandedTables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
+        self._sessions = ClusterSessions(settings)
         self._in_spark: Runner | None = None
         self._stop = threading.Event()
         self._fault: str | None = None
@@ -73,6 +75,7 @@ class Follower:
                 stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
         for table in (*self.tables.values(), *self._left.values()):
             table.close()
+        self._sessions.close()
         self._landings.reporter.flush()
 
     def look(self, given: Turns, own: TableShares) -> None:
@@ -104,7 +107,7 @@ class Follower:
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
-        return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop)
+        return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop, sessions=self._sessions)
 
     def _close(self, name: str) -> None:
         """Close a table that another program has taken over, so that it never publishes from an old position."""

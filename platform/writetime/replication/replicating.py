@@ -6,11 +6,9 @@ nothing: the newer of two writes wins in the target, as in the source, whatever 
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 from cassandra.cluster import Session
@@ -48,40 +46,21 @@ class _Target:
 
 
 class TableReplicator:
-    """Replicates a table to one of `[clusters]`. It keeps its session and its position, so one thread may use it."""
+    """Replicates a table to a cluster. It keeps its position and its prepared statements, so one thread may use it."""
 
-    def __init__(self, settings: Settings, table: LakeTable, cluster: str) -> None:
-        """Connect to the cluster.
-
-        Raises:
-            DatabaseUnreachable: it does not answer.
-            WritetimeError: the settings do not have it.
-        """
-        self._name, self._cluster = table.name, cluster
+    def __init__(self, session: Session, table: LakeTable, cluster: str) -> None:
+        """Replicate through a session of the cluster, which `cluster` names in positions and errors."""
+        self._session, self._name, self._cluster = session, table.name, cluster
         self._positions = Positions(table, cluster)
         self._is_read = False
         self._position: ReplicationPosition | None = None
         self._target: _Target | None = None
-        self._open = ExitStack()
-        self._session: Session = self._open.enter_context(connect(settings.of_cluster(cluster)))
-        find_replicas(self._session, table.name.partition(".")[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        find_replicas(session, table.name.partition(".")[0])
 
     @property
     def position(self) -> ReplicationPosition | None:
         """The newest position."""
         return self._read()
-
-    def close(self) -> None:
-        """Close the session."""
-        self._open.close()
 
     def replicate(self, table: LakeTable, *, again: bool = False) -> int:
         """Write the changes that the target lacks, and return the number of rows and deletions that were written.
@@ -220,3 +199,10 @@ class TableReplicator:
         """Write merged changes to the target; return their number."""
         send(self._session, batches_of(target.writes.of(merged, int(time.time()))))
         return merged.num_rows
+
+
+@contextmanager
+def replicator(settings: Settings, table: LakeTable, cluster: str) -> Iterator[TableReplicator]:
+    """Yield a replicator of a table to one of `[clusters]`, with a session of its own. Raises as `connect`."""
+    with connect(settings.of_cluster(cluster)) as session:
+        yield TableReplicator(session, table, cluster)

@@ -11,7 +11,7 @@ from writetime.delta.bucketed_table import Conflict
 from writetime.lake.table import open_table
 from writetime.landing.following import LandedTables
 from writetime.replication.positions import ReplicationPosition
-from writetime.replication.replicating import TableReplicator
+from writetime.replication.replicating import replicator
 
 _PAUSE_SECONDS = 1.0
 # Landing commits a watermark that has moved by a third of this.
@@ -37,14 +37,14 @@ def wait_until_complete(
     capture = settings.capture.model_copy(update={"stale_seconds": _STALE_SECONDS})
     landed = LandedTables(settings.model_copy(update={"capture": capture}), [name])
     table, deadline = open_table(settings, name), time.monotonic() + wait_seconds
-    with TableReplicator(settings, table, cluster) as replicator:
+    with replicator(settings, table, cluster) as opened:
         while True:
             for _, outcome in landed.land_once():
                 if isinstance(outcome, Exception) and not isinstance(outcome, Conflict):
                     raise outcome
             with suppress(Conflict):
-                replicator.replicate(table)
-            position = replicator.position
+                opened.replicate(table)
+            position = opened.position
             reached = 0 if position is None or position.loaded is not None else position.complete_until
             if position is not None and reached >= instant:
                 return position
