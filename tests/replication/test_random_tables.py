@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from tests.replication.conftest import Clusters, Replicated, without_lists
+from tests.replication.conftest import Clusters
 from tests.support.generate import SEED, Generator
+from tests.support.replicated import Replicated, without_lists
 from writetime.lake import state
 
 pytestmark = pytest.mark.long

@@ -6,7 +6,9 @@ import time
 import pytest
 from cassandra.cluster import Session
 
-from tests.replication.conftest import KEYSPACE, Clusters, Replicated
+from tests.replication.conftest import Clusters
+from tests.support.generate import KEYSPACE
+from tests.support.replicated import Replicated
 from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from cassandra.cluster import Session
 
-from tests.replication.conftest import KEYSPACE, Replicated, without_lists
 from tests.scylla.following import captured, settings_for
 from tests.scylla.statements import LiveGenerator
 from tests.scylla.workload import TYPES, write_to
 from tests.support import answers
 from tests.support.format_server import FormatServer
-from tests.support.generate import SEED, Generator
+from tests.support.generate import KEYSPACE, SEED, Generator
+from tests.support.replicated import Replicated, without_lists
 from writetime.core.config import Settings
 from writetime.core.server_settings import Cassandra
 from writetime.replication.replicating import replicator
