@@ -7,6 +7,7 @@ import dagster as dg
 from writetime.core.instants import instant_text
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
+from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 from writetime_dagster.assets.builders import table_asset
 from writetime_dagster.resources import LakeResource
@@ -27,7 +28,7 @@ def build_replica_asset(table: FollowedTable, cluster: str) -> dg.AssetsDefiniti
     def replicate(lake: LakeResource) -> dg.MaterializeResult:
         in_lake = open_table(lake.settings, table.name)
         began = time.monotonic()
-        with replicator(lake.settings, in_lake, cluster) as opened:
+        with replicator(lake.settings, in_lake, cluster, ReplicatedPart.of_entry(table.entry)) as opened:
             written = opened.replicate(in_lake)
             position = opened.position
         until = position.complete_until if position else 0

@@ -86,11 +86,17 @@ def writing(node: FormatServer, table: str, rate: int, chooser: random.Random) -
         working.result()
 
 
+class New(KilledServer):
+    """A node of the newest version of Cassandra, also with `--cassandra`."""
+
+    is_newest = True
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[tuple[KilledServer, KilledServer]]:
     made = [
-        KilledServer(tmp_path / name, "nb", commitlog_sync="batch", commitlog_segment_size="1MiB")
-        for name in ("old", "new")
+        kind(tmp_path / kind.__name__, "nb", commitlog_sync="batch", commitlog_segment_size="1MiB")
+        for kind in (KilledServer, New)
     ]
     try:
         for node in made:

@@ -1,5 +1,6 @@
 """Single rules of the replication of a table to another cluster. Oracle: the answers of the source."""
 
+import hashlib
 import re
 import time
 
@@ -16,6 +17,7 @@ from writetime.lake import state
 from writetime.lake.generation import renew
 from writetime.lake.views import time_now
 from writetime.replication import replicating
+from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 
 pytestmark = pytest.mark.long
@@ -186,6 +188,40 @@ def test_a_target_that_was_created_again(clusters: Clusters, table: Replicated) 
     clusters.target.write_one(f"DROP TABLE {_TABLE}")
     with pytest.raises(WritetimeError, match="was dropped and created again in target"):
         table.replicate()
+
+
+def test_a_part_with_masked_columns(clusters: Clusters, table: Replicated) -> None:
+    row = "c = 1 AND d = 'x'"
+    part = ReplicatedPart("k % 2 = 1", {"w": "hash", "m": "null", "v": "null"})
+    with replicator(table.settings, table.lake, "target", part) as opened:
+        table.write(
+            [
+                f"INSERT INTO {_TABLE} (k, c, d, s, v, w, m) VALUES ({k}, 1, 'x', {k}, {k}, 'w{k}', {{'a': 1}})"
+                for k in range(4)
+            ]
+        )
+        table.capture()
+        opened.replicate(table.lake)
+        table.write([f"UPDATE {_TABLE} SET w = null WHERE k = 1 AND {row}", f"DELETE FROM {_TABLE} WHERE k = 2"])
+        table.capture()
+        opened.replicate(table.lake)
+    found = clusters.target.session().execute(f"SELECT k, s, v, w, m FROM {_TABLE}")
+    hashed = hashlib.sha256(b"w3").hexdigest()
+    assert {tuple(each) for each in found} == {(1, 1, None, None, None), (3, 3, None, hashed, None)}
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (ReplicatedPart("v = 1"), "replicate_where uses other columns than those of the partition key"),
+        (ReplicatedPart("k ="), "or is no condition"),
+        (ReplicatedPart(mask={"k": "null"}), "replicate_mask names k, which is no static or regular column"),
+        (ReplicatedPart(mask={"v": "hash"}), 'set replicate_mask.v = "null"'),
+    ],
+)
+def test_a_part_that_cannot_be_selected(table: Replicated, part: ReplicatedPart, reason: str) -> None:
+    with pytest.raises(WritetimeError, match=re.escape(reason)):
+        part.require_fit(table.lake.schema())
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import orjson
 
 from writetime.cli.verify import compare_clusters
 from writetime.core import config
-from writetime.core.config import Settings
+from writetime.core.config import Settings, TableEntry
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text, parse_instant
 from writetime.lake.followed_tables import read_entries
 from writetime.lake.table import open_table
+from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 from writetime.verify.cutover import wait_until_complete
 
@@ -32,9 +33,9 @@ def replicate(*, table: str, cluster: str | None, again: bool) -> None:
     The first run writes the whole table. `writetime follow` does this all the time for tables with `replicate_to`.
     """
     settings = config.load()
-    cluster = _cluster_of(settings, table, cluster)
+    cluster, part = _chosen(settings, table, cluster)
     lake = open_table(settings, table)
-    with replicator(settings, lake, cluster) as opened:
+    with replicator(settings, lake, cluster, part) as opened:
         written = opened.replicate(lake, again=again)
         position = opened.position
     click.echo(f"{table}: {pluralize(written, 'row')} and deletions written to {cluster}")
@@ -55,7 +56,9 @@ def cutover(*, table: str, cluster: str | None, instant: str | None, wait: float
     JSON lines, and the exit status is 1 then.
     """
     settings = config.load()
-    cluster = _cluster_of(settings, table, cluster)
+    cluster, part = _chosen(settings, table, cluster)
+    if not part.is_whole:
+        raise WritetimeError(f"{cluster} has a part of {table} only, or masked columns, so clients cannot move there")
     at = time.time_ns() // 1000 if instant is None else parse_instant(instant)
 
     def show(reached: int) -> None:
@@ -83,9 +86,10 @@ def cutover(*, table: str, cluster: str | None, instant: str | None, wait: float
     sys.exit(0 if found.proven else 1)
 
 
-def _cluster_of(settings: Settings, table: str, cluster: str | None) -> str:
-    entries = (each.entry for each in read_entries(settings)[0] if each.name == table)
-    found = cluster or next((entry.replicate_to for entry in entries), None)
+def _chosen(settings: Settings, table: str, cluster: str | None) -> tuple[str, ReplicatedPart]:
+    """Return the cluster, and the part of the table that its entry names for this cluster."""
+    entry = next((each.entry for each in read_entries(settings)[0] if each.name == table), TableEntry())
+    found = cluster or entry.replicate_to
     if found is None:
         raise WritetimeError(f"name the cluster with --to, or set replicate_to in [tables.{table}]")
-    return found
+    return found, ReplicatedPart.of_entry(entry) if found == entry.replicate_to else ReplicatedPart()

@@ -88,6 +88,10 @@ class Lake(SettingsSection):
     )
 
 
+Mask = Literal["hash", "null"]
+"""A text becomes its SHA-256 in hexadecimal digits; or a column is not written."""
+
+
 class TableEntry(SettingsSection):
     """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.lake.followed_tables`."""
 
@@ -109,6 +113,12 @@ class TableEntry(SettingsSection):
     )
     replicate_to: Text | None = Field(
         default=None, description="A cluster, `[clusters.NAME]`, to which `writetime follow` replicates the table."
+    )
+    replicate_where: Text | None = Field(
+        default=None, description="Only partitions whose key meets this condition in SQL are replicated."
+    )
+    replicate_mask: dict[str, Mask] = Field(
+        default={}, description="Columns of which the other cluster gets the hash of the text, or nothing."
     )
 
 

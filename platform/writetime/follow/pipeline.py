@@ -26,6 +26,7 @@ from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
 from writetime.replication.cluster_sessions import ClusterSessions
+from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import TableReplicator
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
@@ -251,7 +252,8 @@ class TablePipeline:
         assert cluster is not None
         try:
             if self._replicator is None:
-                self._replicator = TableReplicator(self._sessions.of(cluster), table, cluster)
+                part = ReplicatedPart.of_entry(self._entry.entry)
+                self._replicator = TableReplicator(self._sessions.of(cluster), table, cluster, part)
             return self._replicator.replicate(table)
         except BaseException:
             # The table may be another one there by now.

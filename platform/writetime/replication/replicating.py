@@ -28,6 +28,7 @@ from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.replication.cell_statements import CellStatements
 from writetime.replication.positions import Positions, ReplicationPosition
+from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.requests import batches_of, send
 from writetime.replication.row_writes import RowWrites
 from writetime.replication.target_table import follow_schema, require_replicable
@@ -48,9 +49,15 @@ class _Target:
 class TableReplicator:
     """Replicates a table to a cluster. It keeps its position and its prepared statements, so one thread may use it."""
 
-    def __init__(self, session: Session, table: LakeTable, cluster: str) -> None:
-        """Replicate through a session of the cluster, which `cluster` names in positions and errors."""
-        self._session, self._name, self._cluster = session, table.name, cluster
+    def __init__(
+        self,
+        session: Session,
+        table: LakeTable,
+        cluster: str,
+        part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
+    ) -> None:
+        """Replicate a part of a table through a session of a cluster, whose name is for positions and errors."""
+        self._session, self._name, self._cluster, self._part = session, table.name, cluster, part
         self._positions = Positions(table, cluster)
         self._is_read = False
         self._position: ReplicationPosition | None = None
@@ -106,9 +113,11 @@ class TableReplicator:
         """Return the table in the target, after its columns follow those of a version of the changes."""
         schema = table.schema(changes)
         if self._target is None or self._target.source != schema:
-            require_replicable(schema, self._cluster, to_scylla=is_scylla(self._session))
+            self._part.require_fit(schema)
+            written = self._part.schema(schema)
+            require_replicable(written, self._cluster, to_scylla=is_scylla(self._session))
             found = follow_schema(self._session, schema, self._cluster)
-            self._target = _Target(schema, found, RowWrites(CellStatements(self._session, schema), schema))
+            self._target = _Target(schema, found, RowWrites(CellStatements(self._session, written), written))
         return self._target
 
     def _read(self) -> ReplicationPosition | None:
@@ -197,12 +206,18 @@ class TableReplicator:
 
     def _send(self, merged: pa.Table, target: _Target) -> int:
         """Write merged changes to the target; return their number."""
-        send(self._session, batches_of(target.writes.of(merged, int(time.time()))))
-        return merged.num_rows
+        selected = self._part.of(merged, target.source)
+        send(self._session, batches_of(target.writes.of(selected, int(time.time()))))
+        return selected.num_rows
 
 
 @contextmanager
-def replicator(settings: Settings, table: LakeTable, cluster: str) -> Iterator[TableReplicator]:
+def replicator(
+    settings: Settings,
+    table: LakeTable,
+    cluster: str,
+    part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
+) -> Iterator[TableReplicator]:
     """Yield a replicator of a table to one of `[clusters]`, with a session of its own. Raises as `connect`."""
     with connect(settings.of_cluster(cluster)) as session:
-        yield TableReplicator(session, table, cluster)
+        yield TableReplicator(session, table, cluster, part)
