@@ -69,7 +69,7 @@ def proxy(settings: Settings) -> Iterator[Proxy]:
 
 @pytest.fixture
 def session(settings: Settings, proxy: Proxy) -> Iterator[Session]:
-    with session_at(settings, port=proxy.port) as found:
+    with session_at(settings, contact_points=["127.0.0.1"], port=proxy.port) as found:
         yield found
 
 

@@ -212,7 +212,7 @@ def test_seek(replay_settings: Settings, queue: str) -> None:
 def test_seek_skips_no_batch_of_a_publisher_with_a_late_answer(replay_settings: Settings, queue: str) -> None:
     """The database's time arrives late, so the time in the seal is before the call that publishes the batch."""
     with Proxy(replay_settings.cassandra, random.Random(1)) as proxy:
-        cassandra = replay_settings.cassandra.model_copy(update={"port": proxy.port})
+        cassandra = replay_settings.cassandra.model_copy(update={"contact_points": ["127.0.0.1"], "port": proxy.port})
         with Publisher(replay_settings.model_copy(update={"cassandra": cassandra}), queue) as publisher:
             proxy.delay = 0.5
             publisher.publish([b"first"])
