@@ -21,7 +21,6 @@ from writetime.replay.blocks import MAX_ITEM_BYTES
 
 pytestmark = pytest.mark.slow
 
-LIMIT = 4 << 20  # Half of a segment of the embedded servers.
 BLOB = "INSERT INTO {} (part, n, item) VALUES ('all', ?, ?)"
 LIST = "INSERT INTO {} (part, n, numbers) VALUES ('all', ?, ?)"
 
@@ -35,6 +34,16 @@ def table(replay_settings: Settings, queue: str) -> str:
     return name
 
 
+@pytest.fixture
+def limit(pytestconfig: pytest.Config, replay_settings: Settings) -> int:
+    """The most bytes of a write: half of a segment of the commit log, which is smaller in the embedded database."""
+    if not pytestconfig.getoption("--scylla"):
+        return 4 << 20
+    with database.connect(replay_settings) as session:
+        found = session.execute("SELECT value FROM system.config WHERE name = 'commitlog_segment_size_in_mb'").one()
+    return int(found.value) << 19
+
+
 def run(settings: Settings, queue: str, table: str, statements: Callable[[], Iterable[Any]]) -> int:
     """Process the batches of a queue until there is none left, with the same effects for each."""
     with Subscriber(settings, queue, "p") as subscriber:
@@ -46,23 +55,23 @@ def run(settings: Settings, queue: str, table: str, statements: Callable[[], Ite
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        (BLOB, [[1, os.urandom(5 << 20)]]),
-        (BLOB, [[1, os.urandom(LIMIT - 100)]]),
-        (BLOB, [[n, os.urandom(1 << 20)] for n in range(4)]),
-        (BLOB, [[n, os.urandom(85)] for n in range(40_000)]),
-        (LIST, [[1, list(range(200_000))]]),
+        (BLOB, lambda limit: [[1, os.urandom(limit + (1 << 20))]]),
+        (BLOB, lambda limit: [[1, os.urandom(limit - 100)]]),
+        (BLOB, lambda limit: [[n, os.urandom(limit // 4)] for n in range(4)]),
+        (BLOB, lambda limit: [[n, os.urandom(limit // 40_000 - 19)] for n in range(40_000)]),
+        (LIST, lambda limit: [[1, list(range(limit // 20))]]),
     ],
     ids=["one", "just", "some", "many", "list"],
 )
 def test_effects_that_the_database_never_takes(
-    replay_settings: Settings, queue: str, table: str, text: str, values: list[list[Any]]
+    replay_settings: Settings, queue: str, table: str, limit: int, text: str, values: Callable[[int], list[list[Any]]]
 ) -> None:
     with Publisher(replay_settings, queue) as publisher:
         publisher.publish([b"x"])
-    statements = [(text.format(table), each) for each in values]
-    with pytest.raises(WritetimeError, match=rf"batch {queue}-1: its effects have \d+ bytes, .* at most {LIMIT} "):
+    statements = [(text.format(table), each) for each in values(limit)]
+    with pytest.raises(WritetimeError, match=rf"batch {queue}-1: its effects have \d+ bytes, .* at most {limit} "):
         run(replay_settings, queue, table, lambda: statements)
-    assert run(replay_settings, queue, table, lambda: [(BLOB.format(table), [1, os.urandom(LIMIT - 5000)])]) == 1
+    assert run(replay_settings, queue, table, lambda: [(BLOB.format(table), [1, os.urandom(limit - 5000)])]) == 1
 
 
 @pytest.mark.timeout(120)
