@@ -50,8 +50,15 @@ def _write(session: Session, texts: list[str], chooser: random.Random, count: in
             session.execute(text.format(t=table, at=at, **values))
 
 
-def _land_until(settings: Settings, table: str, instant: int) -> None:
+def _land_until(session: Session, settings: Settings, instant: int, table: str, other: str) -> None:
+    """Land a table up to an instant. A row is written meanwhile, to another table, too: a watermark without changes is
+    committed every five minutes.
+    """
+
     def has_landed() -> bool:
+        at = time.time_ns() // 1000
+        for each in (table, other):
+            session.execute(f"INSERT INTO {each} (k, c, v) VALUES (100, 0, 1) USING TIMESTAMP {at}")
         if is_published(settings, table):
             Landing(settings, table).drain()
         return is_in_lake(settings, table) and captured_until(open_table(settings, table).changes.load()) > instant
@@ -69,11 +76,11 @@ def test_undone(live: Settings, session: Session, nodes: list[Node], tmp_path: P
 
     with agent(settings):
         _write(session, _GOOD, chooser, 300, damaged, wanted)
-        _land_until(settings, damaged, time.time_ns() // 1000)
+        _land_until(session, settings, time.time_ns() // 1000, damaged, wanted)
         first = time.time_ns() // 1000
         _write(session, _BAD, chooser, 25, damaged)
         last = time.time_ns() // 1000
-        _land_until(settings, damaged, last + 200_000)
+        _land_until(session, settings, last + 200_000, damaged, wanted)
         table = open_table(settings, damaged)
         plan = make_plan(table, Interval(first, last))
         assert plan.counts["deleted"]
