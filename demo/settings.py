@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import tomlkit
+from cassandra.auth import AuthProvider
 from cassandra.cluster import Cluster, NoHostAvailable
 
 from writetime.core import config
@@ -88,13 +89,13 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def datacenter_of(host: str, port: int) -> tuple[str, int]:
-    """Return the data center of a node, and the number of its nodes.
+def datacenter_of(host: str, port: int, login: AuthProvider | None = None) -> tuple[str, int]:
+    """Return the data center of a node, and the number of its nodes. `login` is for a database that asks for one.
 
     Raises:
         WritetimeError: no database answers.
     """
-    cluster = Cluster([host], port=port, connect_timeout=10)
+    cluster = Cluster([host], port=port, auth_provider=login, connect_timeout=10)
     try:
         session = cluster.connect()
         local = session.execute("SELECT data_center FROM system.local").one()

@@ -146,6 +146,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
+    scylla.addoption("--scylla-login", metavar="NAME:PASSWORD", help="log in as this superuser")
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
     scylla.addoption("--scylla-data", metavar="DIR", help="data folders of all nodes, with commas, for snapshots")
     scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="nodetools of all nodes, with commas, for snapshots")
@@ -298,7 +299,7 @@ def addresses(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
     os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
     address = pytestconfig.getoption("--scylla")
-    own = scylla_server.cassandra_section(address) if address else None
+    own = scylla_server.cassandra_section(address, pytestconfig.getoption("--scylla-login")) if address else None
     # Each process of xdist has its own.
     folder = Path(kept).resolve() / os.environ.get("PYTEST_XDIST_WORKER", "main") if kept else home
     folder.mkdir(parents=True, exist_ok=True)

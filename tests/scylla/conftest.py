@@ -9,7 +9,7 @@ from cassandra.cluster import Session
 
 from tests.scylla.node import Node
 from tests.scylla.workload import TYPES
-from tests.support import answers, scylla_server
+from tests.support import scylla_server
 from tests.support.generate import SEED
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -27,6 +27,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="--scylla-sstable is missing (make test-scylla SSTABLE=...)"))
         elif not config.getoption("--scylla"):
             item.add_marker(pytest.mark.skip(reason="no ScyllaDB is named: --scylla HOST:PORT (make test-scylla)"))
+        elif item.path.name == "test_rights.py" and not config.getoption("--scylla-login"):
+            reason = "the database has no rights: --scylla-login is missing (make test-scylla LOGIN=...)"
+            item.add_marker(pytest.mark.skip(reason=reason))
         elif "nodes" in fixtures:
             for option, variable in (("--scylla-data", "DATA"), ("--scylla-nodetool", "NODETOOL")):
                 if not config.getoption(option):
@@ -61,7 +64,7 @@ def types(live: Settings, session: Session) -> None:
 @pytest.fixture(scope="module")
 def raw(live: Settings) -> Iterator[Session]:
     """A session whose rows hold bytes: the driver cannot decode every row that a condition or SELECT answers."""
-    with answers.raw_session(live.cassandra.port, live.cassandra.contact_points[0]) as session:
+    with scylla_server.raw_session(live) as session:
         yield session
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from cassandra.cluster import Session
 
 from tests.scylla.workload import TYPES, LiveWriter
-from tests.support import answers
+from tests.support import answers, scylla_server
 from tests.support.event_replay import events, replayed
 from tests.support.lake_answers import view_rows
 from tests.support.lake_views import assert_views
@@ -221,8 +221,7 @@ class Pipeline:
         """Land the remaining changes and compare the views with `SELECT *`; return the number of its rows."""
         table.require_no_fault()
         Landing(self.settings, table.name).drain()
-        cassandra = self.settings.cassandra
-        with answers.raw_session(cassandra.port, cassandra.contact_points[0]) as session:
+        with scylla_server.raw_session(self.settings) as session:
             return assert_views(session, read_schema(self._session, table.name), self.lake(table))
 
     def check_row_events(self, table: Followed) -> int:

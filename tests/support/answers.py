@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 from cassandra import ConsistencyLevel
+from cassandra.auth import AuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
@@ -35,12 +36,16 @@ class _RawHandler(_ProtocolHandler):
 
 
 @contextmanager
-def raw_session(port: int, host: str = "127.0.0.1") -> Iterator[Session]:
+def raw_session(port: int, host: str = "127.0.0.1", login: AuthProvider | None = None) -> Iterator[Session]:
     """Open a session whose rows hold bytes. All replicas have to answer, because some may not have the last writes."""
     profile = ExecutionProfile(consistency_level=ConsistencyLevel.ALL, request_timeout=60)
     # A busy node takes longer than the default of two seconds to return the schemas of all tables.
     cluster = Cluster(
-        [host], port=port, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, control_connection_timeout=60
+        [host],
+        port=port,
+        auth_provider=login,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        control_connection_timeout=60,
     )
     try:
         yield raw(cluster.connect())

@@ -2,12 +2,15 @@
 
 import json
 import uuid
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import Session
 
 from demo.settings import address_of, datacenter_of
+from tests.support import answers
 from tests.support.waiting import PATIENCE_SECONDS
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -18,10 +21,13 @@ def uses_tablets(config: pytest.Config) -> bool:
     return config.getoption("--scylla-tablets") == "on"
 
 
-def cassandra_section(address: str) -> dict[str, Any]:
-    """Return the section `[cassandra]` for the cluster of a node at host:port, with a keyspace that is new."""
+def cassandra_section(address: str, login: str | None) -> dict[str, Any]:
+    """Return the section `[cassandra]` for the cluster of a node at host:port, with a keyspace that is new. The login
+    is name:password.
+    """
     host, port = address_of(address)
-    datacenter, nodes = datacenter_of(host, port)
+    name, _, password = (login or "").partition(":")
+    datacenter, nodes = datacenter_of(host, port, PlainTextAuthProvider(name, password) if login else None)
     return {
         "contact_points": [host],
         "port": port,
@@ -30,7 +36,17 @@ def cassandra_section(address: str) -> dict[str, Any]:
         "replication": {"class": "NetworkTopologyStrategy", datacenter: min(nodes, 3)},
         # A node that is busy, or built without optimisation, takes longer than the default to create a table.
         "request_timeout_seconds": 60.0,
+        **({"username": name, "password": password} if login else {}),
     }
+
+
+def raw_session(settings: Settings) -> AbstractContextManager[Session]:
+    """Open a session whose rows hold bytes (`answers.raw_session`)."""
+    cassandra = settings.cassandra
+    login = None
+    if cassandra.username is not None and cassandra.password is not None:
+        login = PlainTextAuthProvider(cassandra.username, cassandra.password.get_secret_value())
+    return answers.raw_session(cassandra.port, cassandra.contact_points[0], login)
 
 
 def version(session: Session) -> str:
