@@ -40,9 +40,9 @@ _SAMPLE = 20_000
 class Costs:
     """CPU microseconds and bytes per change, and the cost of a commit; a change has one cell."""
 
-    # docs/benchmarks.md, Capture: 74,349 events per CPU second; in Kafka 42 ms after the write.
-    agent: float = 1e6 / 74_349
-    publish_seconds: float = 0.042
+    # docs/benchmarks.md, Capture: 54,795 events per CPU second, start included; in Kafka 35 ms after the write.
+    agent: float = 1e6 / 54_795
+    publish_seconds: float = 0.035
     # This module, --measure, with 1,000,000 changes.
     landing: float = 5.81
     kafka_bytes: float = 43.4
