@@ -6,6 +6,7 @@ Oracle: the changes that were written, and the SSTable of one batch.
 import random
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from tests.support.expected import without_origin
 from tests.support.generated import SCHEMA, Change, change, table
 from writetime.changes.model import change_schema
 from writetime.changes.position import AFTER, AT, BEFORE, STATIC_POSITION, position_encoder
+from writetime.core.arrow import pc
 from writetime.merge.folding import merge
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
@@ -30,7 +32,7 @@ from writetime.storage.kernel.allocate import rooms
 from writetime.storage.kernel.primitives import token
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
-from writetime.storage.sstable_writer import SSTableWriter
+from writetime.storage.sstable_writer import BadInput, SSTableWriter
 
 pytestmark = pytest.mark.long
 
@@ -120,7 +122,10 @@ def test_batches_do_not_change_the_files(
     check: Callable[[], None], changes: list[Change], block_size: int, version: str
 ) -> None:
     merged = merge([table([_FIRST, *changes])], SCHEMA)
-    _compare(merged, SCHEMA, check, block_size=block_size, version=version, compressor=None)
+    whole = merged.filter(pc.is_in(merged["kind"], pa.array(["range_tombstone", "partition_tombstone"])))
+    early = version == "oa" and min((each["write_time"] for each in whole["tombstone"].to_pylist()), default=0) < 0
+    with pytest.raises(BadInput, match="before 1970") if early else nullcontext():
+        _compare(merged, SCHEMA, check, block_size=block_size, version=version, compressor=None)
 
 
 # Columns and clusterings beyond the numbers at which encodings change (64 and 32), and all shapes of columns.

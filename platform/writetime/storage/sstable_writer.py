@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import KINDS, change_schema
+from writetime.changes.model import KINDS, PARTITION_TOMBSTONE, RANGE_TOMBSTONE, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.schema.types import marshal_name, scylla_name
@@ -158,6 +158,8 @@ class SSTableWriter:
         self._check_fields(batch.schema)
         self._is_broken = True
         arranged = self._arranger.arrange(batch)
+        if self._state[K.UNSIGNED]:
+            self._check_deletions(arranged)
         if not self.changes:
             self._set_bases(arranged)
         self._reserve(arranged)
@@ -167,6 +169,19 @@ class SSTableWriter:
         self._run(arranged.count, is_last=False)
         self.changes += arranged.count
         self._is_broken = False
+
+    def _check_deletions(self, arranged: Arranged) -> None:
+        """Raise BadInput if a partition or range was deleted before 1970. In the head of a partition and in its index,
+        the first bit of the write time marks a missing deletion since `oa` (`DeletionTime.Serializer`).
+        """
+        arrays = arranged.arrays
+        early = np.isin(arrays[K.KIND], (RANGE_TOMBSTONE, PARTITION_TOMBSTONE)) & (arrays[K.TOMBSTONE_TIMES] < 0)
+        if early.any():
+            raise BadInput(
+                f"{self.location.path('Data.db')}: change {self.changes + int(early.argmax())}: version "
+                f"{self.location.version} holds no deletion of a partition or range with a write time before 1970: "
+                "write version nb"
+            )
 
     def _check_state(self) -> None:
         # The state then has addresses of the refused batch, and some of its changes are missing.
