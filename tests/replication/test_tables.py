@@ -17,6 +17,7 @@ from writetime.lake import state
 from writetime.lake.generation import renew
 from writetime.lake.views import time_now
 from writetime.replication import replicating
+from writetime.replication.positions import Positions
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 
@@ -114,8 +115,9 @@ def test_columns_follow(clusters: Clusters, table: Replicated) -> None:
         (f"ALTER TYPE {KEYSPACE}.inner ADD again int", "u) VALUES (2, 1, 'x', {again: 7})"),
         (f"ALTER TABLE {_TABLE} DROP w", "v) VALUES (3, 1, 'x', 3)"),
         (f"ALTER TABLE {_TABLE} ADD w text", "w) VALUES (4, 1, 'x', 'again')"),
+        (f"ALTER TABLE {_TABLE} DROP w; ALTER TABLE {_TABLE} ADD w text", "w) VALUES (5, 1, 'x', 'again')"),
     ):
-        clusters.source.write_one(statement)
+        clusters.source.write(statement.split("; "))
         table.write([f"INSERT INTO {_TABLE} (k, c, d, {written}"])
         table.capture()
         table.replicate()
@@ -139,8 +141,10 @@ def test_a_load_that_ends_early(clusters: Clusters, table: Replicated, monkeypat
         table.replicate()
     table.write([f"UPDATE {_TABLE} SET v = {k + 1} WHERE k = {k} AND c = 1 AND d = 'x'" for k in range(40)])
     table.capture()
+    position = Positions(table.lake, "target").read()
+    assert position is not None
+    assert position.loaded == (0,)
     # The bucket that is not loaded, and then the changes since the load began.
-    assert table.replicate() < 40
     table.replicate()
     same(clusters, table)
     assert table.replicate() == 0
@@ -178,6 +182,40 @@ def test_after_a_truncation_it_stops(clusters: Clusters, table: Replicated) -> N
     table.write([f"INSERT INTO {_TABLE} (k, c, d, v) VALUES (2, 1, 'x', 1)"])
     table.capture()
     table.replicate(again=True)
+    same(clusters, table)
+
+
+def test_a_first_load_needs_an_empty_table(clusters: Clusters, table: Replicated) -> None:
+    clusters.target.write_one(f"CREATE TABLE {_TABLE} {_COLUMNS}")
+    clusters.target.write_one(f"INSERT INTO {_TABLE} (k, c, d) VALUES (9, 1, 'x')")
+    with pytest.raises(WritetimeError, match=r"has rows in target.*TRUNCATE it in target"):
+        table.replicate()
+
+
+def test_another_part_needs_another_load(clusters: Clusters, table: Replicated) -> None:
+    table.write([f"INSERT INTO {_TABLE} (k, c, d, w) VALUES (1, 1, 'x', 'clear')"])
+    table.capture()
+    table.replicate()
+    masked = ReplicatedPart(mask={"w": "hash"})
+    with replicator(table.settings, table.lake, "target", masked) as opened:
+        with pytest.raises(WritetimeError, match=r"replicate_mask of generated\.t has changed"):
+            opened.replicate(table.lake)
+        clusters.target.write_one(f"TRUNCATE {_TABLE}")
+        assert opened.replicate(table.lake, again=True)
+    assert clusters.target.session().execute(f"SELECT w FROM {_TABLE}").one().w != "clear"
+
+
+def test_all_has_expired_and_was_dropped(clusters: Clusters, table: Replicated) -> None:
+    clusters.source.write_one(f"ALTER TABLE {_TABLE} WITH gc_grace_seconds = 0")
+    table.write([f"INSERT INTO {_TABLE} (k, c, d) VALUES (1, 1, 'x')"])
+    table.capture()
+    table.replicate()
+    table.write([f"DELETE FROM {_TABLE} WHERE k = 1"])
+    table.capture()
+    state.fold(table.lake)
+    state.drop_tombstones(table.lake, time_now())
+    clusters.target.write_one(f"ALTER TABLE {_TABLE} WITH gc_grace_seconds = 0")
+    table.replicate()
     same(clusters, table)
 
 
@@ -222,6 +260,16 @@ def test_a_part_with_masked_columns(clusters: Clusters, table: Replicated) -> No
 def test_a_part_that_cannot_be_selected(table: Replicated, part: ReplicatedPart, reason: str) -> None:
     with pytest.raises(WritetimeError, match=re.escape(reason)):
         part.require_fit(table.lake.schema())
+
+
+def test_a_refused_write_names_its_partition(clusters: Clusters, table: Replicated) -> None:
+    table.replicate()
+    # An index refuses large values.
+    clusters.target.write_one(f"CREATE INDEX ON {_TABLE} (w)")
+    table.write([f"INSERT INTO {_TABLE} (k, c, d, w) VALUES (7, 1, 'x', '{70_000 * 'w'}')"])
+    table.capture()
+    with pytest.raises(WritetimeError, match=r"Cannot index value .*the serialised key 0x00000007"):
+        table.replicate()
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ def test_a_list_of_an_earlier_attempt_that_arrives_late(
     held: list[Any] = []
     write = applying._write
 
-    def lost(session: Session, rows: Any) -> None:
-        del session
+    def lost(session: Session, rows: Any, needed_by: str) -> None:
+        del session, needed_by
         held.append(rows)
         raise WritetimeError("lost")
 
@@ -222,7 +222,7 @@ def test_a_list_of_an_earlier_attempt_that_arrives_late(
     monkeypatch.setattr(applying, "_write", write)
     tables.write("UPDATE {} SET l = l + [9] WHERE k = 1")
     apply_plan(settings, tables.lake, plan)
-    write(session, held[0])
+    write(session, held[0], "the test")
     # The element of another client is kept.
     assert session.execute(f"SELECT l FROM {tables.damaged}").one().l == [9, 1, 2, 3, 4, 5]
 

@@ -17,6 +17,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import reason_of
 from writetime.files.merging import Runner
 from writetime.files.point_reads import next_expiry
+from writetime.follow.replication import TableReplication
 from writetime.follow.steps import Step, Stopped
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
@@ -25,9 +26,6 @@ from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schem
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.step_counts import StepCounts
-from writetime.replication.cluster_sessions import ClusterSessions
-from writetime.replication.replicated_part import ReplicatedPart
-from writetime.replication.replicating import TableReplicator
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
@@ -75,12 +73,11 @@ class TablePipeline:
         in_spark: Runner | None = None,
         stop: threading.Event | None = None,
         *,
-        sessions: ClusterSessions | None = None,
+        replication: TableReplication | None = None,
     ) -> None:
         """Follow a table. `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and a running
-        step ends after its present task, such as a bucket of the view. Tables share the `sessions` of other clusters.
+        step ends after its present task, such as a bucket of the view. The `replication` has turns of its own.
         """
-        self._sessions = sessions or ClusterSessions(settings)
         self.name = landing.name
         self.landing = landing
         # Changes that wait in the topic, as of the last batch.
@@ -91,11 +88,10 @@ class TablePipeline:
         self.events = Step(settings, "row events", self.name, every.events_seconds, is_wanted=wanted)
         self.publishing = Step(settings, "publishing", self.name, every.events_seconds, is_wanted=wanted)
         self.view = Step(settings, "view", self.name, every.view_seconds)
-        cluster = entry.entry.replicate_to
-        self.replication = Step(settings, "replication", self.name, every.events_seconds, is_wanted=cluster is not None)
+        self.replication = replication
         self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
-        replications = [] if cluster is None else [self.replication]
-        self.steps = (self.events, self.publishing, self.view, *replications, self.upkeep)
+        self._own_steps = (self.events, self.publishing, self.view, self.upkeep)
+        self.steps = (*self._own_steps, *([replication.step] if replication else []))
         self._settings = settings
         self._in_spark = in_spark
         self._stop = stop or threading.Event()
@@ -104,7 +100,6 @@ class TablePipeline:
         self._expected: ExpectedRows | None = None
         self._table: LakeTable | None = None
         self._publisher: EventPublisher | None = None
-        self._replicator: TableReplicator | None = None
         self._upkeeps = 0
         self._is_in_lake = False
         # The content of the lake at the last check, and the time of the next check.
@@ -117,7 +112,7 @@ class TablePipeline:
     def is_due(self, ends: Mapping[int, int] | Exception, sources: Sources) -> bool:
         """Return whether a step has work."""
         return (
-            (self._is_in_lake and any(step.is_due for step in self.steps))
+            (self._is_in_lake and any(step.is_due for step in self._own_steps))
             or self._is_expiry_due()
             or time.monotonic() >= self._next_look
             or self._lands(ends, sources)
@@ -140,12 +135,13 @@ class TablePipeline:
         is_new = self._has_news()
         if not self._is_in_lake:
             return 0
+        if self.replication and (lands or is_new):
+            # Also if only watermarks have moved: the log of `changes` from before its position is deleted.
+            self.replication.begin()
         if landed or expired or is_new:
             self._expiry = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
-            if landed or is_new:
-                self.replication.begin()
         if self._begins(self.events) and self.events.attempt(lambda: extend(self._opened(), run=self._run)):
             self.publishing.begin()
         if self._publisher is not None and self._publisher.is_record_due:
@@ -154,8 +150,6 @@ class TablePipeline:
             assert self._publisher is not None
             if self._publisher.has_more:
                 self.publishing.begin()
-        if self._begins(self.replication):
-            self.replication.attempt(self._replicate)
         if self._begins(self.view):
             self.view.attempt(self._refresh)
         caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
@@ -245,19 +239,6 @@ class TablePipeline:
         except BaseException:
             # It may have been fenced by another one.
             self._publisher = None
-            raise
-
-    def _replicate(self) -> int:
-        table, cluster = self._opened(), self._entry.entry.replicate_to
-        assert cluster is not None
-        try:
-            if self._replicator is None:
-                part = ReplicatedPart.of_entry(self._entry.entry)
-                self._replicator = TableReplicator(self._sessions.of(cluster), table, cluster, part)
-            return self._replicator.replicate(table)
-        except BaseException:
-            # The table may be another one there by now.
-            self._replicator = None
             raise
 
     def _refresh(self) -> int:

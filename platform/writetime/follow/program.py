@@ -19,6 +19,7 @@ from writetime.files.cache import Cache
 from writetime.files.merging import Runner
 from writetime.follow.metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
+from writetime.follow.replication import TableReplication
 from writetime.follow.shares import TableShares, shares
 from writetime.follow.turns import Turns, turns
 from writetime.lake.followed_tables import FollowedTable, read_entries
@@ -100,14 +101,22 @@ class Follower:
             self._left.pop(name, None)
         self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in mine.items()}
         work = {name: partial(_run, table, ends_of(ends, name), sources) for name, table in self.tables.items()}
-        given.offer(
-            work | {name: partial(self._close, name) for name in list(self._left)},
-            lambda name: name not in work or self.tables[name].is_due(ends_of(ends, name), sources),
-        )
+        replications = {each.name: each for table in self.tables.values() if (each := table.replication)}
+
+        def is_due(name: str) -> bool:
+            if name in replications:
+                return replications[name].step.is_due
+            return name not in work or self.tables[name].is_due(ends_of(ends, name), sources)
+
+        closing = {name: partial(self._close, name) for name in list(self._left)}
+        given.offer(work | closing | {name: each.run for name, each in replications.items()}, is_due)
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
-        return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop, sessions=self._sessions)
+        cluster, replication = entry.entry.replicate_to, None
+        if cluster is not None:
+            replication = TableReplication(self._settings, entry, cluster, self._sessions, self._stop)
+        return TablePipeline(self._settings, landing, entry, self._in_spark, self._stop, replication=replication)
 
     def _close(self, name: str) -> None:
         """Close a table that another program has taken over, so that it never publishes from an old position."""

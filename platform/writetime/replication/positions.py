@@ -25,7 +25,7 @@ class ReplicationPosition(BaseModel):
 
     `loaded` are the buckets that the first load has written; None when it is complete. `complete_until` (microseconds)
     is the time up to which the lake had all writes at that commit. `written_at` (microseconds) is when the position was
-    written, and `target_id` is the id of the table in the target.
+    written, `target_id` is the id of the table in the target, and `part` is that of `ReplicatedPart.text`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +36,7 @@ class ReplicationPosition(BaseModel):
     complete_until: int
     written_at: int
     target_id: str
+    part: str = ""
     loaded: tuple[int, ...] | None = None
 
     @property

@@ -31,6 +31,11 @@ class ReplicatedPart:
         return cls(entry.replicate_where, entry.replicate_mask)
 
     @property
+    def text(self) -> str:
+        """A text that differs between parts; empty for a whole table."""
+        return "" if self.is_whole else repr((self.where, sorted(self.mask.items())))
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing is left out or masked."""
         return self.where is None and not self.mask

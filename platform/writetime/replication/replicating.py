@@ -6,32 +6,33 @@ nothing: the newer of two writes wins in the target, as in the source, whatever 
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 from cassandra.cluster import Session
 
-from writetime.clients.database import connect, find_replicas
+from writetime.clients.database import find_replicas
 from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
 from writetime.clients.scylla_node import is_scylla
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.key_ranges import places_of
-from writetime.lake.bucket_contents import BucketContents, PendingChanges, StateFiles, combined
-from writetime.lake.horizon import captured_until, written_until
+from writetime.lake.bucket_contents import PendingChanges, StateFiles, combined
+from writetime.lake.horizon import captured_until, complete_snapshot, registered_sources, written_until
 from writetime.lake.state import contents, files_since, generation_of, has_lost, in_parts
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.replication.cell_statements import CellStatements
+from writetime.replication.cluster_sessions import connected
 from writetime.replication.positions import Positions, ReplicationPosition
 from writetime.replication.replicated_part import ReplicatedPart
-from writetime.replication.requests import batches_of, send
+from writetime.replication.requests import Batch, batches_of, send
 from writetime.replication.row_writes import RowWrites
-from writetime.replication.target_table import follow_schema, require_replicable
+from writetime.replication.target_table import follow_schema, require_empty, require_replicable, require_same_clock
 from writetime.schema.table import TableSchema
 
 log = logging.getLogger(__name__)
@@ -58,20 +59,23 @@ class TableReplicator:
     ) -> None:
         """Replicate a part of a table through a session of a cluster, whose name is for positions and errors."""
         self._session, self._name, self._cluster, self._part = session, table.name, cluster, part
+        self._needed_by = f"the replication of {table.name} to {cluster}"
         self._positions = Positions(table, cluster)
         self._is_read = False
         self._position: ReplicationPosition | None = None
         self._target: _Target | None = None
+        self._proceed: Callable[[], None] = lambda: None
         find_replicas(session, table.name.partition(".")[0])
+        self._is_clock_right = False
 
     @property
     def position(self) -> ReplicationPosition | None:
         """The newest position."""
         return self._read()
 
-    def replicate(self, table: LakeTable, *, again: bool = False) -> int:
+    def replicate(self, table: LakeTable, *, again: bool = False, proceed: Callable[[], None] = lambda: None) -> int:
         """Write the changes that the target lacks, and return the number of rows and deletions that were written.
-        With `again`, the whole table is written first.
+        With `again`, the whole table is written first. `proceed` is called before each request, and may raise.
 
         Raises:
             Conflict: another program replicates the table.
@@ -79,7 +83,8 @@ class TableReplicator:
             WritetimeError: the table, or a value, cannot be written to the target, or the target lacks changes.
         """
         try:
-            with driver_faults_named(f"the replication of {self._name} to {self._cluster}"):
+            with driver_faults_named(self._needed_by):
+                self._proceed = proceed
                 return self._replicate(table, again=again)
         except UnknownWrite as e:
             raise UnknownWrite(f"the cluster {self._cluster} did not answer ({e}): this is tried again") from None
@@ -90,6 +95,9 @@ class TableReplicator:
         if generation_of(state) != generation_of(changes):
             # Landing is about to rebuild the state.
             return 0
+        if not self._is_clock_right:
+            require_same_clock(self._session, self._cluster)
+            self._is_clock_right = True
         target = self._followed(table, changes)
         try:
             position = self._read()
@@ -98,13 +106,16 @@ class TableReplicator:
                 raise
             position = None
         if position is None or again:
+            # What is there may be rows that the lake no longer knows were deleted.
+            require_empty(self._session, self._name, self._cluster)
             position = self._at(changes, target, loaded=())
             self._write(position)
         self._require_same(table, position, changes, target)
+        written = 0
         if position.loaded is not None:
-            return self._load(position, contents(table, state, changes), target)
+            written = self._load(table, position, target)
         files = files_since(table, changes, position.version)
-        written = self._write_changes(table, state, files, changes, target)
+        written += self._write_changes(table, state, files, changes, target)
         if changes.version > position.version:
             self._write(self._at(changes, target))
         return written
@@ -115,8 +126,9 @@ class TableReplicator:
         if self._target is None or self._target.source != schema:
             self._part.require_fit(schema)
             written = self._part.schema(schema)
-            require_replicable(written, self._cluster, to_scylla=is_scylla(self._session))
-            found = follow_schema(self._session, schema, self._cluster)
+            to_scylla = is_scylla(self._session)
+            require_replicable(written, self._cluster, to_scylla=to_scylla)
+            found = follow_schema(self._session, schema, self._cluster, to_scylla=to_scylla)
             self._target = _Target(schema, found, RowWrites(CellStatements(self._session, written), written))
         return self._target
 
@@ -137,9 +149,10 @@ class TableReplicator:
             generation=generation_of(changes),
             version=commit.version,
             digest=commit.digest,
-            complete_until=captured_until(changes),
+            complete_until=captured_until(changes) if registered_sources(changes) else complete_snapshot(changes),
             written_at=time_now(),
             target_id=str(target.schema.id),
+            part=self._part.text,
             loaded=loaded,
         )
 
@@ -151,6 +164,8 @@ class TableReplicator:
             fault = f"{self._name} was truncated, or dropped and created again"
         elif position.target_id != str(target.schema.id):
             fault = f"{self._name} was dropped and created again in {self._cluster}"
+        elif position.part != self._part.text:
+            fault = f"replicate_where or replicate_mask of {self._name} has changed"
         elif not table.changes.has_commit(position.commit, changes):
             lost = has_lost(position.commit, changes)
             fault = f"commit {position.version} of {table.changes.storage.address} {lost}"
@@ -161,13 +176,18 @@ class TableReplicator:
             f"{self._name} --again`"
         )
 
-    def _load(self, position: ReplicationPosition, found: Mapping[int, BucketContents], target: _Target) -> int:
+    def _load(self, table: LakeTable, position: ReplicationPosition, target: _Target) -> int:
         """Write the whole table, bucket by bucket. Changes that came since the load began are in it, or in the next
         batch.
         """
         written, loaded = 0, list(position.loaded or ())
-        for bucket in [each for each in found if each not in loaded]:
-            written += self._send(found[bucket].merged(target.source), target)
+        for bucket in range(table.buckets):
+            if bucket in loaded:
+                continue
+            # Each bucket as it is now: files are deleted an hour after they were replaced.
+            found = contents(table, table.state.load(), table.changes.load()).get(bucket)
+            if found is not None:
+                written += self._send(found.merged(target.source), target)
             loaded.append(bucket)
             self._write(position.model_copy(update={"loaded": tuple(loaded), "written_at": time_now()}))
         log.info("%s: %s has the whole table", self._name, self._cluster)
@@ -201,14 +221,23 @@ class TableReplicator:
         late = merged.filter(pa.array(written_until(merged, target.source, oldest)))
         if not late.num_rows:
             return merged
-        held = combined(list(contents(table, state, changes).values()))
-        return merge([merged, held.merged(target.source, places_of(late))], target.source)
+        held = list(contents(table, state, changes).values())
+        if not held:
+            # All has expired, and was dropped.
+            return merged
+        return merge([merged, combined(held).merged(target.source, places_of(late))], target.source)
 
     def _send(self, merged: pa.Table, target: _Target) -> int:
         """Write merged changes to the target; return their number."""
         selected = self._part.of(merged, target.source)
-        send(self._session, batches_of(target.writes.of(selected, int(time.time()))))
+        batches = batches_of(target.writes.of(selected, time.time))
+        send(self._session, self._allowed(batches), self._needed_by)
         return selected.num_rows
+
+    def _allowed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._proceed()
+            yield batch
 
 
 @contextmanager
@@ -219,5 +248,5 @@ def replicator(
     part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
 ) -> Iterator[TableReplicator]:
     """Yield a replicator of a table to one of `[clusters]`, with a session of its own. Raises as `connect`."""
-    with connect(settings.of_cluster(cluster)) as session:
+    with connected(settings, cluster) as session:
         yield TableReplicator(session, table, cluster, part)

@@ -6,7 +6,7 @@ a second.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,12 +22,12 @@ from writetime.replication.slices import slices_of
 from writetime.replication.target_table import is_list
 from writetime.schema.serialise import key_splitter, loses_parts
 from writetime.schema.serialise_arrays import serialised_array
-from writetime.schema.table import TableSchema
+from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, is_complex
 
 _SHORT_TTL = 1
-# Python's objects for a cell take some hundred bytes.
-_ROWS_AT_ONCE = 5_000
+# Python's objects take many times the bytes of Arrow.
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 5_000, 4 << 20
 _ROW, _STATIC, _RANGE, _PARTITION = (KINDS[code] for code in (ROW, STATIC, RANGE_TOMBSTONE, PARTITION_TOMBSTONE))
 
 _Time = tuple[int, int | None]
@@ -51,15 +51,16 @@ class RowWrites:
         self._split = key_splitter(len(schema.partition_key))
         self._decode = clustering_decoder(schema.clustering)
 
-    def of(self, state: pa.Table, now: int) -> Iterator[tuple[bytes, list[BoundStatement]]]:
-        """Yield the partition key of each row, range and deletion of merged changes, and its statements, as of a time
-        (seconds).
+    def of(self, state: pa.Table, clock: Callable[[], float]) -> Iterator[tuple[bytes, list[BoundStatement]]]:
+        """Yield the partition key of each row, range and deletion of merged changes, and its statements. TTLs count
+        from the time (seconds) at which a row is requested, because the target may be slow.
         """
-        for start in range(0, len(state), _ROWS_AT_ONCE):
-            yield from self._of_some(state.slice(start, _ROWS_AT_ONCE), now)
+        count = max(min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * len(state) // max(state.nbytes, 1)), 1)
+        for start in range(0, len(state), count):
+            yield from self._of_some(state.slice(start, count), clock)
 
-    def _of_some(self, state: pa.Table, now: int) -> Iterator[tuple[bytes, list[BoundStatement]]]:
-        rows = self._cells(state, now)
+    def _of_some(self, state: pa.Table, clock: Callable[[], float]) -> Iterator[tuple[bytes, list[BoundStatement]]]:
+        rows = self._cells(state)
         names = ("kind", "key", "position", "end", "marker", "tombstone")
         fields = zip(*(state[name].to_pylist() for name in names), strict=True)
         clusterings = self._clusterings(state)
@@ -86,10 +87,11 @@ class RowWrites:
                     for number, times in deletions.items()
                     if times[entry] is not None
                 ]
-                found += self._of_row(keys, marker, rows.get(entry) or _Row(), now, is_static=kind == _STATIC)
+                row = rows.get(entry) or _Row()
+                found += self._of_row(keys, marker, row, int(clock()), is_static=kind == _STATIC)
             yield key, found
 
-    def _cells(self, state: pa.Table, now: int) -> dict[int, _Row]:
+    def _cells(self, state: pa.Table) -> dict[int, _Row]:
         rows: dict[int, _Row] = defaultdict(_Row)
         for number, column in enumerate(self._columns):
             complex_column = is_complex(column.type)
@@ -99,12 +101,11 @@ class RowWrites:
                 for entry, path, value, write_time, expiry, deleted in zip(
                     part.entries.tolist(), *(each.to_pylist() for each in columns), strict=True
                 ):
-                    is_gone = deleted or (expiry is not None and expiry <= now)
-                    at, written = (write_time, None if is_gone else expiry), None if is_gone else value
+                    written = None if deleted else value
                     if complex_column:
-                        rows[entry].parts[number, at].append((path, written))
+                        rows[entry].parts[number, (write_time, expiry)].append((path, written))
                     else:
-                        rows[entry].simple[at][column.name] = written
+                        rows[entry].simple[write_time, expiry][column.name] = written
         return rows
 
     def _of_row(
@@ -120,18 +121,31 @@ class RowWrites:
             else:
                 yield write.insert(keys, row.simple.pop((write_time, expiry), {}), write_time, ttl)
         for (write_time, expiry), values in row.simple.items():
-            yield write.update(keys, values, write_time, rest_of_ttl(expiry, now) or NO_TTL, static=is_static)
+            ttl = rest_of_ttl(expiry, now)
+            written = dict.fromkeys(values) if ttl is None else values
+            yield write.update(keys, written, write_time, ttl or NO_TTL, static=is_static)
         for (number, (write_time, expiry)), parts in row.parts.items():
-            column, ttl = self._columns[number], rest_of_ttl(expiry, now) or NO_TTL
-            if is_list(column):
-                yield from (write.set_list_element(column, keys, part, write_time, ttl) for part in parts)
-                continue
-            is_collection = isinstance(column.type, Collection)
-            gone = [path for path, value in parts if value is None] if is_collection else []
-            if gone:
-                yield write.delete_elements(column, keys, gone, write_time)
-            if kept := [part for part in parts if part[1] is not None or not is_collection]:
-                yield write.add_parts(column, keys, kept, write_time, ttl)
+            ttl = rest_of_ttl(expiry, now)
+            parts_now = [(path, None) for path, _ in parts] if ttl is None else parts
+            yield from self._of_parts(self._columns[number], keys, parts_now, write_time, ttl or NO_TTL)
+
+    def _of_parts(
+        self,
+        column: Column,
+        keys: list[bytes | None],
+        parts: Sequence[tuple[bytes, bytes | None]],
+        write_time: int,
+        ttl: int,
+    ) -> Iterator[BoundStatement]:
+        write = self._statements
+        if is_list(column):
+            yield from (write.set_list_element(column, keys, part, write_time, ttl) for part in parts)
+            return
+        is_collection = isinstance(column.type, Collection)
+        if gone := [path for path, value in parts if value is None and is_collection]:
+            yield write.delete_elements(column, keys, gone, write_time)
+        if kept := [part for part in parts if part[1] is not None or not is_collection]:
+            yield write.add_parts(column, keys, kept, write_time, ttl)
 
     def _of_range(
         self, keys: list[bytes | None], start: bytes, end: bytes, write_time: int

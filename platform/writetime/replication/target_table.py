@@ -1,17 +1,20 @@
 """The table in the target: it is created if it is missing, and follows the columns of the source."""
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cassandra.cluster import Session
 
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
+from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.describe import create_statements
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Native, is_complex, quote_name, quote_table
 
+_CLOCKS_DIFFER_SECONDS = 60
 _KINDS = ("partition_key", "clustering", "static", "regular")
 
 
@@ -35,7 +38,37 @@ def require_replicable(schema: TableSchema, cluster: str, *, to_scylla: bool) ->
         )
 
 
-def follow_schema(session: Session, schema: TableSchema, cluster: str) -> TableSchema:
+def has_rows(session: Session, table: str) -> bool:
+    """Return whether a table, `keyspace.table`, has a row. Raises an error of the driver."""
+    # The driver cannot decode all values.
+    handler, session.client_protocol_handler = session.client_protocol_handler, UntypedProtocol
+    try:
+        return session.execute(f"SELECT * FROM {quote_table(table)} LIMIT 1").one() is not None
+    finally:
+        session.client_protocol_handler = handler
+
+
+def require_empty(session: Session, table: str, cluster: str) -> None:
+    """Raise a WritetimeError if a table of the target has rows."""
+    if has_rows(session, table):
+        raise WritetimeError(
+            f"{table} has rows in {cluster}, and some may have been deleted in the source long ago: TRUNCATE it in "
+            f"{cluster}, and run this again"
+        )
+
+
+def require_same_clock(session: Session, cluster: str) -> None:
+    """Raise a WritetimeError if the clock of this machine is another one than that of the target. By a wrong one, cells
+    would expire early, and nothing could bring them back.
+    """
+    found = session.execute("SELECT toUnixTimestamp(now()) AS at FROM system.local").one().at / 1000
+    if abs(time.time() - found) > _CLOCKS_DIFFER_SECONDS:
+        raise WritetimeError(
+            f"the clocks of this machine and of {cluster} differ by {abs(time.time() - found):.0f} s: set them right"
+        )
+
+
+def follow_schema(session: Session, schema: TableSchema, cluster: str, *, to_scylla: bool) -> TableSchema:
     """Create the table in the target, or give it the columns that it lacks, and drop those that the source has dropped.
     Return its schema there.
 
@@ -45,8 +78,11 @@ def follow_schema(session: Session, schema: TableSchema, cluster: str) -> TableS
     """
     found = _read(session, schema, cluster)
     if found is None:
-        statements = create_statements(replace(schema, id=None, dropped=()))
-        statements = [each.replace(kind := _kind_of(each), f"{kind} IF NOT EXISTS", 1) for each in statements]
+        # With the drops, so that cells from before them do not count there either.
+        statements = [_if_missing(each) for each in create_statements(replace(schema, id=None))]
+        if to_scylla:
+            # Other modes may drop deletions before `gc_grace_seconds`, on which late writes rely.
+            statements.append(f"ALTER TABLE {quote_table(schema.full_name)} WITH tombstone_gc = {{'mode': 'timeout'}}")
     else:
         statements = list(_changes(found, schema))
     for statement in statements:
@@ -55,16 +91,19 @@ def follow_schema(session: Session, schema: TableSchema, cluster: str) -> TableS
         except DRIVER_FAULTS as e:
             if is_without_answer(e):
                 raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
+            if "already exists" in str(e):
+                # Another table has the type, too, and was first.
+                continue
             raise WritetimeError(
                 f"{schema.full_name} cannot follow in {cluster} ({driver_reason(e)}): grant the right that is missing, "
                 f"or run this there: {statement}"
             ) from None
     found = _read(session, schema, cluster)
-    if found is None or _columns(found) != _columns(schema):
+    if found is None or not _fit(found, schema):
         texts = [", ".join(_columns(each).values()) for each in (found, schema) if each is not None]
         raise WritetimeError(
-            f"{schema.full_name} has other columns in {cluster} ({texts[0]}) than in the source ({texts[-1]}): drop "
-            "the table there, and it is created again"
+            f"{schema.full_name} has other columns in {cluster} ({texts[0]}) than in the source ({texts[-1]}): make "
+            "them equal there"
         )
     return found
 
@@ -77,8 +116,9 @@ def _read(session: Session, schema: TableSchema, cluster: str) -> TableSchema | 
         raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
 
 
-def _kind_of(statement: str) -> str:
-    return " ".join(statement.split()[:2])
+def _if_missing(statement: str) -> str:
+    kind = " ".join(statement.split()[:2])
+    return statement.replace(kind, f"{kind} IF NOT EXISTS", 1) if kind.startswith("CREATE") else statement
 
 
 def _changes(found: TableSchema, wanted: TableSchema) -> Iterator[str]:
@@ -94,17 +134,26 @@ def _changes(found: TableSchema, wanted: TableSchema) -> Iterator[str]:
                 yield f"ALTER TYPE {quote_name(udt.keyspace)}.{quote_name(udt.name)} ADD {quote_name(name)} {cql_type}"
     table = f"ALTER TABLE {quote_table(wanted.full_name)}"
     have, want = ({column.name: column for column in each.static + each.regular} for each in (found, wanted))
-    dropped = {each.name: each.dropped_at for each in wanted.dropped}
-    for name in have.keys() - want.keys() & dropped.keys():
+    dropped, known = ({each.name: each.dropped_at for each in table.dropped} for table in (wanted, found))
+    # Cassandra records the milliseconds of a drop. A column may have been added again since.
+    gone = [n for n, at in dropped.items() if n in have and (n not in known or at // 1000 > known[n] // 1000)]
+    for name in gone:
         yield f"{table} DROP {quote_name(name)} USING TIMESTAMP {dropped[name]}"
-    for name in want.keys() - have.keys():
+    for name in sorted((want.keys() - have.keys()) | (want.keys() & gone)):
         static = " static" if want[name] in wanted.static else ""
         yield f"{table} ADD {quote_name(name)} {want[name].type}{static}"
 
 
+def _fit(found: TableSchema, wanted: TableSchema) -> bool:
+    """Return whether a table has the columns of another one. Its types may have more fields, for other tables."""
+    types = {udt.name: udt.fields for udt in wanted.udts()}
+    same_types = all(udt.fields[: len(types.get(udt.name, ()))] == types.get(udt.name, ()) for udt in found.udts())
+    return same_types and _columns(found) == _columns(wanted)
+
+
 def _columns(schema: TableSchema) -> Mapping[str, str]:
-    """Return each column and type as text, by its name."""
-    found = {f"type {udt.name}": f"type {udt.name} {dict(udt.fields)}" for udt in schema.udts()}
+    """Return each column as text, by its name."""
+    found: dict[str, str] = {}
     for kind in _KINDS:
         for number, column in enumerate(getattr(schema, kind)):
             found[column.name] = _text(column, kind.replace("_", " "), number)

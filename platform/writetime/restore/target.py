@@ -7,8 +7,8 @@ from typing import Any
 from cassandra.cluster import Session
 
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
-from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
+from writetime.replication.target_table import has_rows
 from writetime.schema.describe import create_statements, to_cql
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema
@@ -135,11 +135,9 @@ def require_importable(schema: TableSchema, views: Iterable[Row], indexes: Itera
 
 def require_empty(session: Session, table: str) -> None:
     """Raise a WritetimeError if `keyspace.table` has a row."""
-    # The driver cannot decode all values.
-    handler, session.client_protocol_handler = session.client_protocol_handler, UntypedProtocol
     name = ".".join(map(quote_name, table.split(".", 1)))
     try:
-        has_rows = session.execute(f"SELECT * FROM {name} LIMIT 1").one() is not None
+        is_filled = has_rows(session, table)
     except DRIVER_FAULTS as e:
         if is_without_answer(e):
             raise _unanswered(f"{table} cannot be read", session, e) from None
@@ -147,9 +145,7 @@ def require_empty(session: Session, table: str) -> None:
             f"{table} cannot be read ({driver_reason(e)}): if a right is missing, GRANT SELECT ON TABLE {name} to the "
             "role in cassandra.username, and run this again"
         ) from None
-    finally:
-        session.client_protocol_handler = handler
-    if has_rows:
+    if is_filled:
         raise WritetimeError(
             f"{table} has rows. An import into it changes nothing where its own writes and deletions are newer: "
             f"{_TO_EMPTY}. To undo the writes of an interval, use `writetime undo`"

@@ -25,7 +25,7 @@ from writetime.delta.storage import Storage
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
-from writetime.replication.requests import batch_of, batches_of, send
+from writetime.replication.requests import Batch, batches_of, send
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.undo.damage import WRITTEN_SINCE
@@ -51,8 +51,9 @@ def apply_plan(settings: Settings, table: LakeTable, plan: UndoPlan, rows_per_se
     """
     if generation_of(table.changes.load()) != plan.generation:
         raise WritetimeError(f"{plan.table} was truncated or created again since the plan {plan.id}: make a new plan")
+    needed_by = f"the undo {plan.id} of {plan.table}"
     try:
-        with connect(settings) as session, driver_faults_named(f"the undo {plan.id} of {plan.table}"):
+        with connect(settings) as session, driver_faults_named(needed_by):
             schema = read_schema(session, plan.table)
             _require_same_table(schema, plan)
             find_replicas(session, schema.keyspace)
@@ -61,7 +62,7 @@ def apply_plan(settings: Settings, table: LakeTable, plan: UndoPlan, rows_per_se
             pace = _Pace(rows_per_second)
             for some in _unwritten(table, plan):
                 _require_young(schema, plan)
-                _write(session, [statements.of_row(row, int(time.time())) for row in some])
+                _write(session, [statements.of_row(row, int(time.time())) for row in some], needed_by)
                 written += len(some)
                 pace.after(written)
             return written
@@ -126,10 +127,10 @@ def _rows(cells: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             yield found
 
 
-def _write(session: Session, rows: Sequence[RowStatements]) -> None:
+def _write(session: Session, rows: Sequence[RowStatements], needed_by: str) -> None:
     """Write rows. All statements of a list are one request."""
-    send(session, batches_of((row.key, row.plain) for row in rows))
-    send(session, (batch_of(statements) for row in rows for statements in row.of_lists))
+    send(session, batches_of((row.key, row.plain) for row in rows), needed_by)
+    send(session, (Batch(row.key, statements, attempts=1) for row in rows for statements in row.of_lists), needed_by)
 
 
 class _Pace:

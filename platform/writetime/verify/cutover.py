@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
 from writetime.delta.bucketed_table import Conflict
 from writetime.lake.table import open_table
@@ -39,10 +39,10 @@ def wait_until_complete(
     table, deadline = open_table(settings, name), time.monotonic() + wait_seconds
     with replicator(settings, table, cluster) as opened:
         while True:
-            for _, outcome in landed.land_once():
-                if isinstance(outcome, Exception) and not isinstance(outcome, Conflict):
-                    raise outcome
-            with suppress(Conflict):
+            with suppress(Conflict, Transient):
+                for _, outcome in landed.land_once():
+                    if isinstance(outcome, Exception):
+                        raise outcome
                 opened.replicate(table)
             position = opened.position
             reached = 0 if position is None or position.loaded is not None else position.complete_until
