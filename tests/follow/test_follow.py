@@ -167,7 +167,7 @@ def test_a_step_that_fails_does_not_stop_other_tables(
         works.set()
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
         assert has_published(settings, bad, 3)
-    assert sum("a bug" in record.message for record in caplog.records if record.name == steps.__name__) == 1
+    assert sum("a bug" in r.getMessage() for r in caplog.records if r.name == steps.__name__) == 1
 
 
 def test_tables_that_stand_still_do_not_delay_the_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

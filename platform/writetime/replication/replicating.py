@@ -30,7 +30,7 @@ from writetime.replication.cell_statements import CellStatements
 from writetime.replication.cluster_sessions import connected
 from writetime.replication.positions import Positions, ReplicationPosition
 from writetime.replication.replicated_part import ReplicatedPart
-from writetime.replication.requests import Batch, batches_of, send
+from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.replication.row_writes import RowWrites
 from writetime.replication.target_table import follow_schema, require_empty, require_replicable, require_same_clock
 from writetime.schema.table import TableSchema
@@ -234,7 +234,7 @@ class TableReplicator:
         send(self._session, self._allowed(batches), self._needed_by)
         return selected.num_rows
 
-    def _allowed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def _allowed(self, batches: Iterable[WriteBatch]) -> Iterator[WriteBatch]:
         for batch in batches:
             self._proceed()
             yield batch

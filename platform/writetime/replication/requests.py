@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Batch:
+class WriteBatch:
     """Statements that are sent together. All are of the partition with a serialised key, so a replica applies them at
     once.
     """
@@ -35,7 +35,7 @@ class Batch:
         return batch
 
 
-def send(session: Session, batches: Iterable[Batch], needed_by: str) -> None:
+def send(session: Session, batches: Iterable[WriteBatch], needed_by: str) -> None:
     """Send batches, and wait until all are answered. Errors name what they are `needed_by`.
 
     Raises:
@@ -43,7 +43,7 @@ def send(session: Session, batches: Iterable[Batch], needed_by: str) -> None:
         DriverException: it does not answer.
     """
     # `execute_concurrent` of the driver would make batches in its own thread, in which nothing can be prepared.
-    asked: deque[tuple[Batch, ResponseFuture]] = deque()
+    asked: deque[tuple[WriteBatch, ResponseFuture]] = deque()
     for batch in batches:
         if len(asked) == _REQUESTS:
             _require_answer(session, *asked.popleft(), needed_by)
@@ -52,7 +52,7 @@ def send(session: Session, batches: Iterable[Batch], needed_by: str) -> None:
         _require_answer(session, *each, needed_by)
 
 
-def _require_answer(session: Session, batch: Batch, answer: ResponseFuture, needed_by: str) -> None:
+def _require_answer(session: Session, batch: WriteBatch, answer: ResponseFuture, needed_by: str) -> None:
     try:
         for attempt in range(1, batch.attempts + 1):
             try:
@@ -73,7 +73,7 @@ def _require_answer(session: Session, batch: Batch, answer: ResponseFuture, need
         ) from None
 
 
-def batches_of(rows: Iterable[tuple[bytes, Sequence[BoundStatement]]]) -> Iterator[Batch]:
+def batches_of(rows: Iterable[tuple[bytes, Sequence[BoundStatement]]]) -> Iterator[WriteBatch]:
     """Yield the statements of rows in batches, given with the partition key of each."""
     some: list[BoundStatement] = []
     size, last = 0, b""
@@ -81,9 +81,9 @@ def batches_of(rows: Iterable[tuple[bytes, Sequence[BoundStatement]]]) -> Iterat
         for statement in statements:
             own = sum(len(value) for value in statement.values or () if isinstance(value, bytes))
             if some and (key != last or len(some) == _STATEMENTS or size + own > _BYTES):
-                yield Batch(last, some)
+                yield WriteBatch(last, some)
                 some, size = [], 0
             some.append(statement)
             size, last = size + own, key
     if some:
-        yield Batch(last, some)
+        yield WriteBatch(last, some)

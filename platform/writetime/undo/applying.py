@@ -25,7 +25,7 @@ from writetime.delta.storage import Storage
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
-from writetime.replication.requests import Batch, batches_of, send
+from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.undo.damage import WRITTEN_SINCE
@@ -130,7 +130,9 @@ def _rows(cells: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def _write(session: Session, rows: Sequence[RowStatements], needed_by: str) -> None:
     """Write rows. All statements of a list are one request."""
     send(session, batches_of((row.key, row.plain) for row in rows), needed_by)
-    send(session, (Batch(row.key, statements, attempts=1) for row in rows for statements in row.of_lists), needed_by)
+    send(
+        session, (WriteBatch(row.key, statements, attempts=1) for row in rows for statements in row.of_lists), needed_by
+    )
 
 
 class _Pace:
