@@ -40,12 +40,14 @@ def require_replicable(schema: TableSchema, cluster: str, *, to_scylla: bool) ->
 
 def has_rows(session: Session, table: str) -> bool:
     """Return whether a table, `keyspace.table`, has a row. Raises an error of the driver."""
-    # The driver cannot decode all values.
-    handler, session.client_protocol_handler = session.client_protocol_handler, UntypedProtocol
+    assert session.cluster is not None
+    # The driver cannot decode all values. Other threads may use the given session meanwhile.
+    own = session.cluster.connect()
+    own.client_protocol_handler = UntypedProtocol
     try:
-        return session.execute(f"SELECT * FROM {quote_table(table)} LIMIT 1").one() is not None
+        return own.execute(f"SELECT * FROM {quote_table(table)} LIMIT 1").one() is not None
     finally:
-        session.client_protocol_handler = handler
+        own.shutdown()
 
 
 def require_empty(session: Session, table: str, cluster: str) -> None:
