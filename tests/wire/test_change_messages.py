@@ -279,7 +279,7 @@ def test_the_id_of_a_registry_must_be_announced_for_one_schema() -> None:
     avros = {fingerprint(avro): avro for avro in map(change_avro, (one, other))}
     first, second = avros
     same(ChangeDecoder(one, avros, {5: [first], 6: [second]}).decode(values), batch)
-    with pytest.raises(WritetimeError, match=r"gave this id to several schemas .* `writetime forget`"):
+    with pytest.raises(WritetimeError, match=r"gave this id to several schemas .* `writetime forget .*`"):
         ChangeDecoder(one, avros, {5: [first, second]}).decode(values)
     with pytest.raises(WritetimeError, match=r"no schema .* has the id 5 of a schema registry: restart the .* agent"):
         ChangeDecoder(one, avros, {6: [second]}).decode(values)

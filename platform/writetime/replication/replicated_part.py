@@ -27,7 +27,7 @@ class ReplicatedPart:
 
     @classmethod
     def of_entry(cls, entry: TableEntry) -> "ReplicatedPart":
-        """Return the selection of a table's entry."""
+        """Return the part that a table's entry names."""
         return cls(entry.replicate_where, entry.replicate_mask)
 
     @property

@@ -260,8 +260,8 @@ class ChangeDecoder:
         if len(found) > 1:
             raise WritetimeError(
                 f"{self._name}: a message names its schema by the id {schema_id}, and a schema registry gave this id "
-                "to several schemas of the table, so nothing shows which one it means: run `writetime forget` "
-                "and capture the table again"
+                "to several schemas of the table, so nothing shows which one it means: run `writetime forget "
+                f"{self._name}`, and capture the table again"
             )
         return self._avro_of(found[0]) if found else None
 

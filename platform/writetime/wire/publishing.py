@@ -333,8 +333,8 @@ class SchemaTopic:
         return self._by_namespace.get(namespace, ())
 
     def ids_of_namespace(self, namespace: str) -> dict[int, list[int]]:
-        """Return the fingerprints of a namespace's known schemas by their ids in a registry. An id has several if a
-        registry was replaced by one that counts anew, or answered wrongly.
+        """Return the fingerprints of a namespace's known schemas by their ids in a registry. An id has several schemas
+        if the registry gave it twice: after it lost its data, or by a wrong answer.
         """
         found: dict[int, list[int]] = {}
         for schema in self.of_namespace(namespace):
