@@ -75,7 +75,8 @@ def _row(names: list[str], row: tuple[bytes | None, ...]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def clusters(cassandra_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     del cassandra_version
-    nodes = [FormatServer(tmp_path_factory.mktemp("source"), "nb"), Target(tmp_path_factory.mktemp("target"), "nb")]
+    source = FormatServer(tmp_path_factory.mktemp("source"), "nb", materialized_views_enabled=True)
+    nodes = [source, Target(tmp_path_factory.mktemp("target"), "nb")]
     try:
         for node in nodes:
             node.start()

@@ -19,6 +19,7 @@ from writetime.lake.table import open_table
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 from writetime.verify.cutover import wait_until_complete
+from writetime.verify.left_to_do import prepare
 
 # Watermarks are by the clocks of the nodes (microseconds).
 _CLOCKS_DIFFER = 5_000_000
@@ -55,7 +56,8 @@ def cutover(*, table: str, cluster: str | None, instant: str | None, wait: float
     """Wait until another cluster has all writes to a table, and compare all cells of both.
 
     Stop the writes to the old cluster first. Values, write times and TTLs are compared; rows that differ are printed as
-    JSON lines, and the exit status is 1 then.
+    JSON lines, and the exit status is 1 then. Options, indexes and materialized views that the other cluster lacks are
+    listed as left to do.
     """
     settings = config.load()
     cluster, part = _chosen(settings, table, cluster)
@@ -67,6 +69,9 @@ def cutover(*, table: str, cluster: str | None, instant: str | None, wait: float
         click.echo(f"{cluster} has all writes up to {instant_text(reached)}" if reached else "loading", err=True)
 
     position = wait_until_complete(settings, table, cluster, at, wait_seconds=wait, progress=show)
+    renamed, left_to_do = prepare(settings, cluster, table)
+    for statement in renamed:
+        click.echo(f"done in {cluster}: {statement}", err=True)
     began = time.time_ns() // 1000
     found = compare_clusters(settings, cluster, table, 10.0, with_times=True)
     # A row that lags was written during the comparison, to one cluster only.
@@ -81,12 +86,15 @@ def cutover(*, table: str, cluster: str | None, instant: str | None, wait: float
             "compared": "all values; write times and TTLs of all cells that both databases report",
             "comparison_began": instant_text(began),
             "comparison_ended": instant_text(time.time_ns() // 1000),
+            "left_to_do": left_to_do,
             "equal": is_equal,
             **asdict(found),
         }
         report.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
     verdict = "equal" if is_equal else "not equal"
     click.echo(f"{table}: all writes up to {instant_text(at)} are in {cluster}, and the two are {verdict}")
+    for each in left_to_do:
+        click.echo(f"left to do: {each}")
     if found.lagging:
         click.echo(f"{table}: clients still write to one of the two clusters", err=True)
     sys.exit(0 if is_equal else 1)

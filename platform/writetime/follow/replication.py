@@ -56,7 +56,7 @@ class TableReplication:
                     return 0
                 table, part = open_table(self._settings, name), ReplicatedPart.of_entry(self._entry.entry)
                 session = self._sessions.of(self._cluster)
-                self._opened = table, TableReplicator(session, table, self._cluster, part)
+                self._opened = table, TableReplicator(self._settings, session, table, self._cluster, part)
             table, replicator = self._opened
             return replicator.replicate(table, proceed=self._proceed)
         except BaseException:

@@ -32,7 +32,14 @@ from writetime.replication.positions import Positions, ReplicationPosition
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.replication.row_writes import RowWrites
-from writetime.replication.target_table import follow_schema, require_empty, require_replicable, require_same_clock
+from writetime.replication.source_options import source_options
+from writetime.replication.target_table import (
+    follow_schema,
+    require_empty,
+    require_replicable,
+    require_same_clock,
+    with_names_of_keys,
+)
 from writetime.schema.table import TableSchema
 
 log = logging.getLogger(__name__)
@@ -52,12 +59,16 @@ class TableReplicator:
 
     def __init__(
         self,
+        settings: Settings,
         session: Session,
         table: LakeTable,
         cluster: str,
         part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
     ) -> None:
-        """Replicate a part of a table through a session of a cluster, whose name is for positions and errors."""
+        """Replicate a part of a table through a session of a cluster, whose name is for positions and errors. The
+        settings are those of the source.
+        """
+        self._settings = settings
         self._session, self._name, self._cluster, self._part = session, table.name, cluster, part
         self._needed_by = f"the replication of {table.name} to {cluster}"
         self._positions = Positions(table, cluster)
@@ -128,8 +139,15 @@ class TableReplicator:
             written = self._part.schema(schema)
             to_scylla = is_scylla(self._session)
             require_replicable(written, self._cluster, to_scylla=to_scylla)
-            found = follow_schema(self._session, schema, self._cluster, to_scylla=to_scylla)
-            self._target = _Target(schema, found, RowWrites(CellStatements(self._session, written), written))
+            found = follow_schema(
+                self._session,
+                schema,
+                self._cluster,
+                to_scylla=to_scylla,
+                options=lambda: source_options(self._settings, schema),
+            )
+            statements = CellStatements(self._session, with_names_of_keys(written, found))
+            self._target = _Target(schema, found, RowWrites(statements, written))
         return self._target
 
     def _read(self) -> ReplicationPosition | None:
@@ -249,4 +267,4 @@ def replicator(
 ) -> Iterator[TableReplicator]:
     """Yield a replicator of a table to one of `[clusters]`, with a session of its own. Raises as `connect`."""
     with connected(settings, cluster) as session:
-        yield TableReplicator(session, table, cluster, part)
+        yield TableReplicator(settings, session, table, cluster, part)

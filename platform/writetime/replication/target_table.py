@@ -1,7 +1,8 @@
 """The table in the target: it is created if it is missing, and follows the columns of the source."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from cassandra.cluster import Session
@@ -9,9 +10,11 @@ from cassandra.cluster import Session
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
+from writetime.lake.evolution import with_key_names
 from writetime.schema.describe import create_statements
 from writetime.schema.system import read_schema, read_schemas
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import Column, SchemaError, TableSchema
+from writetime.schema.table_options import set_options
 from writetime.schema.types import Collection, Native, is_complex, quote_name, quote_table
 
 _CLOCKS_DIFFER_SECONDS = 60
@@ -70,9 +73,17 @@ def require_same_clock(session: Session, cluster: str) -> None:
         )
 
 
-def follow_schema(session: Session, schema: TableSchema, cluster: str, *, to_scylla: bool) -> TableSchema:
+def follow_schema(
+    session: Session,
+    schema: TableSchema,
+    cluster: str,
+    *,
+    to_scylla: bool,
+    options: Callable[[], Mapping[str, str]],
+) -> TableSchema:
     """Create the table in the target, or give it the columns that it lacks, and drop those that the source has dropped.
-    Return its schema there.
+    Return its schema there, whose key columns may have other names. A table that is created gets these `options`, the
+    CQL texts of their values.
 
     Raises:
         Transient: the target does not answer.
@@ -85,21 +96,12 @@ def follow_schema(session: Session, schema: TableSchema, cluster: str, *, to_scy
         if to_scylla:
             # Other modes may drop deletions before `gc_grace_seconds`, on which late writes rely.
             statements.append(f"ALTER TABLE {quote_table(schema.full_name)} WITH tombstone_gc = {{'mode': 'timeout'}}")
+        if texts := options():
+            statements.append(set_options(schema.full_name, texts))
     else:
         statements = list(_changes(found, schema))
     for statement in statements:
-        try:
-            session.execute(statement)
-        except DRIVER_FAULTS as e:
-            if is_without_answer(e):
-                raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
-            if "already exists" in str(e):
-                # Another table has the type, too, and was first.
-                continue
-            raise WritetimeError(
-                f"{schema.full_name} cannot follow in {cluster} ({driver_reason(e)}): grant the right that is missing, "
-                f"or run this there: {statement}"
-            ) from None
+        _execute(session, statement, schema.full_name, cluster)
     found = _read(session, schema, cluster)
     if found is None or not _fit(found, schema):
         texts = [", ".join(_columns(each).values()) for each in (found, schema) if each is not None]
@@ -108,6 +110,54 @@ def follow_schema(session: Session, schema: TableSchema, cluster: str, *, to_scy
             "them equal there"
         )
     return found
+
+
+def follow_key_names(session: Session, source: TableSchema, cluster: str) -> list[str]:
+    """Rename the key columns of the table in the target as in the source; return the statements that did it. The place
+    of a column in the key identifies it, because the databases neither add nor drop key columns.
+
+    Raises:
+        Transient: the target does not answer.
+        WritetimeError: it refuses a statement, or another column has the name.
+    """
+    found = _read(session, source, cluster)
+    if found is None or len(found.clustering) != len(source.clustering):
+        return []
+    pairs = zip(found.partition_key + found.clustering, source.partition_key + source.clustering, strict=False)
+    names = {one.name: other.name for one, other in pairs if one.name != other.name}
+    if not names:
+        return []
+    statement = f"ALTER TABLE {quote_table(source.full_name)} RENAME " + " AND ".join(
+        f"{quote_name(one)} TO {quote_name(other)}" for one, other in names.items()
+    )
+    if taken := {column.name for column in found.columns} & set(names.values()):
+        raise WritetimeError(
+            f"{source.full_name}: key columns were renamed in the source, and in {cluster} another column has the name "
+            f"{min(taken)}: give the key column another name in the source, which no column had before"
+        )
+    _execute(session, statement, source.full_name, cluster)
+    return [statement]
+
+
+def with_names_of_keys(schema: TableSchema, found: TableSchema) -> TableSchema:
+    """Return a schema whose key columns have the names that they have in the target. `follow_schema` has compared the
+    two.
+    """
+    return with_key_names(replace(schema, id=found.id), found)
+
+
+def _execute(session: Session, statement: str, table: str, cluster: str) -> None:
+    try:
+        session.execute(statement)
+    except DRIVER_FAULTS as e:
+        if is_without_answer(e):
+            raise Transient(f"{cluster} does not answer ({no_answer(session, e)})") from None
+        # Another table has the type, too, and was first.
+        if "already exists" not in str(e):
+            raise WritetimeError(
+                f"{table} cannot follow in {cluster} ({driver_reason(e)}): grant the right that is missing, or run "
+                f"this there: {statement}"
+            ) from None
 
 
 def _read(session: Session, schema: TableSchema, cluster: str) -> TableSchema | None:
@@ -147,7 +197,15 @@ def _changes(found: TableSchema, wanted: TableSchema) -> Iterator[str]:
 
 
 def _fit(found: TableSchema, wanted: TableSchema) -> bool:
-    """Return whether a table has the columns of another one. Its types may have more fields, for other tables."""
+    """Return whether a table has the columns of another one. Its types may have more fields, for other tables, and its
+    key columns new names, if they were renamed.
+    """
+    names = {column.name for column in wanted.columns}
+    keys = zip(found.partition_key + found.clustering, wanted.partition_key + wanted.clustering, strict=False)
+    # Names in another order are not renamed columns.
+    if all(one.name == other.name or one.name not in names for one, other in keys):
+        with suppress(SchemaError):
+            found = with_key_names(replace(found, id=wanted.id), wanted)
     types = {udt.name: udt.fields for udt in wanted.udts()}
     same_types = all(udt.fields[: len(types.get(udt.name, ()))] == types.get(udt.name, ()) for udt in found.udts())
     return same_types and _columns(found) == _columns(wanted)
