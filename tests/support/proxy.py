@@ -1,5 +1,5 @@
-"""A TCP proxy before the database that delays replies, loses those of conditional writes, cuts the connection, or
-answers in the database's place.
+"""A TCP proxy before the database that drops requests, delays replies, loses those of conditional writes, cuts the
+connection, or answers in the database's place.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _PREPARE = 9
 
 
 class Proxy:
-    """Passes everything on; `delay` and `loss` may change at any time.
+    """Passes everything on; `delay`, `loss` and `drops` may change at any time.
 
     Args:
         cassandra: where the database is.
@@ -38,6 +38,8 @@ class Proxy:
         self.loss = 0.0
         self.lost = 0
         self.replies = 0
+        # Decides by the body of each request whether the database never gets it.
+        self.drops: Callable[[bytes], bool] = lambda _: False
         self._target = cassandra.contact_points[0], cassandra.port
         self._listens = address, port
         self._rng = rng
@@ -128,6 +130,8 @@ class Proxy:
         try:
             while True:
                 header, body = await _frame(source)
+                if self.drops(body):
+                    continue
                 if header[4] == _PREPARE:
                     preparing.add(header[2:4])
                 sink.write(header + body)
