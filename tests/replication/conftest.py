@@ -65,6 +65,13 @@ class Clusters:
             assert not more + fewer, f"{len(more)} rows more, {len(fewer)} fewer, such as\n{more[:1]}\n{fewer[:1]}"
             assert found == wanted
 
+    def rests_of_ttls(self, schema: TableSchema, column: str) -> list[dict[tuple[bytes | None, ...], int]]:
+        """Return for both clusters the rest of the TTL of a column of each row, by its key, as of the same second."""
+        keys = [quote_name(each.name) for each in schema.partition_key + schema.clustering]
+        query = f"SELECT {', '.join(keys)}, ttl({quote_name(column)}) FROM {quote_table(schema.full_name)}"
+        now = int(time.time())
+        return [{row[:-1]: int.from_bytes(row[-1], "big") for row in rows_at(s, query, now)} for s in self._at]
+
 
 def _row(names: list[str], row: tuple[bytes | None, ...]) -> dict[str, str]:
     """Return the values of a row. A TTL that was written a moment later is another number."""
