@@ -31,8 +31,8 @@ from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
 from writetime.lake import state
+from writetime.lake.replica_positions import Positions
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.replication.positions import Positions
 from writetime.schema.system import read_schema
 from writetime.view.refreshing import refresh
 

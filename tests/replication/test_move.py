@@ -26,8 +26,8 @@ from tests.support.waiting import wait_for
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.core.config import Settings
 from writetime.core.server_settings import Cassandra
+from writetime.lake.replica_positions import Positions
 from writetime.lake.table import LakeTable, table_storage
-from writetime.replication.positions import Positions
 from writetime.schema.system import read_schema
 
 pytestmark = pytest.mark.long

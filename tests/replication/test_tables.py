@@ -15,9 +15,9 @@ from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict
 from writetime.lake import state
 from writetime.lake.generation import renew
+from writetime.lake.replica_positions import Positions
 from writetime.lake.views import time_now
 from writetime.replication import replicating
-from writetime.replication.positions import Positions
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
 

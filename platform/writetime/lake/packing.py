@@ -8,7 +8,7 @@ merged history are not packed, because their names show that their rows have no 
 `view.packing` uses `to_pack` and `SORTED_AT_ONCE`, `row_events.packing` uses `FAN` and `SORTED_AT_ONCE`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,7 +30,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.merging import Runner, portions
-from writetime.lake.retention import folded_changes, used_changes
+from writetime.lake.retention import folded_changes, replicated_changes, used_changes
 from writetime.lake.state import PACKED, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
@@ -136,15 +136,34 @@ def _known(files: Sequence[DataFile], version: TableVersion) -> list[DataFile]:
 
 
 def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], version: int, run: Runner) -> int:
-    """Pack files that a version of `changes` has."""
+    """Pack files that a version of `changes` has. Those that a replica has are packed separately, so that the
+    replication reads none of these again.
+    """
     small = {b: [f for f in files if f.size <= _LARGEST and not is_merged(f)] for b, files in found.items()}
-    chosen = {b: some for b, files in small.items() if (some := to_pack(table.changes.storage, files))}
-    if not chosen:
+    replicated = replicated_changes(table) if any(len(files) >= FAN for files in small.values()) else []
+    storage, schema = table.changes.storage, table.whole_schema(changes)
+    tasks, removed = [], []
+    for bucket, files in small.items():
+        for read, group in _by_reader(files, replicated, version):
+            if chosen := to_pack(storage, group):
+                tasks.append(_Pack(bucket, table.buckets, chosen, storage, schema, f"{PACKED}{read}-"))
+                removed += chosen
+    if not tasks:
         return 0
-    schema = table.whole_schema(changes)
-    prefix = f"{PACKED}{version}-"
-    tasks = [_Pack(b, table.buckets, files, table.changes.storage, schema, prefix) for b, files in chosen.items()]
     written = [file for files in run(_Pack.run, tasks) for file in files]
-    removed = [file for files in chosen.values() for file in files]
     table.changes.commit(changes, TableChange(removed, written, is_new_data=False))
     return len(removed)
+
+
+def _by_reader(
+    files: Sequence[DataFile], replicated: Sequence[TableVersion], version: int
+) -> Iterator[tuple[int, list[DataFile]]]:
+    """Yield the files that each of these versions is the first to have, and the rest, with the number of the version,
+    or `version` if it is smaller.
+    """
+    left = list(files)
+    for each in replicated:
+        known = _known(left, each)
+        yield min(each.version, version), known
+        left = [file for file in left if file.path not in each.by_path]
+    yield version, left

@@ -19,7 +19,8 @@ from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_f
 from writetime.lake.earlier import forget_generations, kept_files
 from writetime.lake.history import after, raise_history, until, without_later_drops
 from writetime.lake.projection import positions
-from writetime.lake.state import BASE, folded_commit, levels_to_fold, sources_of_tasks
+from writetime.lake.replica_positions import replica_positions
+from writetime.lake.state import BASE, folded_commit, generation_of, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable, find_version
 from writetime.lake.view_retention import STREAM_HOURS, delete_files, vacuum_view
 from writetime.schema.table import TableSchema
@@ -65,11 +66,11 @@ class _Trim:
 def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     """Merge the changes that came to the lake, and were written, up to a time (microseconds).
 
-    After that, the changes can show no earlier time. Only changes that are in the state, the row events and the view
-    are merged, and only if there are as many files of one size as `levels_to_fold` requires. Return the number of
-    merged files.
+    After that, the changes can show no earlier time. Only changes that are in the state, the row events, the view and
+    the replicas are merged, and only if there are as many files of one size as `levels_to_fold` requires. Return the
+    number of merged files.
     """
-    used = used_changes(table)
+    used = needed_changes(table)
     if used is None:
         return 0
     changes = table.changes.load()
@@ -103,6 +104,24 @@ def used_changes(table: LakeTable) -> TableVersion | None:
     return _oldest(table.changes, [folded_commit(table.state.load()), *followed])
 
 
+def replicated_changes(table: LakeTable) -> list[TableVersion]:
+    """Return the versions of `changes` that other clusters have, the oldest first. Those that cannot continue from
+    their position do not count.
+    """
+    changes = table.changes.load()
+    commits = {each.commit for each in replica_positions(table) if each.generation == generation_of(changes)}
+    found = [_oldest(table.changes, [commit]) for commit in sorted(commits)]
+    return [version for version in found if version is not None]
+
+
+def needed_changes(table: LakeTable) -> TableVersion | None:
+    """Return the version of `changes` that all steps of `used_changes` and of `replicated_changes` have read; None if
+    none of them can continue.
+    """
+    versions = [used_changes(table), *replicated_changes(table)]
+    return min((each for each in versions if each is not None), key=lambda each: each.version, default=None)
+
+
 def folded_changes(table: LakeTable) -> TableVersion | None:
     """Return the version of `changes` that the state has; None before the first fold, or if its log is missing."""
     return _oldest(table.changes, [folded_commit(table.state.load())])
@@ -124,17 +143,18 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
     log from before. The time is proportional to the number of deleted files, and to the log of an hour.
 
     If the next step of row events, the view or the state begins at an earlier version, the files and log of that
-    version stay. But no log stays for longer than `most_hours`, and no file stays for a step whose log is deleted.
+    version stay, and for a replication its log. But no log stays for longer than `most_hours`, and no file stays for a
+    step whose log is deleted.
 
     By a clock that is far ahead, nothing is deleted.
     """
     if _is_clock_ahead(table):
         return
-    needed = used_changes(table)
-    changes = table.changes.load()
-    if needed is None or _committed_after(table, needed.version, time.time() - 3600 * STREAM_HOURS):
+    used = used_changes(table)
+    if used is None or _committed_after(table, used.version, time.time() - 3600 * STREAM_HOURS):
         _vacuum_changes(table, STREAM_HOURS, most_hours)
-    table.changes.trim_log((needed or changes).version, STREAM_HOURS, most_hours)
+    needed = needed_changes(table) or table.changes.load()
+    table.changes.trim_log(needed.version, STREAM_HOURS, most_hours)
 
 
 def trim_logs(table: LakeTable, most_hours: float) -> None:
@@ -144,7 +164,7 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
     if _is_clock_ahead(table):
         return
     needed = {
-        table.changes: used_changes(table),
+        table.changes: needed_changes(table),
         table.state: _oldest(table.state, [position.state for position in positions(table)]),
     }
     for part in (*table.parts, table.row_events):

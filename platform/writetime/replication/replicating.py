@@ -22,13 +22,13 @@ from writetime.delta.versions import DataFile, TableVersion
 from writetime.files.key_ranges import places_of
 from writetime.lake.bucket_contents import PendingChanges, StateFiles, combined
 from writetime.lake.horizon import captured_until, complete_snapshot, registered_sources, written_until
+from writetime.lake.replica_positions import Positions, ReplicationPosition
 from writetime.lake.state import contents, files_since, generation_of, has_lost, in_parts
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.replication.cell_statements import CellStatements
 from writetime.replication.cluster_sessions import connected
-from writetime.replication.positions import Positions, ReplicationPosition
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.replication.row_writes import RowWrites

@@ -8,9 +8,9 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
 from writetime.delta.bucketed_table import Conflict
+from writetime.lake.replica_positions import ReplicationPosition
 from writetime.lake.table import open_table
 from writetime.landing.following import LandedTables
-from writetime.replication.positions import ReplicationPosition
 from writetime.replication.replicating import replicator
 
 _PAUSE_SECONDS = 1.0

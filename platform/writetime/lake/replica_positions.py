@@ -89,3 +89,15 @@ class Positions:
             with suppress(FileNotFoundError):
                 self._storage.filesystem().delete_file(f"{earlier}.json")
         self._earlier, self._number = [], self._number + 1
+
+
+def replica_positions(table: LakeTable) -> list[ReplicationPosition]:
+    """Return the newest position of the replication to each cluster, without damaged ones."""
+    folder = table.storage.folder(_FOLDER).filesystem()
+    found = folder.get_file_info(fs.FileSelector("", allow_not_found=True))
+    positions = []
+    for info in found:
+        # The replication reports a damaged one.
+        with suppress(WritetimeError):
+            positions.append(Positions(table, info.base_name).read())
+    return [position for position in positions if position is not None]
