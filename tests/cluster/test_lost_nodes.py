@@ -3,7 +3,6 @@ gets the writes that it missed, and so does its agent.
 """
 
 import itertools
-import os
 import signal
 import threading
 import time
@@ -22,6 +21,7 @@ from cassandra.query import SimpleStatement
 from tests.cluster.servers import ADDRESSES, ClusterNode, need_addresses
 from tests.support.all_programs import AGAIN_SECONDS, Platform, running_platform
 from tests.support.messages import messages
+from tests.support.servers import frozen
 from tests.support.waiting import wait_for
 from writetime.capture.commitlog_agent import run
 from writetime.clients import database
@@ -108,18 +108,6 @@ def platform(two_nodes: Settings, nodes: list[ClusterNode]) -> Iterator[Platform
     agents = {f"agent-{node.address}": agent_of(settings, node) for node in nodes}
     with running_platform(settings, settings, home, table, agents) as found:
         yield found
-
-
-@contextmanager
-def frozen(node: ClusterNode) -> Iterator[None]:
-    """A node that sends no events and does not close its connections."""
-    pid = node.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def assert_nodes_are_used(platform: Platform) -> None:

@@ -1,5 +1,6 @@
 """Embedded servers in a folder."""
 
+import os
 import signal
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.runtime.nodetool import nodetool
 from writetime.servers.cassandra import CassandraServer
-from writetime.servers.process import EmbeddedServer, free_port
+from writetime.servers.process import EmbeddedServer, ServerFolder, free_port
 
 START_SECONDS = 600.0
 """How long a server may take to start. No test measures this, and other programs may use the processors."""
@@ -35,6 +36,18 @@ def kill(server: EmbeddedServer, settings: Settings) -> None:
             _, jmx_port = local_node(session)
         nodetool(jmx_port, "flush", "system_schema")
     server.stop(signal.SIGKILL)
+
+
+@contextmanager
+def frozen(server: ServerFolder) -> Iterator[None]:
+    """Stop a server for a `with` block, so that it answers nothing, and does not close its connections."""
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
