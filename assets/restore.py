@@ -10,7 +10,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.lake.table import open_table
 from writetime.restore.into import restore_into
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.storage.locations import without_secrets
 from writetime_dagster.assets.automation import step_job
 from writetime_dagster.assets.failures import retried

@@ -16,7 +16,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, views_at
 from writetime.landing.landing import Landing
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.schema.table import TableSchema
 
 pytestmark = pytest.mark.long

@@ -13,10 +13,10 @@ from tests.cluster.servers import ClusterNode, Servers, session_at
 from tests.support.made import SCHEMA, add, write
 from tests.support.settings import write_settings
 from tests.support.waiting import PATIENCE_SECONDS, wait_for
+from writetime.bulk_load.sstables import read_manifest
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import create_table
 from writetime.restore.into import restore_into
-from writetime.restore.sstables import read_manifest
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 

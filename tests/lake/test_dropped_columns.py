@@ -18,7 +18,7 @@ from writetime.lake.generation import renew
 from writetime.lake.labels import labelled
 from writetime.lake.table import LakeTable
 from writetime.lake.views import views_at
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native, Tuple, Udt

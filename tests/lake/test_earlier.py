@@ -27,7 +27,7 @@ from writetime.lake.horizon import register_source, watermark
 from writetime.lake.table import LakeTable
 from writetime.lake.views import views_at
 from writetime.landing.schema_changes import LakeSchemas
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native

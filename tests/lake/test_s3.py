@@ -35,7 +35,7 @@ from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import renew
 from writetime.lake.horizon import raise_complete_snapshot
 from writetime.lake.table import create_table, open_table
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.row_events.stream import extend
 from writetime.schema.describe import to_cql
 from writetime.storage.locations import Location, find_sstables

@@ -12,13 +12,13 @@ import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner
 
+from writetime.bulk_load.target import named
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.lake.table import open_table
 from writetime.lake.views import bucket_views
-from writetime.restore.target import named
 from writetime.verify.restored import RestoredReport, verify_restored
 
 pytestmark = pytest.mark.long

@@ -14,13 +14,13 @@ from cassandra import OperationTimedOut, Unauthorized
 
 from tests.support.disks import fill, small_disk
 from tests.support.made import SCHEMA, add, new_table, write
+from writetime.bulk_load import node_import
+from writetime.bulk_load.node_import import import_node, is_imported
+from writetime.bulk_load.sstables import RestoreManifest, Target, TargetNode, write_sstables
 from writetime.capture.unlogged_files import Imports
 from writetime.core.errors import WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.lake.views import bucket_views
-from writetime.restore import node_import
-from writetime.restore.node_import import import_node, is_imported
-from writetime.restore.sstables import RestoreManifest, Target, TargetNode, write_sstables
 
 HOST = "a-host"
 NODES = {HOST: TargetNode("10.0.0.1", (TokenRange(-(1 << 63), (1 << 63) - 1),))}

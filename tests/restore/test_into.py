@@ -21,6 +21,9 @@ from tests.support.history import PHASES, instant_after, with_history
 from tests.support.loader import stream
 from tests.support.made import SCHEMA, add, write
 from tests.support.timed_writes import COLUMNS, Answers
+from writetime.bulk_load import node_import
+from writetime.bulk_load.sstables import read_manifest
+from writetime.bulk_load.target import require_importable, require_merge
 from writetime.cli.main import main
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
@@ -29,10 +32,8 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import LakeTable, create_table
 from writetime.restore import into as module
-from writetime.restore import node_import
 from writetime.restore.into import IntoReport, restore_into
-from writetime.restore.sstables import read_manifest, restore
-from writetime.restore.target import require_importable, require_merge
+from writetime.restore.to_folder import restore
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.cql import parse_table
 
@@ -107,7 +108,7 @@ def test_the_table_is_created_and_a_repeated_run_only_compares(
     assert report.comparison.proven
     assert report.comparison.rows == 51
     assert session.execute(f"SELECT count(*) FROM {settings.cassandra.keyspace}.other").one()[0] == 51
-    monkeypatch.setattr(module, "import_node", None)
+    monkeypatch.setattr(node_import, "import_node", None)
     assert into() == report
 
 
@@ -223,7 +224,7 @@ def test_nodes_on_other_machines_import_by_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "is_here", lambda _address: False)
+        patch.setattr(node_import, "is_here", lambda _address: False)
         report = into()
         assert report.comparison is None
         assert report.remaining == ["127.0.0.1"]
@@ -234,7 +235,7 @@ def test_nodes_on_other_machines_import_by_themselves(
     done = run("import", str(tmp_path / "out0"))
     assert done.exit_code == 0, done.output
     assert "SSTables imported from" in done.output
-    monkeypatch.setattr(module, "import_node", None)
+    monkeypatch.setattr(node_import, "import_node", None)
     report = into()
     assert report.comparison is not None
     assert report.comparison.proven
@@ -255,7 +256,7 @@ def test_sstables_for_scylladb(
     session.execute(f"CREATE TABLE {keyspace}.other_scylla_cdc_log (id int PRIMARY KEY)")
     session.execute(f"CREATE INDEX by_v ON {keyspace}.other (v)")
     monkeypatch.setattr(module, "is_scylla", lambda _session: True)
-    monkeypatch.setattr(module, "is_here", lambda _address: False)
+    monkeypatch.setattr(node_import, "is_here", lambda _address: False)
     report = into()
     assert report.remaining == ["127.0.0.1"]
     assert report.manifest.version == "me"
@@ -269,7 +270,7 @@ def test_sstables_for_scylladb(
 def test_a_damaged_sstable_is_not_imported(
     session: Session, into: Callable[..., IntoReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "is_here", lambda _address: False)
+    monkeypatch.setattr(node_import, "is_here", lambda _address: False)
     into()
     manifest = read_manifest(str(tmp_path / "out0"))
     assert manifest is not None

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from tests.support.made import SCHEMA, add, new_table, write
+from writetime.bulk_load import copies, node_import
+from writetime.bulk_load.node_import import import_node, is_imported
+from writetime.bulk_load.sstables import RestoreManifest, Target, TargetNode, write_sstables
 from writetime.clients import scylla_node as clients
 from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.lake.views import bucket_views
-from writetime.restore import copies, node_import
-from writetime.restore.node_import import import_node, is_imported
-from writetime.restore.sstables import RestoreManifest, Target, TargetNode, write_sstables
 
 HOST, TABLE, TABLE_ID = "a-host", "shop.items", "6e2b2f10-0000-1000-8000-00000000abcd"
 NODES = {HOST: TargetNode("10.0.0.1", (TokenRange(-(1 << 63), (1 << 63) - 1),))}

@@ -8,8 +8,8 @@ from cassandra.metadata import KeyspaceMetadata, Metadata
 from cassandra.policies import SimpleConvictionPolicy
 from cassandra.pool import Host
 
+from writetime.bulk_load.ring import nodes_in
 from writetime.core.errors import WritetimeError
-from writetime.restore.ring import nodes_in
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 _NETWORK = "org.apache.cassandra.locator.NetworkTopologyStrategy"

@@ -14,6 +14,16 @@ import pytest
 
 from tests.support.disks import fill, small_disk
 from tests.support.made import SCHEMA, add, new_table, write
+from writetime.bulk_load import sstables
+from writetime.bulk_load.sstables import (
+    MANIFEST,
+    UNFINISHED,
+    RestoreManifest,
+    Target,
+    TargetNode,
+    read_manifest,
+    write_sstables,
+)
 from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.files.merging import Runner
@@ -21,17 +31,7 @@ from writetime.lake.history import raise_history
 from writetime.lake.table import LakeTable
 from writetime.lake.views import bucket_views
 from writetime.merge import merge
-from writetime.restore import sstables
-from writetime.restore.sstables import (
-    MANIFEST,
-    UNFINISHED,
-    RestoreManifest,
-    Target,
-    TargetNode,
-    read_manifest,
-    restore,
-    write_sstables,
-)
+from writetime.restore.to_folder import restore
 from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 

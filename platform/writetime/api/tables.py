@@ -17,7 +17,7 @@ from writetime.lookup.keys import places_of_keys
 from writetime.lookup.matching import keys_table, matching
 from writetime.lookup.reading import RowReader
 from writetime.restore.into import restore_into
-from writetime.restore.sstables import restore
+from writetime.restore.to_folder import restore
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream_files import events_since
 from writetime.schema.table import TableSchema

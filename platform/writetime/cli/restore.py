@@ -5,15 +5,18 @@ import sys
 import click
 import orjson
 
+from writetime.bulk_load.import_folders import import_folder, import_transfers
+from writetime.bulk_load.sstables import RestoreManifest
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text, parse_instant
+from writetime.core.logs import log_as_json
+from writetime.core.signals import stopped_by_signal
 from writetime.lake.table import LakeTable, open_table
-from writetime.restore import sstables
-from writetime.restore.into import import_here, restore_into
-from writetime.restore.sstables import RestoreManifest
+from writetime.restore import to_folder
+from writetime.restore.into import restore_into
 from writetime.storage.locations import without_secrets
 from writetime.storage.sstable_writer import VERSIONS
 
@@ -48,7 +51,7 @@ def restore(*, table: str, folder: str, as_of: str | None, into: str | None, mer
         if version != "nb":
             raise WritetimeError(f"--version {version} is for SSTables without --into, where the database decides")
         sys.exit(0 if _into(settings, lake, folder, into, instant, merge=merge) else 1)
-    _show(folder, sstables.restore(lake, folder, instant, version=version))
+    _show(folder, to_folder.restore(lake, folder, instant, version=version))
 
 
 def _into(settings: Settings, table: LakeTable, folder: str, into: str, as_of: int | None, *, merge: bool) -> bool:
@@ -78,11 +81,17 @@ def _show(folder: str, manifest: RestoreManifest) -> None:
 
 @click.command("import")
 @click.argument("folder", metavar="FOLDER")
-def import_(*, folder: str) -> None:
+@click.option("--follow", is_flag=True, help="Import what replications write below the folder, as it comes.")
+def import_(*, folder: str, follow: bool) -> None:
     """Import the SSTables that `writetime restore --into` wrote for the node of this machine.
 
     Run it on the machine of the node, as the user of the node. In a cluster, capture.node names the node.
     """
-    manifest, count = import_here(config.load(), folder)
+    settings = config.load()
+    if follow:
+        log_as_json()
+        import_transfers(settings, folder, stopped_by_signal())
+        return
+    manifest, count = import_folder(settings, folder)
     assert manifest.target is not None
     click.echo(f"{manifest.target.table}: {pluralize(count, 'SSTable')} imported from {without_secrets(folder)}")

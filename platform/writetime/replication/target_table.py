@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from cassandra.cluster import Session
 
+from writetime.bulk_load.target import has_rows
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
-from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
 from writetime.schema.describe import create_statements
@@ -39,18 +39,6 @@ def require_replicable(schema: TableSchema, cluster: str, *, to_scylla: bool) ->
             f"{schema.full_name} cannot be replicated to {cluster}: its column {column.name} {fault}. Copy the table "
             f"with `writetime restore {schema.full_name} --into`, or leave it out"
         )
-
-
-def has_rows(session: Session, table: str) -> bool:
-    """Return whether a table, `keyspace.table`, has a row. Raises an error of the driver."""
-    assert session.cluster is not None
-    # The driver cannot decode all values. Other threads may use the given session meanwhile.
-    own = session.cluster.connect()
-    own.client_protocol_handler = UntypedProtocol
-    try:
-        return own.execute(f"SELECT * FROM {quote_table(table)} LIMIT 1").one() is not None
-    finally:
-        own.shutdown()
 
 
 def require_empty(session: Session, table: str, cluster: str) -> None:

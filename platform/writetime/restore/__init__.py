@@ -1,1 +1,1 @@
-"""The way back: a table of the lake as SSTables, their import into the nodes of a database, and the proof of it."""
+"""The way back: a table of the lake as SSTables, or imported into a table and compared with it."""

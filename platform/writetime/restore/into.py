@@ -15,18 +15,10 @@ from dataclasses import dataclass, replace
 
 from cassandra.cluster import Session
 
-from writetime.clients.database import connect, node_of
-from writetime.clients.scylla_node import is_scylla
-from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
-from writetime.files.merging import Runner
-from writetime.lake.horizon import captured_until
-from writetime.lake.table import LakeTable, names_table
-from writetime.lake.views import BucketView, time_now, views_at
-from writetime.restore import target as target_table
-from writetime.restore.node_import import import_node, is_here, is_imported
-from writetime.restore.ring import nodes_of
-from writetime.restore.sstables import (
+from writetime.bulk_load import target as target_table
+from writetime.bulk_load.node_import import import_here, target_of
+from writetime.bulk_load.ring import nodes_of
+from writetime.bulk_load.sstables import (
     OF_CASSANDRA,
     OF_SCYLLA,
     RestoreManifest,
@@ -34,6 +26,14 @@ from writetime.restore.sstables import (
     read_manifest,
     write_sstables,
 )
+from writetime.clients.database import connect
+from writetime.clients.scylla_node import is_scylla
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.files.merging import Runner
+from writetime.lake.horizon import captured_until
+from writetime.lake.table import LakeTable, names_table
+from writetime.lake.views import BucketView, time_now, views_at
 from writetime.schema.describe import to_cql
 from writetime.schema.table import TableSchema
 from writetime.storage.locations import without_secrets
@@ -103,11 +103,11 @@ def restore_into(
             target = _prepare(session, schema, version, merge=merge)
             manifest = replace(manifest, version=version, schema=to_cql(schema), target=target)
             manifest = write_sstables(views, schema, folder, manifest, run=run)
-        target = _target(session, manifest, folder)
-        remaining = _import(session, manifest, target, folder)
+        target = target_of(session, manifest, folder)
+        remaining = import_here(session, folder, manifest)
         if remaining:
             return IntoReport(manifest, remaining, None)
-        _target(session, manifest, folder)
+        target_of(session, manifest, folder)
     try:
         found = verify_restored(settings, views, schema, table.buckets, has_others=target.merge)
     except FileNotFoundError:
@@ -134,26 +134,6 @@ class _Wanted:
     into: str
     as_of: int | None
     merge: bool
-
-
-def import_here(settings: Settings, folder: str) -> tuple[RestoreManifest, int]:
-    """Import the SSTables of a folder that are for the node of this machine, which `capture.node` names if the cluster
-    has several. Return the manifest, and the number of SSTables. The errors are those of `import_node`.
-    """
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.target is None:
-        raise WritetimeError(
-            f"{without_secrets(folder)} has no complete restore for a target: run `writetime restore KS.TABLE --to "
-            f"{without_secrets(folder)} --into KS.OTHER` until it ends"
-        )
-    with connect(settings) as session:
-        target = _target(session, manifest, folder)
-        host = str(node_of(session, settings.capture.node).host_id)
-        if host not in target.nodes:
-            raise WritetimeError(
-                f"{without_secrets(folder)} has no SSTables for the node {host}, which has no replicas of the keyspace"
-            )
-        return manifest, import_node(session, folder, manifest, host)
 
 
 def _require_same(manifest: RestoreManifest, wanted: _Wanted, folder: str) -> None:
@@ -184,32 +164,3 @@ def _prepare(session: Session, schema: TableSchema, version: str, *, merge: bool
     else:
         target_table.require_empty(session, schema.full_name)
     return Target(schema.full_name, target_table.table_id(session, schema.full_name), merge, nodes)
-
-
-def _target(session: Session, manifest: RestoreManifest, folder: str) -> Target:
-    """Return the target, if it is still the table, with the nodes, that the SSTables are for."""
-    target = manifest.target
-    assert target is not None
-    nodes = nodes_of(session, target.table.partition(".")[0], once=manifest.version == OF_SCYLLA)
-    now = replace(target, id=target_table.table_id(session, target.table), nodes=nodes)
-    if now != target:
-        what = "was dropped and created again" if now.id != target.id else "has other nodes or token ranges"
-        raise WritetimeError(f"{target.table} {what} since {without_secrets(folder)} was written: name a new folder")
-    return target
-
-
-def _import(session: Session, manifest: RestoreManifest, target: Target, folder: str) -> list[str]:
-    """Import on the nodes of this machine; return the addresses of the others that have not imported yet. A node that
-    fails does not stop the others.
-    """
-    waiting = {host: node for host, node in target.nodes.items() if not is_imported(folder, target, host)}
-    here = [host for host, node in waiting.items() if is_here(node.address)]
-    faults = []
-    for host in here:
-        try:
-            import_node(session, folder, manifest, host)
-        except WritetimeError as e:
-            faults.append(str(e))
-    if faults:
-        raise WritetimeError("; ".join(faults))
-    return [node.address for host, node in waiting.items() if host not in here]

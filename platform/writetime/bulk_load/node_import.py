@@ -12,18 +12,16 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from cassandra.cluster import Session
 from pyarrow import fs
 
-from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer
-from writetime.clients.node_snapshots import listed, local_node
-from writetime.clients.scylla_node import ScyllaNode, load_and_stream, scylla_node, upload_folder
-from writetime.core.errors import Transient, WritetimeError
-from writetime.restore.copies import copy_sstables, left_in, remove_copies
-from writetime.restore.sstables import (
+from writetime.bulk_load.copies import copy_sstables, left_in, remove_copies
+from writetime.bulk_load.ring import nodes_of
+from writetime.bulk_load.sstables import (
     OF_SCYLLA,
     RestoredSSTable,
     RestoreManifest,
@@ -32,7 +30,11 @@ from writetime.restore.sstables import (
     join,
     write_text,
 )
-from writetime.restore.target import require_empty
+from writetime.bulk_load.target import require_empty, table_id
+from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer
+from writetime.clients.node_snapshots import listed, local_node
+from writetime.clients.scylla_node import ScyllaNode, load_and_stream, scylla_node, upload_folder
+from writetime.core.errors import Transient, WritetimeError
 from writetime.runtime.nodetool import nodetool
 from writetime.storage.locations import entries, exists, read_file, resolve, without_secrets
 
@@ -58,6 +60,18 @@ def is_here(address: str) -> bool:
     return True
 
 
+def target_of(session: Session, manifest: RestoreManifest, folder: str) -> Target:
+    """Return the target. Raise a WritetimeError if it is not the table, with the nodes, that the SSTables are for."""
+    target = manifest.target
+    assert target is not None
+    nodes = nodes_of(session, target.table.partition(".")[0], once=manifest.version == OF_SCYLLA)
+    now = replace(target, id=table_id(session, target.table), nodes=nodes)
+    if now != target:
+        what = "was dropped and created again" if now.id != target.id else "has other nodes or token ranges"
+        raise WritetimeError(f"{target.table} {what} since {without_secrets(folder)} was written: name a new folder")
+    return target
+
+
 def import_node(
     session: Session, folder: str, manifest: RestoreManifest, host: str, *, copied_bytes: int = _COPIED_BYTES
 ) -> int:
@@ -77,6 +91,26 @@ def import_node(
         load(some)
     write_text(folder, _IMPORTED + host, target.id)
     return len(own)
+
+
+def import_here(session: Session, folder: str, manifest: RestoreManifest) -> list[str]:
+    """Import the SSTables of a manifest with a target on the nodes of this machine; return the addresses of the other
+    nodes that have not imported theirs yet. A node that fails does not stop the others. The errors are those of
+    `import_node`.
+    """
+    target = manifest.target
+    assert target is not None
+    waiting = {host: node for host, node in target.nodes.items() if not is_imported(folder, target, host)}
+    here = [host for host, node in waiting.items() if is_here(node.address)]
+    faults = []
+    for host in here:
+        try:
+            import_node(session, folder, manifest, host)
+        except WritetimeError as e:
+            faults.append(str(e))
+    if faults:
+        raise WritetimeError("; ".join(faults))
+    return [node.address for host, node in waiting.items() if host not in here]
 
 
 def _loader(

@@ -7,12 +7,12 @@ from typing import Any
 from cassandra.cluster import Session
 
 from writetime.clients.database import DRIVER_FAULTS, driver_reason, is_without_answer, no_answer
+from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
-from writetime.replication.target_table import has_rows
 from writetime.schema.describe import create_statements, to_cql
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, quote_name
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, quote_name, quote_table
 from writetime.scylla_cdc.log import SUFFIX
 
 Row = Mapping[str, Any]
@@ -131,6 +131,18 @@ def require_importable(schema: TableSchema, views: Iterable[Row], indexes: Itera
             f"{schema.full_name} has transactions (Accord), and Cassandra cannot import into such a table: import into "
             "a table without them"
         )
+
+
+def has_rows(session: Session, table: str) -> bool:
+    """Return whether a table, `keyspace.table`, has a row. Raises an error of the driver."""
+    assert session.cluster is not None
+    # The driver cannot decode all values. Other threads may use the given session meanwhile.
+    own = session.cluster.connect()
+    own.client_protocol_handler = UntypedProtocol
+    try:
+        return own.execute(f"SELECT * FROM {quote_table(table)} LIMIT 1").one() is not None
+    finally:
+        own.shutdown()
 
 
 def require_empty(session: Session, table: str) -> None:

@@ -1,6 +1,6 @@
-"""Writes a table of the lake as SSTables: all cells and tombstones, with their times, as of an instant.
+"""Writes parts of a table as SSTables: all cells and tombstones, with their times.
 
-The folder gets an SSTable per bucket that has changes, or per bucket and node, `schema.cql`, and at the end
+The folder gets an SSTable per part that has changes, or per part and node, `schema.cql`, and at the end
 `restore.json`, the manifest, which lists them.
 
 A run can be killed at any point, and repeated. `restore.unfinished` is there until the manifest is complete. It has the
@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +27,6 @@ from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.outages import kind_of
 from writetime.files.key_ranges import TokenRange
 from writetime.files.merging import Runner
-from writetime.lake.horizon import captured_until
-from writetime.lake.table import LakeTable
-from writetime.lake.views import BucketView, views_at
-from writetime.schema.describe import to_cql
 from writetime.schema.table import TableSchema
 from writetime.storage.locations import entries, exists, parse_name, read_file, resolve, without_secrets
 from writetime.storage.sstable_writer import SSTableWriter
@@ -102,11 +99,19 @@ class RestoreManifest:
 _JSON = TypeAdapter(RestoreManifest)
 
 
+class SortedPart(Protocol):
+    """A part of a table, such as a bucket. It may be sent to a task, which computes its merged changes, in order."""
+
+    def state(self) -> pa.Table:
+        """Compute all cells and tombstones."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Task:
-    """Write the SSTables of a bucket: one, or one per node that imports some of its changes."""
+    """Write the SSTables of a part: one, or one per node that imports some of its changes."""
 
-    view: BucketView
+    part: SortedPart
     folder: str
     schema: TableSchema
     version: str
@@ -115,7 +120,7 @@ class _Task:
     nodes: Mapping[str, TargetNode] | None
 
     def run(self) -> list[RestoredSSTable]:
-        state = self.view.state()
+        state = self.part.state()
         if self.nodes is None:
             return self._written("", [state])
         tokens = state["token"].to_numpy()
@@ -141,38 +146,8 @@ class _Task:
         return [RestoredSSTable(posixpath.join(host, name), host, writer.changes, rows, *tokens, checksum)]
 
 
-def restore(
-    table: LakeTable,
-    folder: str,
-    as_of: int | None = None,
-    *,
-    version: str = OF_CASSANDRA,
-    compressor: str | None = "LZ4Compressor",
-    run: Runner = map,
-) -> RestoreManifest:
-    """Write a table as SSTables for any node; return the manifest.
-
-    Args:
-        table: the table.
-        folder: where to: a new or empty folder, or that of a run that did not end; a path or a URL.
-        as_of: a time, in microseconds. The SSTables have the writes with write times up to it; None: all writes.
-        version: of the SSTables, see `storage.sstable_writer`.
-        compressor: the name of a compressor's class, or None.
-        run: runs the tasks, one per bucket.
-
-    Raises:
-        WritetimeError: the lake cannot show this time, the folder has other files, another run began to write into it,
-            or the version cannot hold an expiry.
-    """
-    until = captured_until(table.changes.load())
-    views = views_at(table, as_of)
-    schema = views[0].schema if views else table.schema()
-    manifest = RestoreManifest(table.name, as_of, until, version, to_cql(replace(schema, id=None, dropped=())))
-    return write_sstables(views, schema, folder, manifest, compressor=compressor, run=run)
-
-
 def write_sstables(
-    views: Sequence[BucketView],
+    parts: Sequence[SortedPart],
     schema: TableSchema,
     folder: str,
     manifest: RestoreManifest,
@@ -180,21 +155,31 @@ def write_sstables(
     compressor: str | None = "LZ4Compressor",
     run: Runner = map,
 ) -> RestoreManifest:
-    """Write SSTables of views with a schema that has the columns of these; return the manifest with the files. If it
+    """Write SSTables of parts with a schema that has the columns of these; return the manifest with the files. If it
     names a target, each of its nodes gets its own folder, named by its host id, with the changes of its token ranges.
-    The errors are those of `restore`.
+
+    Args:
+        parts: of the table; a task each.
+        schema: of the parts.
+        folder: where to: a new or empty folder, or that of a run that did not end; a path or a URL.
+        manifest: what the folder gets.
+        compressor: the name of a compressor's class, or None.
+        run: runs the tasks.
+
+    Raises:
+        WritetimeError: the folder has other files, another run began to write into it, or the version cannot hold an
+            expiry.
     """
-    buckets = 1 + max((view.bucket for view in views), default=0)
     with faults_of(folder):
-        number = _begin(folder, buckets)
+        number = _begin(folder, max(len(parts), 1))
     nodes = None if manifest.target is None else manifest.target.nodes
     # Spark's processes have other working folders.
     place = folder if "://" in folder else os.path.abspath(folder)
-    tasks = [_Task(view, place, schema, manifest.version, compressor, number + view.bucket, nodes) for view in views]
+    tasks = [_Task(part, place, schema, manifest.version, compressor, n, nodes) for n, part in enumerate(parts, number)]
     found = [sstable for written in run(_Task.run, tasks) for sstable in written]
     manifest = replace(manifest, sstables=sorted(found, key=lambda each: (each.node, each.first_token)))
     with faults_of(folder):
-        _end(folder, range(number, number + buckets), manifest)
+        _end(folder, range(number, number + max(len(parts), 1)), manifest)
     return manifest
 
 
@@ -226,14 +211,14 @@ def faults_of(folder: str) -> Iterator[None]:
         ) from None
 
 
-def _begin(folder: str, buckets: int) -> int:
+def _begin(folder: str, parts: int) -> int:
     """Take the folder for this run, and return the number of its first SSTable."""
     filesystem, path = resolve(folder)
     filesystem.create_dir(path, recursive=True)
     unfinished = posixpath.join(path, UNFINISHED)
     if not exists(filesystem, unfinished) and entries(filesystem, path):
         raise WritetimeError(f"{without_secrets(folder)} has files already: name a folder that is new or empty")
-    number = 1 + secrets.randbelow(_MOST_NUMBERS // buckets) * buckets
+    number = 1 + secrets.randbelow(_MOST_NUMBERS // parts) * parts
     _write(filesystem, unfinished, str(number))
     return number
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from writetime.bulk_load.sstables import RestoredSSTable, faults_of, join
 from writetime.core.errors import WritetimeError, plain_text
 from writetime.core.outages import kind_of
-from writetime.restore.sstables import RestoredSSTable, faults_of, join
 from writetime.storage.locations import entries, parse_name, resolve, without_secrets
 
 _CHUNK = 1 << 20

@@ -6,10 +6,10 @@ from itertools import pairwise
 from cassandra.cluster import Session
 from cassandra.metadata import Metadata, Murmur3Token
 
+from writetime.bulk_load.sstables import TargetNode
 from writetime.clients.database import DRIVER_FAULTS, no_answer
 from writetime.core.errors import Transient, WritetimeError
 from writetime.files.key_ranges import TokenRange
-from writetime.restore.sstables import TargetNode
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 
