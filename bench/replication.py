@@ -1,6 +1,6 @@
 """Replication of a table to another cluster: the first load, the delay of a write, and the cost.
 
-python -m bench.replication [--rows 1000000] [--rates 200 1000] [--seconds 60]
+python -m bench.replication [--rows 1000000] [--rates 200 1000] [--seconds 60] [--sstables]
 
 Two nodes of Cassandra, an agent of the first one, and `follow`. The first rows go into the lake directly, and `follow`
 writes them to the second node. Then each write updates five columns of a random row of the first node. One write in
@@ -30,6 +30,7 @@ from tests.support.servers import server_addresses, start
 from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
+from writetime.core.server_settings import NamedCluster
 from writetime.lake import state
 from writetime.lake.replica_positions import Positions
 from writetime.lake.table import LakeTable, create_table, open_table
@@ -119,7 +120,9 @@ def run(home: Path, arguments: argparse.Namespace, stack: ExitStack) -> None:
     servers.up(settings)
     plain = {"bench": {"rows": {"row_events": False}}}
     replicated = {"bench": {"rows": {"row_events": False, "replicate_to": _CLUSTER}}}
-    settings = settings.model_copy(update={"clusters": {_CLUSTER: other.cassandra}, "tables": plain})
+    folder = str(home / "sstables") if arguments.sstables else None
+    cluster = NamedCluster(**dict(other.cassandra), sstables=folder)
+    settings = settings.model_copy(update={"clusters": {_CLUSTER: cluster}, "tables": plain})
     write_settings(settings, home / "writetime.toml")
     os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
     source, target = (stack.enter_context(database.connect(each)) for each in (settings, other))
@@ -168,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rates", type=float, nargs="+", default=[200, 1000])
     parser.add_argument("--seconds", type=float, default=60, help="per rate; the first half is not counted")
+    parser.add_argument("--sstables", action="store_true", help="the first load as SSTables")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         run(Path(name), arguments, stack)

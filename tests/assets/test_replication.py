@@ -11,6 +11,7 @@ from tests.support.made import SCHEMA, add, write
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Settings, TableEntry
+from writetime.core.server_settings import NamedCluster
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime_dagster.assets.naming import key_of
@@ -20,7 +21,7 @@ from writetime_dagster.resources import LakeResource
 
 def test_each_run_writes_the_changes_that_the_cluster_lacks(settings: Settings) -> None:
     # The lake has the table, and the cluster does not.
-    own = settings.model_copy(update={"clusters": {"new": settings.cassandra}})
+    own = settings.model_copy(update={"clusters": {"new": NamedCluster(**dict(settings.cassandra))}})
     write_settings(own, Path(os.environ["WRITETIME_CONFIG"]))
     schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     table, name = create_table(settings, schema), schema.full_name

@@ -13,7 +13,7 @@ from tests.support.generate import KEYSPACE
 from tests.support.replicated import Replicated
 from tests.support.workload import TYPES
 from writetime.core.config import Settings, load
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import NamedCluster
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex, quote_name, quote_table
 
@@ -45,10 +45,15 @@ class Clusters:
         return session
 
     def settings(self, home: Path) -> Settings:
-        """Return settings of the source, of a lake in a folder, and of the target as the cluster `target`."""
+        """Return settings of the source, of a lake in a folder, and of the target as the clusters `target` and
+        `by_sstables`.
+        """
         return load(
             cassandra={"port": self.source.port},
-            clusters={"target": Cassandra(port=self.target.port)},
+            clusters={
+                "target": NamedCluster(port=self.target.port),
+                "by_sstables": NamedCluster(port=self.target.port, sstables=str(home / "sstables")),
+            },
             lake={"path": str(home / "lake"), "buckets": 2},
         )
 
@@ -100,3 +105,9 @@ def clusters(cassandra_version: str, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def replicated(clusters: Clusters, tmp_path: Path) -> Replicated:
     return Replicated(clusters.source, clusters.settings(tmp_path))
+
+
+@pytest.fixture
+def carried(clusters: Clusters, tmp_path: Path) -> Replicated:
+    """A table that is replicated with SSTables, too."""
+    return Replicated(clusters.source, clusters.settings(tmp_path), "by_sstables")

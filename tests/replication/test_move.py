@@ -25,7 +25,7 @@ from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.core.config import Settings
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import NamedCluster
 from writetime.lake.replica_positions import Positions
 from writetime.lake.table import LakeTable, table_storage
 from writetime.schema.system import read_schema
@@ -131,7 +131,7 @@ def move(
         captured.write(f"CREATE TABLE {{ks}}.t {_COLUMNS}")
         settings = captured.settings.model_copy(
             update={
-                "clusters": {"new": Cassandra(port=new.port)},
+                "clusters": {"new": NamedCluster(port=new.port)},
                 "lake": captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
                 "tables": {captured.keyspace: {"t": {"replicate_to": "new", "row_events": False}}},
             }

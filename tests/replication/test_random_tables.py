@@ -18,18 +18,24 @@ _TABLES, _TABLES_LONG = 4, 40
 _PHASES, _STATEMENTS = 4, 60
 
 
-def test_each_batch_is_answered_alike(clusters: Clusters, replicated: Replicated, is_long: bool) -> None:
+@pytest.mark.parametrize("by_sstables", [False, True])
+def test_each_batch_is_answered_alike(
+    clusters: Clusters, replicated: Replicated, carried: Replicated, is_long: bool, *, by_sstables: bool
+) -> None:
+    table = carried if by_sstables else replicated
     for number in range(_TABLES_LONG if is_long else _TABLES):
         generator = Generator(100 * SEED + number)
         chooser = random.Random(number)
-        name = f"random{number}"
-        made = without_lists(generator.schema(name))
+        name = f"random{number}_{by_sstables}".lower()
+        made = generator.schema(name)
+        if not by_sstables:
+            made = without_lists(made)
         places = generator.places(made)
-        schema = replicated.create(name, made.create_statement())
+        schema = table.create(name, made.create_statement())
         for _ in range(_PHASES):
-            replicated.write(generator.writes(made, _STATEMENTS, places))
-            replicated.capture()
+            table.write(generator.writes(made, _STATEMENTS, places))
+            table.capture()
             if chooser.random() < 0.5:
-                state.fold(replicated.lake)
-            replicated.replicate()
+                state.fold(table.lake)
+            table.replicate()
             clusters.assert_same(schema)

@@ -11,7 +11,7 @@ from tests.support.generate import KEYSPACE
 from tests.support.replicated import Replicated
 from writetime.core.config import load
 from writetime.core.errors import WritetimeError
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import NamedCluster
 from writetime.replication.cluster_sessions import connected
 
 pytestmark = pytest.mark.long
@@ -45,7 +45,7 @@ def test_a_clock_that_is_apart(
 
 def test_the_consistency_of_one_node(tmp_path: Path) -> None:
     """A cluster that does not answer would be another reason, and nothing listens at port 1."""
-    settings = load(lake={"path": str(tmp_path)}, clusters={"staging": Cassandra(port=1, consistency="LOCAL_ONE")})
+    settings = load(lake={"path": str(tmp_path)}, clusters={"staging": NamedCluster(port=1, consistency="LOCAL_ONE")})
     reason = r"a replication needs consistency LOCAL_QUORUM or more in \[clusters\.staging\]: a node that is lost would"
     with pytest.raises(WritetimeError, match=reason), connected(settings, "staging"):
         pass

@@ -10,7 +10,7 @@ from tests.replication.conftest import Clusters
 from tests.support.generate import KEYSPACE
 from tests.support.proxy import Proxy
 from tests.support.replicated import Replicated
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import NamedCluster
 from writetime.replication.replicating import replicator
 
 pytestmark = pytest.mark.long
@@ -25,8 +25,9 @@ _LATER_SECONDS = 4
 def test_ttls_do_not_grow_while_the_target_is_slow(clusters: Clusters, tmp_path: Path) -> None:
     for node in (clusters.source, clusters.target):
         node.write_one(f"DROP TABLE IF EXISTS {_TABLE}")
-    with Proxy(Cassandra(port=clusters.target.port), random.Random(1)) as proxy:
-        settings = clusters.settings(tmp_path).model_copy(update={"clusters": {"target": Cassandra(port=proxy.port)}})
+    with Proxy(NamedCluster(port=clusters.target.port), random.Random(1)) as proxy:
+        slow = {"target": NamedCluster(port=proxy.port)}
+        settings = clusters.settings(tmp_path).model_copy(update={"clusters": slow})
         replicated = Replicated(clusters.source, settings)
         schema = replicated.create("slow", f"CREATE TABLE {_TABLE} (k int PRIMARY KEY, v int)")
         with replicator(settings, replicated.lake, "target") as opened:

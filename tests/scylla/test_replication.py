@@ -20,7 +20,7 @@ from tests.support.format_server import FormatServer
 from tests.support.generate import KEYSPACE, SEED, Generator
 from tests.support.replicated import Replicated, without_lists
 from writetime.core.config import Settings
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import Cassandra, NamedCluster
 from writetime.replication.replicating import replicator
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
@@ -81,7 +81,7 @@ def test_from_cassandra(
         settings = live.model_copy(
             update={
                 "cassandra": Cassandra(port=cassandra_node.port),
-                "clusters": {"target": live.cassandra},
+                "clusters": {"target": NamedCluster(**dict(live.cassandra))},
                 "lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
             }
         )
@@ -112,7 +112,7 @@ def test_to_cassandra(
         session.execute(f"{create} {joiner} cdc = {{'enabled': true}}", timeout=120)
         schema = read_schema(session, f"{keyspace}.{made.name}")
         settings = settings_for(live, schema.full_name, tmp_path)
-        settings = settings.model_copy(update={"clusters": {"target": Cassandra(port=cassandra_node.port)}})
+        settings = settings.model_copy(update={"clusters": {"target": NamedCluster(port=cassandra_node.port)}})
         for _ in range(_PHASES):
             table = captured(settings, schema.full_name, lambda: write_to(raw, generator, schema, _STATEMENTS))
             with replicator(settings, table, "target") as opened:

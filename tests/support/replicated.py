@@ -22,8 +22,8 @@ from writetime.schema.table import TableSchema
 class Replicated:
     """A table of the source, in the lake and in the target."""
 
-    def __init__(self, source: FormatServer, settings: Settings) -> None:
-        self.settings, self._source = settings, source
+    def __init__(self, source: FormatServer, settings: Settings, cluster: str = "target") -> None:
+        self.settings, self._source, self._cluster = settings, source, cluster
         self._captures = 0
         self.lake: LakeTable
 
@@ -51,7 +51,7 @@ class Replicated:
 
     def replicate(self, *, again: bool = False) -> int:
         """Replicate as a program that was just started."""
-        with replicator(self.settings, self.lake, "target") as opened:
+        with replicator(self.settings, self.lake, self._cluster) as opened:
             return opened.replicate(self.lake, again=again)
 
 

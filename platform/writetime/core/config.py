@@ -24,6 +24,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.server_settings import (
     Cassandra,
     Kafka,
+    NamedCluster,
     SchemaRegistry,
     SettingsSection,
     Spark,
@@ -465,7 +466,7 @@ class Settings(BaseSettings):
     )
 
     cassandra: Cassandra = Cassandra()
-    clusters: dict[str, Cassandra] = Field(
+    clusters: dict[str, NamedCluster] = Field(
         default={},
         description="Other databases by names of your choice, for `writetime verify --against` and `replicate_to`.",
     )

@@ -87,6 +87,16 @@ class Cassandra(ClientSettings):
     )
 
 
+class NamedCluster(Cassandra):
+    """Another database, which a table is compared with or replicated to."""
+
+    sstables: Text | None = Field(
+        default=None,
+        description="A folder, local or a URL, that all its nodes can reach. A replication writes SSTables there: of a "
+        "whole table, and of changes that CQL cannot write.",
+    )
+
+
 class Kafka(SettingsSection):
     """The Kafka brokers. `client` is passed unchanged to every client (librdkafka names: `security.protocol`, ...)."""
 

@@ -13,6 +13,9 @@ from writetime.replication.cluster_sessions import ClusterSessions
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import TableReplicator
 
+# An import of SSTables takes seconds of a node's cores, and makes files that it has to compact.
+_REST_SECONDS = 10.0
+
 
 class TableReplication:
     """Replicates a table to a cluster. One thread at a time may run it, and any thread may announce new changes."""
@@ -58,7 +61,10 @@ class TableReplication:
                 session = self._sessions.of(self._cluster)
                 self._opened = table, TableReplicator(self._settings, session, table, self._cluster, part)
             table, replicator = self._opened
-            return replicator.replicate(table, proceed=self._proceed)
+            written = replicator.replicate(table, proceed=self._proceed)
+            if replicator.has_carried:
+                self.step.rest(_REST_SECONDS)
+            return written
         except BaseException:
             # The kept data may be the cause, in the lake or in the cluster.
             self._opened = None

@@ -75,6 +75,10 @@ class Step(StepCounts):
         if self._is_wanted:
             super().begin()
 
+    def rest(self, seconds: float) -> None:
+        """Make no attempt for so many seconds."""
+        self._next = max(self._next, time.monotonic() + seconds)
+
     def attempt(self, work: Callable[[], int]) -> bool:
         """Do the work, which returns its number of rows. Return whether it succeeds. If not, it is retried later."""
         began_at = time.time()

@@ -8,7 +8,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 from cassandra.cluster import Session
@@ -33,10 +34,10 @@ from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.replication.row_writes import RowWrites
 from writetime.replication.source_options import source_options
+from writetime.replication.sstable_carrier import SSTableCarrier, require_replicable
 from writetime.replication.target_table import (
     follow_schema,
     require_empty,
-    require_replicable,
     require_same_clock,
     with_names_of_keys,
 )
@@ -47,11 +48,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Target:
-    """The table in the target: its schema there, by the schema of the source, and its statements."""
+    """The table in the target: its schema there, by the schema of the source, its statements, and its SSTables, if the
+    cluster has a folder for them.
+    """
 
     source: TableSchema
     schema: TableSchema
     writes: RowWrites
+    carrier: SSTableCarrier | None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Merged changes that are computed when they are carried."""
+
+    state: Callable[[], pa.Table]
 
 
 class TableReplicator:
@@ -66,7 +77,7 @@ class TableReplicator:
         part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
     ) -> None:
         """Replicate a part of a table through a session of a cluster, whose name is for positions and errors. The
-        settings are those of the source.
+        settings are those of the source, and have the cluster's folder for SSTables.
         """
         self._settings = settings
         self._session, self._name, self._cluster, self._part = session, table.name, cluster, part
@@ -78,6 +89,9 @@ class TableReplicator:
         self._proceed: Callable[[], None] = lambda: None
         find_replicas(session, table.name.partition(".")[0])
         self._is_clock_right = False
+        self._sstables = settings.clusters[cluster].sstables
+        self.has_carried = False
+        """Whether the last call has written SSTables, which costs seconds of each node."""
 
     @property
     def position(self) -> ReplicationPosition | None:
@@ -95,7 +109,7 @@ class TableReplicator:
         """
         try:
             with driver_faults_named(self._needed_by):
-                self._proceed = proceed
+                self._proceed, self.has_carried = proceed, False
                 return self._replicate(table, again=again)
         except UnknownWrite as e:
             raise UnknownWrite(f"the cluster {self._cluster} did not answer ({e}): this is tried again") from None
@@ -138,7 +152,8 @@ class TableReplicator:
             self._part.require_fit(schema)
             written = self._part.schema(schema)
             to_scylla = is_scylla(self._session)
-            require_replicable(written, self._cluster, to_scylla=to_scylla)
+            if self._sstables is None:
+                require_replicable(written, self._cluster, to_scylla=to_scylla)
             found = follow_schema(
                 self._session,
                 schema,
@@ -147,8 +162,16 @@ class TableReplicator:
                 options=lambda: source_options(self._settings, schema),
             )
             statements = CellStatements(self._session, with_names_of_keys(written, found))
-            self._target = _Target(schema, found, RowWrites(statements, written))
+            carrier = self._carrier(written, found, to_scylla=to_scylla)
+            self._target = _Target(schema, found, RowWrites(statements, written), carrier)
         return self._target
+
+    def _carrier(self, written: TableSchema, found: TableSchema, *, to_scylla: bool) -> SSTableCarrier | None:
+        if self._sstables is None:
+            return None
+        # An SSTable names no table, and no columns that were dropped.
+        own = replace(written, id=None, dropped=())
+        return SSTableCarrier(self._session, self._sstables, own, str(found.id), to_scylla=to_scylla)
 
     def _read(self) -> ReplicationPosition | None:
         if not self._is_read:
@@ -195,22 +218,33 @@ class TableReplicator:
         )
 
     def _load(self, table: LakeTable, position: ReplicationPosition, target: _Target) -> int:
-        """Write the whole table, bucket by bucket. Changes that came since the load began are in it, or in the next
-        batch.
+        """Write the whole table: as SSTables, or by CQL. Changes that came since the load began are in it, or in the
+        next batch.
         """
+        if target.carrier is None:
+            written = self._load_by_cql(table, position, target)
+        else:
+            parts = [_Part(partial(self._bucket, table, bucket, target)) for bucket in range(table.buckets)]
+            written = self._carry(target.carrier, parts, f"{position.version}-load")
+        log.info("%s: %s has the whole table", self._name, self._cluster)
+        self._write(position.model_copy(update={"loaded": None, "written_at": time_now()}))
+        return written
+
+    def _load_by_cql(self, table: LakeTable, position: ReplicationPosition, target: _Target) -> int:
         written, loaded = 0, list(position.loaded or ())
         for bucket in range(table.buckets):
             if bucket in loaded:
                 continue
-            # Each bucket as it is now: files are deleted an hour after they were replaced.
-            found = contents(table, table.state.load(), table.changes.load()).get(bucket)
-            if found is not None:
-                written += self._send(found.merged(target.source), target)
+            written += self._send(self._bucket(table, bucket, target), target)
             loaded.append(bucket)
             self._write(position.model_copy(update={"loaded": tuple(loaded), "written_at": time_now()}))
-        log.info("%s: %s has the whole table", self._name, self._cluster)
-        self._write(position.model_copy(update={"loaded": None, "written_at": time_now()}))
         return written
+
+    def _bucket(self, table: LakeTable, bucket: int, target: _Target) -> pa.Table:
+        """Return a bucket as it is now: files are deleted an hour after they were replaced."""
+        found = contents(table, table.state.load(), table.changes.load()).get(bucket)
+        merged = merge([], target.source) if found is None else found.merged(target.source)
+        return self._part.of(merged, target.source)
 
     def _write_changes(
         self,
@@ -222,35 +256,44 @@ class TableReplicator:
     ) -> int:
         parts, files_of = in_parts(table.changes.storage, files, table.buckets)
         of_state = StateFiles(table, state, parts=parts)
-        written = 0
+        written, carried = 0, []
         for part, found in files_of.items():
-            merged = self._with_deletions(table, state, changes, of_state.waiting(part, found), target)
-            written += self._send(merged, target)
+            waiting = of_state.waiting(part, found)
+            merged = self._with_deletions(table, state, changes, waiting, target)
+            if target.carrier is not None and target.carrier.is_needed_by(merged):
+                # They wait for those of the other parts, which may not fit into memory together.
+                carried.append(_Part(partial(self._with_deletions, table, state, changes, waiting, target)))
+            else:
+                written += self._send(merged, target)
+        if carried:
+            assert target.carrier is not None
+            assert self._position is not None
+            written += self._carry(target.carrier, carried, f"{self._position.version}-{changes.version}")
         return written
+
+    def _carry(self, carrier: SSTableCarrier, parts: Sequence[_Part], name: str) -> int:
+        self.has_carried = True
+        return carrier.carry(parts, name, self._proceed)
 
     def _with_deletions(
         self, table: LakeTable, state: TableVersion, changes: TableVersion, found: PendingChanges, target: _Target
     ) -> pa.Table:
-        """Merge changes. Where they are older than `gc_grace_seconds` of the target, it may have dropped deletions that
-        cover them, so they are merged with the state.
+        """Merge changes, and select the part of them. Where they are older than `gc_grace_seconds` of the target, it
+        may have dropped deletions that cover them, so they are merged with the state.
         """
         merged = found.merged(target.source)
         oldest = time_now() - target.schema.gc_grace_seconds * 1_000_000
         late = merged.filter(pa.array(written_until(merged, target.source, oldest)))
-        if not late.num_rows:
-            return merged
-        held = list(contents(table, state, changes).values())
-        if not held:
-            # All has expired, and was dropped.
-            return merged
-        return merge([merged, combined(held).merged(target.source, places_of(late))], target.source)
+        # Of none, all has expired, and was dropped.
+        if late.num_rows and (held := list(contents(table, state, changes).values())):
+            merged = merge([merged, combined(held).merged(target.source, places_of(late))], target.source)
+        return self._part.of(merged, target.source)
 
     def _send(self, merged: pa.Table, target: _Target) -> int:
         """Write merged changes to the target; return their number."""
-        selected = self._part.of(merged, target.source)
-        batches = batches_of(target.writes.of(selected, time.time))
+        batches = batches_of(target.writes.of(merged, time.time))
         send(self._session, self._allowed(batches), self._needed_by)
-        return selected.num_rows
+        return merged.num_rows
 
     def _allowed(self, batches: Iterable[WriteBatch]) -> Iterator[WriteBatch]:
         for batch in batches:

@@ -15,7 +15,7 @@ from writetime.schema.describe import create_statements
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import Column, SchemaError, TableSchema
 from writetime.schema.table_options import set_options
-from writetime.schema.types import Collection, Native, is_complex, quote_name, quote_table
+from writetime.schema.types import Collection, is_complex, quote_name, quote_table
 
 _CLOCKS_DIFFER_SECONDS = 60
 _KINDS = ("partition_key", "clustering", "static", "regular")
@@ -24,21 +24,6 @@ _KINDS = ("partition_key", "clustering", "static", "regular")
 def is_list(column: Column) -> bool:
     """Return whether a column is a list that is not frozen."""
     return is_complex(column.type) and isinstance(column.type, Collection) and column.type.kind == "list"
-
-
-def require_replicable(schema: TableSchema, cluster: str, *, to_scylla: bool) -> None:
-    """Raise a WritetimeError if the table has columns that CQL cannot write exactly."""
-    for column in schema.static + schema.regular:
-        if column.type == Native("counter"):
-            fault = "is a counter, to which CQL can only add"
-        elif is_list(column) and not to_scylla:
-            fault = "is a list, and Cassandra's CQL cannot write the places of its elements"
-        else:
-            continue
-        raise WritetimeError(
-            f"{schema.full_name} cannot be replicated to {cluster}: its column {column.name} {fault}. Copy the table "
-            f"with `writetime restore {schema.full_name} --into`, or leave it out"
-        )
 
 
 def require_empty(session: Session, table: str, cluster: str) -> None:
