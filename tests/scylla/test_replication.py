@@ -24,8 +24,10 @@ from writetime.core.server_settings import Cassandra, NamedCluster
 from writetime.replication.replicating import replicator
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
+from writetime.schema.table_options import Lookup, read_lookups
 from writetime.schema.types import Collection, Native
 from writetime.verify.clusters import verify_clusters
+from writetime.verify.left_to_do import prepare
 
 _TABLES, _PHASES, _STATEMENTS = 3, 3, 60
 _LIST = Column("list", Collection("list", (Native("text"),)))
@@ -96,6 +98,56 @@ def test_from_cassandra(
                 replicated.capture()
                 replicated.replicate()
                 assert_same(settings, source, raw, schema)
+
+
+def test_options_and_names_of_keys(
+    live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
+) -> None:
+    name = f"{KEYSPACE}.options"
+    with (
+        answers.raw_session(cassandra_node.port) as source,
+        keyspace_in([source, session], KEYSPACE),
+    ):
+        settings = live.model_copy(
+            update={
+                "cassandra": Cassandra(port=cassandra_node.port),
+                "clusters": {"target": live.cassandra},
+                "lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
+            }
+        )
+        replicated = Replicated(cassandra_node, settings)
+        schema = replicated.create(
+            "options",
+            f"CREATE TABLE {name} (k int, c int, v int, l list<int>, PRIMARY KEY (k, c)) "
+            "WITH default_time_to_live = 100000 AND gc_grace_seconds = 7000 AND comment = 'it''s'",
+        )
+        for number, ttl in enumerate((0, 300_000)):
+            replicated.write(
+                [
+                    f"INSERT INTO {name} (k, c, v, l) VALUES ({k}, {number}, 1, [1, 2]){using}"
+                    for k, using in enumerate(("", " USING TTL 0", " USING TTL 400000"))
+                ]
+            )
+            replicated.capture()
+            replicated.replicate()
+            assert_same(settings, source, raw, schema)
+            cassandra_node.write_one(f"ALTER TABLE {name} WITH default_time_to_live = {ttl}")
+        cassandra_node.write_one(f"ALTER TABLE {name} RENAME k TO k2")
+        cassandra_node.write_one(f"CREATE INDEX of_v ON {name} (v)")
+        session.execute(f"CREATE INDEX only_here ON {name} (c)", timeout=120)
+        done, left = prepare(settings, "target", name)
+        assert done == [f"ALTER TABLE {name} RENAME k TO k2"]
+        change = f"ALTER TABLE {name} WITH default_time_to_live = 300000"
+        assert left == [
+            f"default_time_to_live is 100000 in target, and was 300000: {change}",
+            "target lacks the index of_v (v)",
+        ]
+        replicated.write([f"INSERT INTO {name} (k2, c, v) VALUES (7, 1, 1) USING TTL 0"])
+        replicated.capture()
+        replicated.replicate()
+        assert_same(settings, source, raw, read_schema(cassandra_node.session(), name))
+        # An index of ScyllaDB has a view.
+        assert read_lookups(session, name) == [Lookup("index", "only_here", "c")]
 
 
 def test_to_cassandra(
