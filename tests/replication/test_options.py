@@ -125,6 +125,21 @@ def test_renamed_key_columns(clusters: Clusters, table: Replicated) -> None:
     assert prepare(table.settings, "target", _TABLE) == ([], [])
 
 
+def test_sstables_have_no_names_of_keys(clusters: Clusters, carried: Replicated) -> None:
+    name = f"{KEYSPACE}.keys"
+    for node in (clusters.source, clusters.target):
+        node.write_one(f"DROP TABLE IF EXISTS {name}")
+    carried.create("keys", f"CREATE TABLE {name} (k int, c int, l list<int>, PRIMARY KEY (k, c))")
+    for number, (before, after) in enumerate((("k", "k2"), ("k2", "k3"))):
+        carried.write([f"INSERT INTO {name} ({before}, c, l) VALUES ({number}, 1, [1, 2])"])
+        carried.capture()
+        carried.replicate()
+        clusters.source.write_one(f"ALTER TABLE {name} RENAME {before} TO {after}")
+        assert prepare(carried.settings, "by_sstables", name)[0]
+        found = verify_clusters(carried.settings, "target", name, 0, with_times=True)
+        assert (found.proven, found.against_rows) == (True, number + 1)
+
+
 def test_names_that_changed_places(clusters: Clusters, table: Replicated) -> None:
     table.replicate()
     clusters.source.write_one(f"ALTER TABLE {_TABLE} RENAME c TO x")

@@ -155,7 +155,7 @@ def move(here: Installation) -> None:
 
 
 def test_settings_of_a_part() -> None:
-    _, part = [tomllib.loads(block.text) for block in blocks(_PAGE) if block.language == "toml"]
+    [part] = [tomllib.loads(block.text) for block in blocks(_PAGE) if "replicate_where" in block.text]
     entry = TableEntry.model_validate(part["tables"]["shop"]["orders"])
     schema = parse_table(
         f"CREATE TABLE {_TABLE} (customer int, id int, email text, address text, PRIMARY KEY (customer, id))"
