@@ -73,6 +73,17 @@ def assert_same(settings: Settings, source: Session, target: Session, schema: Ta
     assert report.database_rows == len(wanted)
 
 
+def to_scylla(live: Settings, node: FormatServer, home: Path) -> Settings:
+    """Settings of a source, of a lake in a folder, and of ScyllaDB as the cluster `target`."""
+    return live.model_copy(
+        update={
+            "cassandra": Cassandra(port=node.port),
+            "clusters": {"target": NamedCluster(**dict(live.cassandra))},
+            "lake": live.lake.model_copy(update={"path": str(home / "lake"), "buckets": 2}),
+        }
+    )
+
+
 def test_from_cassandra(
     live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
 ) -> None:
@@ -80,13 +91,7 @@ def test_from_cassandra(
         answers.raw_session(cassandra_node.port) as source,
         keyspace_in([source, session], KEYSPACE),
     ):
-        settings = live.model_copy(
-            update={
-                "cassandra": Cassandra(port=cassandra_node.port),
-                "clusters": {"target": NamedCluster(**dict(live.cassandra))},
-                "lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
-            }
-        )
+        settings = to_scylla(live, cassandra_node, tmp_path)
         for number in range(_TABLES):
             generator = Generator(100 * SEED + number)
             made = generator.schema(f"random{number}")
@@ -100,6 +105,27 @@ def test_from_cassandra(
                 assert_same(settings, source, raw, schema)
 
 
+def rename_and_compare(replicated: Replicated, node: FormatServer, target: Session) -> None:
+    """Rename a key column in the source, which then has an index more, and another option."""
+    name = replicated.lake.name
+    node.write_one(f"ALTER TABLE {name} RENAME k TO k2")
+    node.write_one(f"CREATE INDEX of_v ON {name} (v)")
+    target.execute(f"CREATE INDEX only_here ON {name} (c)", timeout=120)
+    change = f"ALTER TABLE {name} WITH default_time_to_live = 300000"
+    assert prepare(replicated.settings, "target", name) == (
+        [f"ALTER TABLE {name} RENAME k TO k2"],
+        [
+            f"default_time_to_live is 100000 in target, and was 300000: {change}",
+            "target lacks the index of_v (v)",
+        ],
+    )
+    # An index of ScyllaDB has a view.
+    assert read_lookups(target, name) == [Lookup("index", "only_here", "c")]
+    replicated.write([f"INSERT INTO {name} (k2, c, v) VALUES (7, 1, 1) USING TTL 0"])
+    replicated.capture()
+    replicated.replicate()
+
+
 def test_options_and_names_of_keys(
     live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
 ) -> None:
@@ -108,13 +134,7 @@ def test_options_and_names_of_keys(
         answers.raw_session(cassandra_node.port) as source,
         keyspace_in([source, session], KEYSPACE),
     ):
-        settings = live.model_copy(
-            update={
-                "cassandra": Cassandra(port=cassandra_node.port),
-                "clusters": {"target": live.cassandra},
-                "lake": live.lake.model_copy(update={"path": str(tmp_path / "lake"), "buckets": 2}),
-            }
-        )
+        settings = to_scylla(live, cassandra_node, tmp_path)
         replicated = Replicated(cassandra_node, settings)
         schema = replicated.create(
             "options",
@@ -132,22 +152,8 @@ def test_options_and_names_of_keys(
             replicated.replicate()
             assert_same(settings, source, raw, schema)
             cassandra_node.write_one(f"ALTER TABLE {name} WITH default_time_to_live = {ttl}")
-        cassandra_node.write_one(f"ALTER TABLE {name} RENAME k TO k2")
-        cassandra_node.write_one(f"CREATE INDEX of_v ON {name} (v)")
-        session.execute(f"CREATE INDEX only_here ON {name} (c)", timeout=120)
-        done, left = prepare(settings, "target", name)
-        assert done == [f"ALTER TABLE {name} RENAME k TO k2"]
-        change = f"ALTER TABLE {name} WITH default_time_to_live = 300000"
-        assert left == [
-            f"default_time_to_live is 100000 in target, and was 300000: {change}",
-            "target lacks the index of_v (v)",
-        ]
-        replicated.write([f"INSERT INTO {name} (k2, c, v) VALUES (7, 1, 1) USING TTL 0"])
-        replicated.capture()
-        replicated.replicate()
+        rename_and_compare(replicated, cassandra_node, session)
         assert_same(settings, source, raw, read_schema(cassandra_node.session(), name))
-        # An index of ScyllaDB has a view.
-        assert read_lookups(session, name) == [Lookup("index", "only_here", "c")]
 
 
 def test_to_cassandra(
