@@ -108,17 +108,18 @@ test-matrix: setup
 
 # The whole platform on a running ScyllaDB, with vnodes and then with tablets. DATA is the node's data folder, and
 # NODETOOL is the command to run its nodetool, both for backfills. For a cluster, they list all nodes, with commas.
-# LOGIN is of a superuser, if the database has roles and rights.
+# LOGIN is of a superuser, if the database has roles and rights. RESTART kills the only node and starts it.
 SCYLLA_TESTS := tests/scylla tests/clients tests/ingest tests/http tests/demo tests/faults tests/workqueue tests/replay
 test-scylla: setup
 ifdef SCYLLA
 	@status=0; for tablets in off on; do \
 		$(BIN)/python -m pytest -rs $(SCYLLA_TESTS) --scylla "$(SCYLLA)" --scylla-tablets $$tablets \
 			$(if $(LOGIN),--scylla-login "$(LOGIN)") $(if $(DATA),--scylla-data "$(DATA)") \
-			$(if $(NODETOOL),--scylla-nodetool "$(NODETOOL)") $(if $(SSTABLE),--scylla-sstable "$(SSTABLE)") || status=1; \
+			$(if $(NODETOOL),--scylla-nodetool "$(NODETOOL)") $(if $(SSTABLE),--scylla-sstable "$(SSTABLE)") \
+			$(if $(RESTART),--scylla-restart "$(RESTART)") || status=1; \
 	done; exit $$status
 else
-	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [LOGIN=name:password] [DATA=folder] [NODETOOL=command] [SSTABLE=command]"
+	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [LOGIN=name:password] [DATA=folder] [NODETOOL=command] [SSTABLE=command] [RESTART=command]"
 endif
 
 # Style, and at the same time numba's functions, which each process of the tests would otherwise compile.

@@ -150,6 +150,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
     scylla.addoption("--scylla-data", metavar="DIR", help="data folders of all nodes, with commas, for snapshots")
     scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="nodetools of all nodes, with commas, for snapshots")
+    scylla.addoption(
+        "--scylla-restart", metavar="COMMAND", help="kill this ScyllaDB (SIGKILL) and start it, for moves to it"
+    )
     scylla.addoption("--scylla-sstable", metavar="COMMAND", help="the tool `scylla sstable`, for written SSTables")
 
 

@@ -66,9 +66,11 @@ class Clusters:
         now = int(time.time())
         for second in (now, now + LATER_SECONDS):
             wanted, found = ([_row(names, row) for row in rows_at(session, query, second)] for session in self._at)
+            if found == wanted:
+                continue
             more, fewer = [r for r in found if r not in wanted], [r for r in wanted if r not in found]
-            assert not more + fewer, f"{len(more)} rows more, {len(fewer)} fewer, such as\n{more[:1]}\n{fewer[:1]}"
-            assert found == wanted
+            assert more + fewer, "the rows have another order"
+            raise AssertionError(f"{len(more)} rows more, {len(fewer)} fewer, such as\n{more[:1]}\n{fewer[:1]}")
 
     def rests_of_ttls(self, schema: TableSchema, column: str) -> list[dict[tuple[bytes | None, ...], int]]:
         """Return for both clusters the rest of the TTL of a column of each row, by its key, as of the same second."""
