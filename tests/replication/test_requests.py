@@ -12,7 +12,7 @@ from tests.support.generate import KEYSPACE
 from tests.support.proxy import Proxy
 from writetime.clients.database import DRIVER_FAULTS, is_without_answer
 from writetime.core.errors import WritetimeError
-from writetime.core.server_settings import Cassandra
+from writetime.core.server_settings import Cassandra, NamedCluster
 from writetime.replication.cell_statements import NO_TTL, CellStatements
 from writetime.replication.cluster_sessions import connected
 from writetime.replication.requests import WriteBatch, send
@@ -37,7 +37,7 @@ def proxy(clusters: Clusters) -> Iterator[Proxy]:
 
 @pytest.fixture
 def session(clusters: Clusters, proxy: Proxy, tmp_path: Path) -> Iterator[Session]:
-    target = Cassandra(port=proxy.port, request_timeout_seconds=_TIMEOUT_SECONDS)
+    target = NamedCluster(port=proxy.port, request_timeout_seconds=_TIMEOUT_SECONDS)
     with connected(clusters.settings(tmp_path).model_copy(update={"clusters": {"target": target}}), "target") as found:
         yield found
 

@@ -1,7 +1,8 @@
 """`writetime follow`: one program that runs the steps of many tables, until it is stopped.
 
 A few requests to Kafka find the new messages of all tables. Each table with new messages gets a turn on a thread, so a
-table with much work, or one that fails, does not delay the others. A table without new messages costs nothing.
+table with much work, or one that fails, does not delay the others. Replications have other threads, because each may
+wait for its cluster. A table without new messages costs nothing.
 """
 
 import logging
@@ -67,11 +68,12 @@ class Follower:
             shares(self._settings) as own,
             _in_spark(self._settings) as self._in_spark,
             turns() as given,
+            turns() as of_replications,
         ):
             while not stop.is_set():
                 begin = time.monotonic()
                 own.look()
-                self.look(given, own)
+                self.look(given, of_replications, own)
                 rest = min(_REST_SECONDS_PER_TABLE * len(self.tables), _LONGEST_REST_SECONDS)
                 stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
         for table in (*self.tables.values(), *self._left.values()):
@@ -79,9 +81,9 @@ class Follower:
         self._sessions.close()
         self._landings.reporter.flush()
 
-    def look(self, given: Turns, own: TableShares) -> None:
-        """Queue each table of this program that has work and is not at work for a turn. A few requests cover all
-        tables.
+    def look(self, given: Turns, of_replications: Turns, own: TableShares) -> None:
+        """Queue each table of this program that has work and is not at work for a turn, and each replication, which may
+        wait for its cluster. A few requests cover all tables.
         """
         try:
             sources, ends = self._landings.ask()
@@ -101,15 +103,15 @@ class Follower:
             self._left.pop(name, None)
         self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in mine.items()}
         work = {name: partial(_run, table, ends_of(ends, name), sources) for name, table in self.tables.items()}
-        replications = {each.name: each for table in self.tables.values() if (each := table.replication)}
-
-        def is_due(name: str) -> bool:
-            if name in replications:
-                return replications[name].step.is_due
-            return name not in work or self.tables[name].is_due(ends_of(ends, name), sources)
-
         closing = {name: partial(self._close, name) for name in list(self._left)}
-        given.offer(work | closing | {name: each.run for name, each in replications.items()}, is_due)
+        given.offer(
+            work | closing,
+            lambda name: name not in work or self.tables[name].is_due(ends_of(ends, name), sources),
+        )
+        replications = {each.name: each for table in self.tables.values() if (each := table.replication)}
+        of_replications.offer(
+            {name: each.run for name, each in replications.items()}, lambda name: replications[name].step.is_due
+        )
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
