@@ -1,6 +1,8 @@
 """Replication with SSTables: a table at once, and lists and counters afterwards. Oracle: the answers of the source."""
 
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,16 @@ from tests.support.programs import Program
 from tests.support.replicated import Replicated
 from tests.support.settings import write_settings
 from writetime.bulk_load import node_import
+from writetime.core.config import TableEntry
 from writetime.core.errors import WritetimeError
+from writetime.follow.replication import TableReplication
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.replica_positions import Positions
 from writetime.replication import replicating, sstable_carrier
+from writetime.replication.cluster_sessions import ClusterSessions
 from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.replicating import replicator
+from writetime.verify.clusters import verify_clusters
 
 pytestmark = pytest.mark.long
 
@@ -78,6 +85,25 @@ def test_changes_without_lists_go_by_cql(clusters: Clusters, carried: Replicated
     assert sends
 
 
+def test_batches_of_sstables_are_seconds_apart(clusters: Clusters, lists: Replicated) -> None:
+    del clusters
+    entry = FollowedTable(_TABLE, TableEntry(replicate_to="by_sstables"))
+    sessions = ClusterSessions(lists.settings)
+    replication = TableReplication(lists.settings, entry, "by_sstables", sessions, threading.Event())
+    try:
+        # After the first load, and after a batch.
+        for is_soon in (True, False):
+            replication.run()
+            assert replication.step.fault is None
+            replication.begin()
+            time.sleep(2 * lists.settings.follow.events_seconds)
+            assert replication.step.is_due is is_soon
+            lists.write([f"UPDATE {_TABLE} SET l = l + ['c'] WHERE k = 1 AND c = 1"])
+            lists.capture()
+    finally:
+        sessions.close()
+
+
 def test_counters(clusters: Clusters, carried: Replicated) -> None:
     carried.create("carried", f"CREATE TABLE {_TABLE} {_COUNTERS}")
     query = f"SELECT k, c, s, n, m FROM {_TABLE}"
@@ -88,12 +114,12 @@ def test_counters(clusters: Clusters, carried: Replicated) -> None:
         carried.write([f"DELETE m FROM {_TABLE} WHERE k = {number} AND c = 1", f"DELETE FROM {_TABLE} WHERE k = 8"])
         carried.capture()
         carried.replicate()
-        # Once more: a repeated import adds nothing.
-        if number == 1:
-            clusters.target.nodetool("flush")
         found, wanted = (sorted(node.session().execute(query)) for node in (clusters.target, clusters.source))
         assert found == wanted
         assert len(found) == 8
+    report = verify_clusters(carried.settings, "by_sstables", _TABLE, 0, with_times=True)
+    assert report.proven
+    assert report.database_rows == 8
 
 
 def test_killed_at_each_step(clusters: Clusters, lists: Replicated, monkeypatch: pytest.MonkeyPatch) -> None:

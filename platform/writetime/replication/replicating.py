@@ -91,7 +91,7 @@ class TableReplicator:
         self._is_clock_right = False
         self._sstables = settings.clusters[cluster].sstables
         self.has_carried = False
-        """Whether the last call has written SSTables, which costs seconds of each node."""
+        """Whether the last call has written a batch as SSTables, which costs seconds of each node."""
 
     @property
     def position(self) -> ReplicationPosition | None:
@@ -225,7 +225,7 @@ class TableReplicator:
             written = self._load_by_cql(table, position, target)
         else:
             parts = [_Part(partial(self._bucket, table, bucket, target)) for bucket in range(table.buckets)]
-            written = self._carry(target.carrier, parts, f"{position.version}-load")
+            written = target.carrier.carry(parts, f"{position.version}-load", self._proceed)
         log.info("%s: %s has the whole table", self._name, self._cluster)
         self._write(position.model_copy(update={"loaded": None, "written_at": time_now()}))
         return written
@@ -268,12 +268,10 @@ class TableReplicator:
         if carried:
             assert target.carrier is not None
             assert self._position is not None
-            written += self._carry(target.carrier, carried, f"{self._position.version}-{changes.version}")
+            name = f"{self._position.version}-{changes.version}"
+            written += target.carrier.carry(carried, name, self._proceed)
+            self.has_carried = True
         return written
-
-    def _carry(self, carrier: SSTableCarrier, parts: Sequence[_Part], name: str) -> int:
-        self.has_carried = True
-        return carrier.carry(parts, name, self._proceed)
 
     def _with_deletions(
         self, table: LakeTable, state: TableVersion, changes: TableVersion, found: PendingChanges, target: _Target
