@@ -40,14 +40,19 @@ def nodes(tmp_path: Path) -> Iterator[tuple[KilledServer, KilledServer]]:
             node.stop()
 
 
-@pytest.fixture
+@pytest.fixture(params=[False, True], ids=["by CQL", "with lists, by SSTables, too"])
 def move(
-    kafka: Settings, nodes: tuple[KilledServer, KilledServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    kafka: Settings,
+    nodes: tuple[KilledServer, KilledServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Move]:
     old, new = nodes
     with captured_keyspace(old, kafka, tmp_path) as captured:
         new.write_one(f"CREATE KEYSPACE {captured.keyspace} WITH replication = {REPLICATION}")
-        with moving(captured, NamedCluster(port=new.port), tmp_path, monkeypatch) as moved:
+        cluster = NamedCluster(port=new.port, sstables=str(tmp_path / "sstables") if request.param else None)
+        with moving(captured, cluster, tmp_path, monkeypatch, has_list=request.param) as moved:
             yield moved
 
 
