@@ -73,12 +73,12 @@ def assert_same(settings: Settings, source: Session, target: Session, schema: Ta
     assert report.database_rows == len(wanted)
 
 
-def to_scylla(live: Settings, node: FormatServer, home: Path) -> Settings:
+def to_scylla(live: Settings, node: FormatServer, home: Path, sstables: str | None = None) -> Settings:
     """Settings of a source, of a lake in a folder, and of ScyllaDB as the cluster `target`."""
     return live.model_copy(
         update={
             "cassandra": Cassandra(port=node.port),
-            "clusters": {"target": NamedCluster(**dict(live.cassandra))},
+            "clusters": {"target": NamedCluster(**dict(live.cassandra), sstables=sstables)},
             "lake": live.lake.model_copy(update={"path": str(home / "lake"), "buckets": 2}),
         }
     )
@@ -103,6 +103,26 @@ def test_from_cassandra(
                 replicated.capture()
                 replicated.replicate()
                 assert_same(settings, source, raw, schema)
+
+
+def test_counters_as_sstables(
+    live: Settings, session: Session, raw: Session, cassandra_node: FormatServer, tmp_path: Path
+) -> None:
+    name = f"{KEYSPACE}.counters"
+    with (
+        answers.raw_session(cassandra_node.port) as source,
+        keyspace_in([source, session], KEYSPACE),
+    ):
+        settings = to_scylla(live, cassandra_node, tmp_path, sstables=str(tmp_path / "sstables"))
+        replicated = Replicated(cassandra_node, settings)
+        columns = "(k int, c int, s counter STATIC, n counter, PRIMARY KEY (k, c))"
+        schema = replicated.create("counters", f"CREATE TABLE {name} {columns}")
+        for number in range(3):
+            replicated.write([f"UPDATE {name} SET n = n + {k}, s = s - 2 WHERE k = {k} AND c = 1" for k in range(9)])
+            replicated.write([f"DELETE FROM {name} WHERE k = {number}"])
+            replicated.capture()
+            replicated.replicate()
+            assert_same(settings, source, raw, schema)
 
 
 def rename_and_compare(replicated: Replicated, node: FormatServer, target: Session) -> None:
