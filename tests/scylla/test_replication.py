@@ -118,7 +118,9 @@ def test_counters_as_sstables(
         columns = "(k int, c int, s counter STATIC, n counter, PRIMARY KEY (k, c))"
         schema = replicated.create("counters", f"CREATE TABLE {name} {columns}")
         for number in range(3):
-            replicated.write([f"UPDATE {name} SET n = n + {k}, s = s - 2 WHERE k = {k} AND c = 1" for k in range(9)])
+            # In ScyllaDB, a deletion covers later writes to a counter, too.
+            rows = range(number, 9)
+            replicated.write([f"UPDATE {name} SET n = n + {k}, s = s - 2 WHERE k = {k} AND c = 1" for k in rows])
             replicated.write([f"DELETE FROM {name} WHERE k = {number}"])
             replicated.capture()
             replicated.replicate()

@@ -33,7 +33,10 @@ _SECONDS, _SECONDS_LONG = 25, 600
 _RATE, _RATE_LONG = 100, 500
 # Partitions that are written to all the time; and others, which are written to for some seconds only.
 _KEYS, _KEYS_NOW, _NOW_SECONDS = 200, 20, 5
-_PAUSE_SECONDS = 4.0
+# The longest pause between kills: a node needs seconds to start, and must also work.
+_PAUSE_SECONDS, _PAUSE_SECONDS_LONG = 4.0, 20.0
+# Each waits for its answers.
+_WRITERS = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Move:
                 number = chooser.randrange(len(every))
                 every[number]()
                 counts[number] += 1
-                time.sleep(chooser.random() * _PAUSE_SECONDS)
+                time.sleep(chooser.random() * (_PAUSE_SECONDS_LONG if is_long else _PAUSE_SECONDS))
         stopped, report = time.monotonic(), self.home / "report.json"
         done = command("cutover", self.name, "--report", str(report))
         took = time.monotonic() - stopped
@@ -106,7 +109,7 @@ class Move:
         stop, written = threading.Event(), list[None]()
 
         def work() -> None:
-            while not stop.wait(1 / rate):
+            while not stop.wait(_WRITERS / rate):
                 try:
                     node.session().execute(self.statement(chooser), timeout=10)
                     written.append(None)
@@ -117,13 +120,14 @@ class Move:
                     # The session is closed while the node is down.
                     time.sleep(0.2)
 
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(work)
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            working = [pool.submit(work) for _ in range(_WRITERS)]
             try:
                 yield written
             finally:
                 stop.set()
-            working.result()
+            for each in working:
+                each.result()
 
 
 def kill(node: KilledServer) -> None:
