@@ -5,6 +5,8 @@ files; tests/restore/test_into.py imports into a real one.
 import errno
 import os
 import tempfile
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,13 +16,15 @@ from cassandra import OperationTimedOut, Unauthorized
 
 from tests.support.disks import fill, small_disk
 from tests.support.made import SCHEMA, add, new_table, write
-from writetime.bulk_load import node_import
+from writetime.bulk_load import import_folders, node_import
 from writetime.bulk_load.node_import import import_node, is_imported
 from writetime.bulk_load.sstables import RestoreManifest, Target, TargetNode, write_sstables
 from writetime.capture.unlogged_files import Imports
+from writetime.core.config import load
 from writetime.core.errors import WritetimeError
 from writetime.files.key_ranges import TokenRange
 from writetime.lake.views import bucket_views
+from writetime.storage.locations import resolve
 
 HOST = "a-host"
 NODES = {HOST: TargetNode("10.0.0.1", (TokenRange(-(1 << 63), (1 << 63) - 1),))}
@@ -97,7 +101,7 @@ def test_files_that_cannot_be_linked_are_copied(
     assert files_of(data) == wanted
     assert sorted(path.name for path in (out / HOST).iterdir()) == sorted(wanted)
     assert manifest.target is not None
-    assert is_imported(str(out), manifest.target, HOST)
+    assert is_imported(str(out), manifest, HOST)
 
 
 def test_a_relative_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +176,15 @@ def test_a_node_that_stops_during_the_import(
     with pytest.raises(WritetimeError, match=wanted if is_down else "^nodetool import failed: Connection reset$"):
         imported(str(tmp_path / "out"), manifest)
     assert manifest.target is not None
-    assert not is_imported(str(tmp_path / "out"), manifest.target, HOST)
+    assert not is_imported(str(tmp_path / "out"), manifest, HOST)
     assert not data.joinpath("imports").exists()
 
 
-def test_a_missing_sstable_is_named(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("components", ["Data.db", "TOC.txt", "*"])
+def test_a_missing_sstable_is_named(data: Path, tmp_path: Path, components: str) -> None:
     manifest = written(str(tmp_path / "out"), tmp_path)
-    (tmp_path / "out" / manifest.sstables[-1].file).unlink()
+    for file in (tmp_path / "out").glob(manifest.sstables[-1].file.replace("Data.db", components)):
+        file.unlink()
     with pytest.raises(
         WritetimeError, match=rf"out/{manifest.sstables[-1].file} is missing: restore into a new folder"
     ):
@@ -207,3 +213,29 @@ def test_the_table_is_empty_when_the_first_node_begins(
         # It has rows of this import.
         imported(out, manifest)
     assert files_of(data)
+
+
+def test_another_manifest_in_the_same_folder(data: Path, tmp_path: Path) -> None:
+    """A slow node ends the import of the one before it."""
+    first = written(str(tmp_path / "out"), tmp_path)
+    imported(str(tmp_path / "out"), first)
+    other = replace(first, lake_version=7)
+    assert is_imported(str(tmp_path / "out"), first, HOST)
+    assert not is_imported(str(tmp_path / "out"), other, HOST)
+    assert files_of(data)
+
+
+def test_transfers_are_imported_after_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be read for a moment does not end the program."""
+    stop, looks = threading.Event(), []
+
+    def read(_: object) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError("a blip")
+        stop.set()
+
+    (tmp_path / "shop.items" / "1").mkdir(parents=True)
+    monkeypatch.setattr(import_folders, "resolve", lambda path: (read(path), resolve(path))[1])
+    import_folders.import_transfers(load(), str(tmp_path), stop)
+    assert len(looks) > 1

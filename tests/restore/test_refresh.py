@@ -107,7 +107,7 @@ def test_all_sstables_are_loaded(node: Node, tmp_path: Path, manifest: RestoreMa
     assert len(node.loaded) == 4
     assert {path.name: path.read_bytes() for path in (tmp_path / "out" / HOST).iterdir()} == kept
     assert manifest.target is not None
-    assert is_imported(str(tmp_path / "out"), manifest.target, HOST)
+    assert is_imported(str(tmp_path / "out"), manifest, HOST)
 
 
 def test_a_node_that_loads_others_is_waited_for(node: Node, tmp_path: Path, manifest: RestoreManifest) -> None:
@@ -124,7 +124,7 @@ def test_an_error_of_the_node(node: Node, tmp_path: Path, manifest: RestoreManif
         load(node, tmp_path / "out", manifest)
     assert not list(node.upload.iterdir())
     assert manifest.target is not None
-    assert not is_imported(str(tmp_path / "out"), manifest.target, HOST)
+    assert not is_imported(str(tmp_path / "out"), manifest, HOST)
     load(node, tmp_path / "out", manifest)
     assert len(node.loaded) == 4
 
@@ -171,7 +171,7 @@ def test_another_machine_and_another_user(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 4321)
-        with pytest.raises(WritetimeError, match="upload is of another user: run this as the user of the node"):
+        with pytest.raises(WritetimeError, match=r"the node 10.0.0.1 runs as another user: run `writetime import"):
             load(node, tmp_path / "out", manifest)
     shutil.rmtree(node.upload)
     with pytest.raises(WritetimeError, match=r"the node 10.0.0.1 is not on this machine: run `writetime import .*out`"):

@@ -49,9 +49,13 @@ def with_history(
     return lake, wanted
 
 
-def add_snapshot(lake: LakeTable, folders: Iterable[Path], number: int) -> None:
-    """Add the changes of all SSTables. The first snapshot with a change has it, so the lake keeps its history."""
-    schema = lake.schema()
-    locations = (location for folder in folders for location in find_sstables(str(folder)))
+def add_snapshot(lake: LakeTable, folders: Iterable[Path], number: int, known: set[str] | None = None) -> None:
+    """Add the changes of all SSTables, without the known ones. The first snapshot with a change has it, so the lake
+    keeps its history.
+    """
+    schema, seen = lake.schema(), set() if known is None else known
+    found = [location for folder in folders for location in find_sstables(str(folder))]
+    locations = [location for location in found if location.id not in seen]
+    seen |= {location.id for location in locations}
     batches = [batch for location in locations for batch in SSTable(location, schema).scan()]
     lake.changes.append(ChangeWriter.of(lake, schema).write(batches), "test", number)

@@ -25,6 +25,7 @@ class Replicated:
     def __init__(self, source: FormatServer, settings: Settings, cluster: str = "target") -> None:
         self.settings, self._source, self._cluster = settings, source, cluster
         self._captures = 0
+        self._known: set[str] = set()
         self.lake: LakeTable
 
     def create(self, name: str, statement: str) -> TableSchema:
@@ -41,12 +42,14 @@ class Replicated:
                 self._source.write_one(statement)
 
     def capture(self) -> None:
-        """Bring all writes into the lake."""
+        """Bring all writes since the last time into the lake."""
         taken_at = time_now()
         self._captures += 1
         name = self.lake.name
         self.lake.follow(read_schema(self._source.session(), name))
-        add_snapshot(self.lake, take_snapshot(self.settings, name, f"taken{self._captures}"), self._captures)
+        add_snapshot(
+            self.lake, take_snapshot(self.settings, name, f"taken{self._captures}"), self._captures, self._known
+        )
         raise_complete_snapshot(self.lake, taken_at)
 
     def replicate(self, *, again: bool = False) -> int:

@@ -37,11 +37,25 @@ def copy_sstables(folder: str, sstables: Sequence[RestoredSSTable], copies: Path
         named = parse_name(filesystem, posixpath.join(path, sstable.file))
         assert named is not None
         components = sorted(files[sstable.node][named[0].id], key=lambda file: file.endswith(_LAST))
+        if not components or not components[-1].endswith(_LAST):
+            raise _missing(folder, sstable)
         for file in components:
             if file.endswith(_LAST):
                 _require_intact(copies / posixpath.basename(sstable.file), sstable, folder)
             with _faults_of_copy(file, copies):
-                _copy(filesystem, file, copies / posixpath.basename(file))
+                _copy(filesystem, file, copy := copies / posixpath.basename(file))
+                _sync(copy)
+    with _faults_of_copy(folder, copies):
+        _sync(copies)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or folder to the disk: the node moves it to its table as it is."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def remove_copies(sstables: Sequence[RestoredSSTable], copies: Path) -> None:
@@ -105,9 +119,13 @@ def _is_linked(source: str, copy: Path) -> bool:
     return True
 
 
+def _missing(folder: str, sstable: RestoredSSTable) -> WritetimeError:
+    return WritetimeError(f"{without_secrets(join(folder, sstable.file))} is missing: restore into a new folder")
+
+
 def _require_intact(data: Path, sstable: RestoredSSTable, folder: str) -> None:
     if not data.exists():
-        raise WritetimeError(f"{without_secrets(join(folder, sstable.file))} is missing: restore into a new folder")
+        raise _missing(folder, sstable)
     checksum = 0
     with data.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -3,8 +3,8 @@
 import logging
 import posixpath
 import threading
-from collections.abc import Iterator
 
+from cassandra.cluster import Session
 from pyarrow import fs
 
 from writetime.bulk_load.node_import import import_node, is_imported, target_of
@@ -44,39 +44,53 @@ def import_transfers(settings: Settings, folder: str, stop: threading.Event) -> 
     """Import each transfer that a replication writes below a folder, until the `stop`. A failure is logged, and tried
     again.
     """
-    faults: dict[str, str] = {}
+    transfers, fault = _Transfers(settings, folder), ""
     while not stop.is_set():
-        for transfer in _transfers(folder):
-            try:
-                _import_transfer(settings, transfer)
-                faults.pop(transfer, None)
-            except WritetimeError as e:
-                if faults.get(transfer) != str(e):
-                    log.error("%s; this is tried again", e)
-                faults[transfer] = str(e)
+        try:
+            transfers.import_new()
+            fault = ""
+        except WritetimeError as e:
+            if fault != str(e):
+                log.error("%s; this is tried again", e)
+            fault = str(e)
         stop.wait(_PAUSE_SECONDS)
 
 
-def _transfers(folder: str) -> Iterator[str]:
-    """Yield the folders of transfers: `<keyspace>.<table>/<name>`."""
-    for table in _folders(folder):
-        for name in _folders(join(folder, table)):
-            yield join(folder, posixpath.join(table, name))
+class _Transfers:
+    """The transfers `<keyspace>.<table>/<name>` below a folder, and those of them that are done."""
 
+    def __init__(self, settings: Settings, folder: str) -> None:
+        self._settings, self._folder = settings, folder
+        self._done: set[str] = set()
 
-def _folders(folder: str) -> list[str]:
-    with faults_of(folder):
-        filesystem, path = resolve(folder)
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+    def import_new(self) -> None:
+        """Import those that are not done. One that fails does not stop the others."""
+        found = [join(self._folder, posixpath.join(t, n)) for t in self._folders("") for n in self._folders(t)]
+        self._done &= set(found)
+        waiting = {each: manifest for each in found if each not in self._done and (manifest := read_manifest(each))}
+        if not waiting:
+            return
+        faults = []
+        with connect(self._settings) as session:
+            host = str(node_of(session, self._settings.capture.node).host_id)
+            for transfer, manifest in waiting.items():
+                try:
+                    self._import(session, transfer, manifest, host)
+                except WritetimeError as e:
+                    faults.append(str(e))
+        if faults:
+            raise WritetimeError("; ".join(faults))
 
+    def _folders(self, name: str) -> list[str]:
+        folder = join(self._folder, name)
+        with faults_of(folder):
+            filesystem, path = resolve(folder)
+            found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
 
-def _import_transfer(settings: Settings, folder: str) -> None:
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.target is None:
-        return
-    with connect(settings) as session:
-        host = str(node_of(session, settings.capture.node).host_id)
-        if host in manifest.target.nodes and not is_imported(folder, manifest.target, host):
+    def _import(self, session: Session, folder: str, manifest: RestoreManifest, host: str) -> None:
+        target = target_of(session, manifest, folder)
+        if host in target.nodes and not is_imported(folder, manifest, host):
             count = import_node(session, folder, manifest, host)
-            log.info("%s: %s imported", manifest.target.table, pluralize(count, "SSTable"))
+            log.info("%s: %s imported", target.table, pluralize(count, "SSTable"))
+        self._done.add(folder)

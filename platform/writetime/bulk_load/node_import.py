@@ -43,11 +43,15 @@ _IMPORT_SECONDS = 6 * 3600
 _COPIED_BYTES = 8 << 30
 
 
-def is_imported(folder: str, target: Target, host: str) -> bool:
-    """Return whether a node has imported its SSTables into the target."""
+class NotHere(WritetimeError):
+    """A node is on another machine, or runs as another user than this program."""
+
+
+def is_imported(folder: str, manifest: RestoreManifest, host: str) -> bool:
+    """Return whether a node has imported the SSTables of this manifest. Another one may have had the same folder."""
     with faults_of(folder):
         filesystem, path = resolve(join(folder, _IMPORTED + host))
-        return exists(filesystem, path) and read_file(filesystem, path).decode() == target.id
+        return exists(filesystem, path) and read_file(filesystem, path).decode() == manifest.identity
 
 
 def is_here(address: str) -> bool:
@@ -85,32 +89,37 @@ def import_node(
     target = manifest.target
     assert target is not None
     load = _loader(session, folder, manifest, host)
-    _begin(session, folder, target, host)
+    _begin(session, folder, manifest, host)
     own = [sstable for sstable in manifest.sstables if sstable.node == host]
     for some in _parts(folder, own, copied_bytes):
         load(some)
-    write_text(folder, _IMPORTED + host, target.id)
+    write_text(folder, _IMPORTED + host, manifest.identity)
     return len(own)
 
 
 def import_here(session: Session, folder: str, manifest: RestoreManifest) -> list[str]:
-    """Import the SSTables of a manifest with a target on the nodes of this machine; return the addresses of the other
-    nodes that have not imported theirs yet. A node that fails does not stop the others. The errors are those of
-    `import_node`.
+    """Import the SSTables of a manifest with a target on the nodes of this machine that run as this user; return the
+    addresses of the other nodes that have not imported theirs yet. A node that fails does not stop the others. The
+    errors are those of `import_node`; a Transient, if each is one.
     """
     target = manifest.target
     assert target is not None
-    waiting = {host: node for host, node in target.nodes.items() if not is_imported(folder, target, host)}
-    here = [host for host, node in waiting.items() if is_here(node.address)]
-    faults = []
-    for host in here:
+    waiting = {host: node for host, node in target.nodes.items() if not is_imported(folder, manifest, host)}
+    elsewhere, faults = [], []
+    for host, node in waiting.items():
+        if not is_here(node.address):
+            elsewhere.append(node.address)
+            continue
         try:
             import_node(session, folder, manifest, host)
+        except NotHere:
+            elsewhere.append(node.address)
         except WritetimeError as e:
-            faults.append(str(e))
+            faults.append(e)
     if faults:
-        raise WritetimeError("; ".join(faults))
-    return [node.address for host, node in waiting.items() if host not in here]
+        kind = Transient if all(isinstance(each, Transient) for each in faults) else WritetimeError
+        raise kind("; ".join(map(str, faults)))
+    return elsewhere
 
 
 def _loader(
@@ -125,9 +134,13 @@ def _loader(
             node = scylla_node(session, address)
             return partial(_refresh, node, _upload_of(node, target, address, folder), folder, target)
         properties, port = local_node(session, address)
-    if not any(os.path.isdir(data) for data in listed(properties["data_file_directories"])):
+    found = [data for data in listed(properties["data_file_directories"]) if os.path.isdir(data)]
+    if not found:
         raise _elsewhere(address, folder)
-    return partial(_import, folder, target, host, session=session, port=port)
+    owner = os.stat(found[0])
+    if os.geteuid() not in (0, owner.st_uid):
+        raise _of_another_user(address, folder)
+    return partial(_import, folder, manifest, host, session=session, port=port, owner=(owner.st_uid, owner.st_gid))
 
 
 @contextmanager
@@ -144,9 +157,13 @@ def _faults_of_node(address: str) -> Iterator[None]:
         raise Transient(f"the node {address} does not answer: start it, and run this again ({reason})") from None
 
 
-def _elsewhere(address: str, folder: str) -> WritetimeError:
-    return WritetimeError(
-        f"the node {address} is not on this machine: run `writetime import {without_secrets(folder)}` there"
+def _elsewhere(address: str, folder: str) -> NotHere:
+    return NotHere(f"the node {address} is not on this machine: run `writetime import {without_secrets(folder)}` there")
+
+
+def _of_another_user(address: str, folder: str) -> NotHere:
+    return NotHere(
+        f"the node {address} runs as another user: run `writetime import {without_secrets(folder)}` as that user"
     )
 
 
@@ -156,19 +173,21 @@ def _upload_of(node: ScyllaNode, target: Target, address: str, folder: str) -> P
     if upload is None:
         raise _elsewhere(address, folder)
     if os.geteuid() not in (0, upload.stat().st_uid):
-        raise WritetimeError(f"{upload} is of another user: run this as the user of the node {address}")
+        raise _of_another_user(address, folder)
     return upload
 
 
-def _begin(session: Session, folder: str, target: Target, host: str) -> None:
+def _begin(session: Session, folder: str, manifest: RestoreManifest, host: str) -> None:
     """Record that a node begins. If it is the first one, others may have written to the table since the SSTables were
     written, or have imported into it.
     """
+    target = manifest.target
+    assert target is not None
     with faults_of(folder):
         names = [posixpath.basename(entry) for entry in entries(*resolve(folder))]
     if not target.merge and not any(name.startswith((_IMPORTING, _IMPORTED)) for name in names):
         require_empty(session, target.table)
-    write_text(folder, _IMPORTING + host, target.id)
+    write_text(folder, _IMPORTING + host, manifest.identity)
 
 
 def _parts(folder: str, sstables: Sequence[RestoredSSTable], size: int) -> Iterator[list[RestoredSSTable]]:
@@ -189,11 +208,20 @@ def _parts(folder: str, sstables: Sequence[RestoredSSTable], size: int) -> Itera
 
 
 def _import(
-    folder: str, target: Target, host: str, sstables: Sequence[RestoredSSTable], *, session: Session, port: int
+    folder: str,
+    manifest: RestoreManifest,
+    host: str,
+    sstables: Sequence[RestoredSSTable],
+    *,
+    session: Session,
+    port: int,
+    owner: tuple[int, int],
 ) -> None:
     """Let a node of Cassandra move copies of SSTables to its table. It may conclude from the names of the folders above
     that files are of another table, and leave them.
     """
+    target = manifest.target
+    assert target is not None
     filesystem, path = resolve(folder)
     is_local = isinstance(filesystem, fs.LocalFileSystem)
     with faults_of(folder):
@@ -202,6 +230,9 @@ def _import(
         # The node has another working folder.
         copies = Path(own, *target.table.split(".")).absolute()
         copies.mkdir(parents=True)
+        if os.geteuid() != owner[0]:
+            for each in (Path(own), copies.parent, copies):
+                os.chown(each, *owner)
         copy_sstables(folder, sstables, copies)
         try:
             nodetool(port, "import", *target.table.split(".", 1), str(copies), timeout_seconds=_IMPORT_SECONDS)

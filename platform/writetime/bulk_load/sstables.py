@@ -8,6 +8,7 @@ number of the run that began last, which is also in the names of this run's SSTa
 and of two runs at once, one is refused at its end.
 """
 
+import hashlib
 import os
 import posixpath
 import secrets
@@ -94,6 +95,11 @@ class RestoreManifest:
     def changes(self) -> int:
         """The number of changes in all SSTables."""
         return sum(sstable.changes for sstable in self.sstables)
+
+    @property
+    def identity(self) -> str:
+        """A text that no other manifest has: the numbers of the SSTables are random."""
+        return hashlib.sha256(_JSON.dump_json(self)).hexdigest()
 
 
 _JSON = TypeAdapter(RestoreManifest)

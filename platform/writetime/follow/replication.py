@@ -15,6 +15,7 @@ from writetime.replication.replicating import TableReplicator
 
 # An import of SSTables takes seconds of a node's cores, and makes files that it has to compact.
 _REST_SECONDS = 10.0
+_IMPORT_SECONDS = 1.0
 
 
 class TableReplication:
@@ -61,11 +62,15 @@ class TableReplication:
                 session = self._sessions.of(self._cluster)
                 self._opened = table, TableReplicator(self._settings, session, table, self._cluster, part)
             table, replicator = self._opened
-            written = replicator.replicate(table, proceed=self._proceed)
-            if replicator.has_carried:
-                self.step.rest(_REST_SECONDS)
-            return written
+            written = replicator.replicate(table, wait=False, proceed=self._proceed)
         except BaseException:
             # The kept data may be the cause, in the lake or in the cluster.
             self._opened = None
             raise
+        if replicator.is_waiting:
+            # For nodes on other machines. The turn is for another table meanwhile.
+            self.step.rest(_IMPORT_SECONDS)
+            raise Stopped
+        if replicator.has_carried:
+            self.step.rest(_REST_SECONDS)
+        return written

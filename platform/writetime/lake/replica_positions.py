@@ -25,7 +25,8 @@ class ReplicationPosition(BaseModel):
 
     `loaded` are the buckets that the first load has written; None when it is complete. `complete_until` (microseconds)
     is the time up to which the lake had all writes at that commit. `written_at` (microseconds) is when the position was
-    written, `target_id` is the id of the table in the target, and `part` is that of `ReplicatedPart.text`.
+    written, `target_id` is the id of the table in the target, and `part` is that of `ReplicatedPart.text`. While nodes
+    import SSTables, `transfer` is the name of their folder, and `then` is the position when all have done so.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +39,8 @@ class ReplicationPosition(BaseModel):
     target_id: str
     part: str = ""
     loaded: tuple[int, ...] | None = None
+    transfer: str | None = None
+    then: "ReplicationPosition | None" = None
 
     @property
     def commit(self) -> CommitId:

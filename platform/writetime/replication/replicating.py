@@ -18,8 +18,9 @@ from writetime.clients.database import find_replicas
 from writetime.clients.prepared_statements import UnknownWrite, driver_faults_named
 from writetime.clients.scylla_node import is_scylla
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
-from writetime.delta.versions import DataFile, TableVersion
+from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.bucketed_table import Conflict
+from writetime.delta.versions import TableVersion
 from writetime.files.key_ranges import places_of
 from writetime.lake.bucket_contents import PendingChanges, StateFiles, combined
 from writetime.lake.horizon import captured_until, complete_snapshot, registered_sources, written_until
@@ -34,16 +35,25 @@ from writetime.replication.replicated_part import ReplicatedPart
 from writetime.replication.requests import WriteBatch, batches_of, send
 from writetime.replication.row_writes import RowWrites
 from writetime.replication.source_options import source_options
-from writetime.replication.sstable_carrier import SSTableCarrier, require_replicable
+from writetime.replication.sstable_carrier import SSTableCarrier, TransferLost, require_replicable
 from writetime.replication.target_table import (
     follow_schema,
+    is_table,
     require_empty,
     require_same_clock,
     with_names_of_keys,
 )
 from writetime.schema.table import TableSchema
+from writetime.schema.types import Native
 
 log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.5
+# After this time, nodes that have not imported SSTables are an error.
+_IMPORT_SECONDS = 600.0
+# A first load has this many transfers, so that one that was killed does not begin from zero.
+_LOADS = 16
+_END_OF_TIME = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -92,15 +102,29 @@ class TableReplicator:
         self._sstables = settings.clusters[cluster].sstables
         self.has_carried = False
         """Whether the last call has written a batch as SSTables, which costs seconds of each node."""
+        self.is_waiting = False
+        """Whether the last call has left changes for the next one, because nodes have to import SSTables."""
 
     @property
     def position(self) -> ReplicationPosition | None:
         """The newest position."""
         return self._read()
 
-    def replicate(self, table: LakeTable, *, again: bool = False, proceed: Callable[[], None] = lambda: None) -> int:
+    def replicate(
+        self,
+        table: LakeTable,
+        *,
+        again: bool = False,
+        wait: bool = True,
+        proceed: Callable[[], None] = lambda: None,
+    ) -> int:
         """Write the changes that the target lacks, and return the number of rows and deletions that were written.
-        With `again`, the whole table is written first. `proceed` is called before each request, and may raise.
+
+        Args:
+            table: the table.
+            again: write the whole table first.
+            wait: wait for nodes on other machines that have to import SSTables. If not, see `is_waiting`.
+            proceed: is called before each request, and may raise.
 
         Raises:
             Conflict: another program replicates the table.
@@ -110,11 +134,17 @@ class TableReplicator:
         try:
             with driver_faults_named(self._needed_by):
                 self._proceed, self.has_carried = proceed, False
-                return self._replicate(table, again=again)
+                written = self._replicate(table, again=again)
+                while wait and self.is_waiting:
+                    proceed()
+                    time.sleep(_PAUSE_SECONDS)
+                    written += self._replicate(table, again=False)
+                return written
         except UnknownWrite as e:
             raise UnknownWrite(f"the cluster {self._cluster} did not answer ({e}): this is tried again") from None
 
     def _replicate(self, table: LakeTable, *, again: bool) -> int:
+        self.is_waiting = False
         # The state first: it never holds more than the changes that are read after it.
         state, changes = table.state.load(), table.changes.load()
         if generation_of(state) != generation_of(changes):
@@ -136,19 +166,23 @@ class TableReplicator:
             position = self._at(changes, target, loaded=())
             self._write(position)
         self._require_same(table, position, changes, target)
+        self._continue_transfer(position, target)
         written = 0
-        if position.loaded is not None:
-            written = self._load(table, position, target)
-        files = files_since(table, changes, position.version)
-        written += self._write_changes(table, state, files, changes, target)
-        if changes.version > position.version:
-            self._write(self._at(changes, target))
+        if not self.is_waiting:
+            written = self._load(table, self._known(), target)
+        if not self.is_waiting:
+            written += self._write_changes(table, state, changes, target)
         return written
+
+    def _known(self) -> ReplicationPosition:
+        position = self._read()
+        assert position is not None
+        return position
 
     def _followed(self, table: LakeTable, changes: TableVersion) -> _Target:
         """Return the table in the target, after its columns follow those of a version of the changes."""
         schema = table.schema(changes)
-        if self._target is None or self._target.source != schema:
+        if self._target is None or self._target.source != schema or not is_table(self._session, self._target.schema):
             self._part.require_fit(schema)
             written = self._part.schema(schema)
             to_scylla = is_scylla(self._session)
@@ -218,42 +252,95 @@ class TableReplicator:
         )
 
     def _load(self, table: LakeTable, position: ReplicationPosition, target: _Target) -> int:
-        """Write the whole table: as SSTables, or by CQL. Changes that came since the load began are in it, or in the
-        next batch.
-        """
-        if target.carrier is None:
-            written = self._load_by_cql(table, position, target)
-        else:
-            parts = [_Part(partial(self._bucket, table, bucket, target)) for bucket in range(table.buckets)]
-            written = target.carrier.carry(parts, f"{position.version}-load", self._proceed)
+        """Write what is left of the first load. Changes that came since it began are in it, or in the next batch."""
+        if position.loaded is None:
+            return 0
+        written, left = 0, [bucket for bucket in range(table.buckets) if bucket not in position.loaded]
+        size = 1 if target.carrier is None else -(-table.buckets // _LOADS)
+        for start in range(0, len(left), size):
+            some = left[start : start + size]
+            loaded = (*(self._known().loaded or ()), *some)
+            then = position.model_copy(update={"loaded": loaded, "written_at": time_now()})
+            written += self._write_buckets(table, some, then, target)
+            if self.is_waiting:
+                return written
         log.info("%s: %s has the whole table", self._name, self._cluster)
         self._write(position.model_copy(update={"loaded": None, "written_at": time_now()}))
         return written
 
-    def _load_by_cql(self, table: LakeTable, position: ReplicationPosition, target: _Target) -> int:
-        written, loaded = 0, list(position.loaded or ())
-        for bucket in range(table.buckets):
-            if bucket in loaded:
-                continue
-            written += self._send(self._bucket(table, bucket, target), target)
-            loaded.append(bucket)
-            self._write(position.model_copy(update={"loaded": tuple(loaded), "written_at": time_now()}))
+    def _write_buckets(
+        self, table: LakeTable, buckets: Sequence[int], then: ReplicationPosition, target: _Target
+    ) -> int:
+        parts = [_Part(partial(self._bucket, table, bucket, target)) for bucket in buckets]
+        if target.carrier is not None:
+            try:
+                transfer, count = target.carrier.write(parts)
+            except Transient:
+                raise
+            except WritetimeError as e:
+                # Such as an expiry that the version of the SSTables cannot hold.
+                if any(target.carrier.is_needed_by(part.state()) for part in parts):
+                    raise
+                log.warning("%s: a part of the first load goes by CQL: %s", self._name, e)
+            else:
+                self._begin_transfer(transfer, then, target)
+                return count
+        written = sum(self._send(part.state(), target) for part in parts)
+        self._write(then)
         return written
+
+    def _begin_transfer(self, transfer: str, then: ReplicationPosition, target: _Target) -> None:
+        """Let the nodes import a transfer. The position names it first, so that other programs continue it, too."""
+        assert target.carrier is not None
+        position = self._known().model_copy(update={"transfer": transfer, "then": then, "written_at": time_now()})
+        try:
+            self._write(position)
+        except Conflict:
+            target.carrier.remove(transfer)
+            raise
+        self._continue_transfer(position, target)
+
+    def _continue_transfer(self, position: ReplicationPosition, target: _Target) -> None:
+        """Import the transfer of a position, if it has one. When all nodes have done so, go on to the next position."""
+        if position.transfer is None or position.then is None:
+            return
+        if target.carrier is None:
+            raise WritetimeError(
+                f"{self._cluster} has not imported all SSTables of {self._name}: set [clusters.{self._cluster}] "
+                "sstables again, and run this again"
+            )
+        try:
+            until = position.written_at / 1_000_000 + _IMPORT_SECONDS
+            if not target.carrier.is_imported(position.transfer, until=until):
+                self.is_waiting = True
+                return
+            then = position.then.model_copy(update={"written_at": time_now()})
+            self.has_carried = position.loaded is None
+        except TransferLost as e:
+            log.warning("%s: SSTables for %s are written again: %s", self._name, self._cluster, e)
+            then = position.model_copy(update={"transfer": None, "then": None})
+            # It may be another table now.
+            self._target = None
+            self.is_waiting = True
+        except WritetimeError:
+            # Another program may have finished it meanwhile, and removed it.
+            if self._positions.read() != position:
+                self._is_read = False
+                raise Conflict(f"another program replicates {self._name} to {self._cluster}: run this again") from None
+            raise
+        self._write(then)
+        target.carrier.remove(position.transfer)
 
     def _bucket(self, table: LakeTable, bucket: int, target: _Target) -> pa.Table:
         """Return a bucket as it is now: files are deleted an hour after they were replaced."""
+        self._proceed()
         found = contents(table, table.state.load(), table.changes.load()).get(bucket)
         merged = merge([], target.source) if found is None else found.merged(target.source)
         return self._part.of(merged, target.source)
 
-    def _write_changes(
-        self,
-        table: LakeTable,
-        state: TableVersion,
-        files: Sequence[DataFile],
-        changes: TableVersion,
-        target: _Target,
-    ) -> int:
+    def _write_changes(self, table: LakeTable, state: TableVersion, changes: TableVersion, target: _Target) -> int:
+        position = self._known()
+        files = files_since(table, changes, position.version)
         parts, files_of = in_parts(table.changes.storage, files, table.buckets)
         of_state = StateFiles(table, state, parts=parts)
         written, carried = 0, []
@@ -267,20 +354,24 @@ class TableReplicator:
                 written += self._send(merged, target)
         if carried:
             assert target.carrier is not None
-            assert self._position is not None
-            name = f"{self._position.version}-{changes.version}"
-            written += target.carrier.carry(carried, name, self._proceed)
-            self.has_carried = True
+            transfer, count = target.carrier.write(carried)
+            self._begin_transfer(transfer, self._at(changes, target), target)
+            return written + count
+        if changes.version > position.version:
+            self._write(self._at(changes, target))
         return written
 
     def _with_deletions(
         self, table: LakeTable, state: TableVersion, changes: TableVersion, found: PendingChanges, target: _Target
     ) -> pa.Table:
         """Merge changes, and select the part of them. Where they are older than `gc_grace_seconds` of the target, it
-        may have dropped deletions that cover them, so they are merged with the state.
+        may have dropped deletions that cover them, so they are merged with the state. So are counters: a cell has one
+        write time there, and a deletion would not cover the older ones of its parts.
         """
         merged = found.merged(target.source)
         oldest = time_now() - target.schema.gc_grace_seconds * 1_000_000
+        if any(column.type == Native("counter") for column in target.source.static + target.source.regular):
+            oldest = _END_OF_TIME
         late = merged.filter(pa.array(written_until(merged, target.source, oldest)))
         # Of none, all has expired, and was dropped.
         if late.num_rows and (held := list(contents(table, state, changes).values())):

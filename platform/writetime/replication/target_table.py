@@ -35,6 +35,13 @@ def require_empty(session: Session, table: str, cluster: str) -> None:
         )
 
 
+def is_table(session: Session, schema: TableSchema) -> bool:
+    """Return whether a table still has its id: it was not dropped and created again. Raises an error of the driver."""
+    of_table = "WHERE keyspace_name = %s AND table_name = %s"
+    found = session.execute(f"SELECT id FROM system_schema.tables {of_table}", [schema.keyspace, schema.name]).one()
+    return found is not None and found.id == schema.id
+
+
 def require_same_clock(session: Session, cluster: str) -> None:
     """Raise a WritetimeError if the clock of this machine is another one than that of the target. By a wrong one, cells
     would expire early, and nothing could bring them back.
