@@ -13,6 +13,7 @@ the index itself. Shards without an element are remote. Cassandra 2.1 and later,
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -91,15 +92,22 @@ def _texts(ids: np.ndarray) -> pa.Array:
 
 
 def encode(shards: pa.ListArray) -> pa.Array:
-    """Encode the contexts of counters: the inverse of `decode`. A null has no bytes."""
+    """Encode the contexts of counters: the inverse of `decode`. A null has no bytes. Of a node's shards, which merged
+    changes have in order, the greatest is written: a database would add them up.
+    """
     found = []
-    for of_counter in shards.to_pylist():
-        if of_counter is None:
+    for some in shards.to_pylist():
+        if some is None:
             found.append(b"")
             continue
+        of_counter = [shard for shard, before in zip(some, [None, *some], strict=False) if not _is_of(before, shard)]
         named = [i for i, shard in enumerate(of_counter) if shard["kind"] != REMOTE]
         parts = [struct.pack(">h", len(named))]
         parts += [struct.pack(">h", i - (1 << 15) if of_counter[i]["kind"] == GLOBAL else i) for i in named]
         parts += [UUID(s["id"]).bytes + struct.pack(">qq", s["clock"], s["count"]) for s in of_counter]
         found.append(b"".join(parts))
     return pa.array(found, pa.binary())
+
+
+def _is_of(one: dict[str, Any] | None, other: dict[str, Any]) -> bool:
+    return one is not None and one["id"] == other["id"]
