@@ -8,16 +8,17 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 from cassandra import OperationTimedOut, Unauthorized
+from cassandra.cluster import Session
 
 from tests.support.disks import fill, small_disk
 from tests.support.made import SCHEMA, add, new_table, write
 from writetime.bulk_load import import_folders, node_import
-from writetime.bulk_load.node_import import import_node, is_imported
+from writetime.bulk_load.node_import import import_here, import_node, is_imported
 from writetime.bulk_load.sstables import RestoreManifest, Target, TargetNode, write_sstables
 from writetime.capture.unlogged_files import Imports
 from writetime.core.config import load
@@ -213,6 +214,24 @@ def test_the_table_is_empty_when_the_first_node_begins(
         # It has rows of this import.
         imported(out, manifest)
     assert files_of(data)
+
+
+def test_a_node_of_another_user(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot move files of this program, so it needs a program of its own."""
+    manifest, session = written(str(tmp_path / "out"), tmp_path), cast("Session", None)
+    monkeypatch.setattr(node_import, "is_here", lambda _: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4321)
+        assert import_here(session, str(tmp_path / "out"), manifest) == ["10.0.0.1"]
+    assert not files_of(data)
+    assert import_here(session, str(tmp_path / "out"), manifest) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
+def test_root_gives_the_copies_to_the_user_of_the_node(data: Path, tmp_path: Path) -> None:
+    os.chown(data, 4321, 4321)
+    imported(str(tmp_path / "out"), written(str(tmp_path / "out"), tmp_path))
+    assert {file.stat().st_uid for file in data.rglob("*Data.db")} == {4321}
 
 
 def test_another_manifest_in_the_same_folder(data: Path, tmp_path: Path) -> None:
