@@ -18,7 +18,7 @@ from tests.scylla.workload import TYPES, write_to
 from tests.support import answers
 from tests.support.format_server import FormatServer
 from tests.support.generate import KEYSPACE, SEED, Generator
-from tests.support.replicated import Replicated, without_lists
+from tests.support.replicated import Replicated
 from writetime.core.config import Settings
 from writetime.core.server_settings import Cassandra, NamedCluster
 from writetime.replication.replicating import replicator
@@ -186,13 +186,15 @@ def test_to_cassandra(
     with answers.raw_session(cassandra_node.port) as target, keyspace_in([target], keyspace):
         for statement in TYPES:
             session.execute(statement.replace("{ks}", keyspace), timeout=120)
-        made = without_lists(generator.schema("replicated", clusterings=2, statics=1))
+        made = generator.schema("replicated", clusterings=2, statics=1)
+        made = replace(made, regular=(*made.regular, _LIST))
         create = made.create_statement().replace(f"{KEYSPACE}.", f"{keyspace}.")
         joiner = "AND" if made.clustering else "WITH"
         session.execute(f"{create} {joiner} cdc = {{'enabled': true}}", timeout=120)
         schema = read_schema(session, f"{keyspace}.{made.name}")
         settings = settings_for(live, schema.full_name, tmp_path)
-        settings = settings.model_copy(update={"clusters": {"target": NamedCluster(port=cassandra_node.port)}})
+        cluster = NamedCluster(port=cassandra_node.port, sstables=str(tmp_path / "sstables"))
+        settings = settings.model_copy(update={"clusters": {"target": cluster}})
         for _ in range(_PHASES):
             table = captured(settings, schema.full_name, lambda: write_to(raw, generator, schema, _STATEMENTS))
             with replicator(settings, table, "target") as opened:
