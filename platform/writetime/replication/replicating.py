@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.5
 # After this time, nodes that have not imported SSTables are an error.
 _IMPORT_SECONDS = 600.0
-# A first load has this many transfers, so that one that was killed does not begin from zero.
-_LOADS = 16
+# A first load has a transfer per so many bytes of the lake, so that one that was killed does not begin from zero. Each
+# takes seconds.
+_LOAD_BYTES = 1 << 30
 _END_OF_TIME = (1 << 63) - 1
 
 
@@ -85,10 +86,14 @@ class TableReplicator:
         table: LakeTable,
         cluster: str,
         part: ReplicatedPart = ReplicatedPart(),  # noqa: B008 Frozen.
+        *,
+        load_bytes: int = _LOAD_BYTES,
     ) -> None:
         """Replicate a part of a table through a session of a cluster, whose name is for positions and errors. The
-        settings are those of the source, and have the cluster's folder for SSTables.
+        settings are those of the source, and have the cluster's folder for SSTables. A first load has a transfer per so
+        many bytes of the lake.
         """
+        self._load_bytes = load_bytes
         self._settings = settings
         self._session, self._name, self._cluster, self._part = session, table.name, cluster, part
         self._needed_by = f"the replication of {table.name} to {cluster}"
@@ -256,7 +261,8 @@ class TableReplicator:
         if position.loaded is None:
             return 0
         written, left = 0, [bucket for bucket in range(table.buckets) if bucket not in position.loaded]
-        size = 1 if target.carrier is None else -(-table.buckets // _LOADS)
+        held = sum(file.size for version in (table.state.load(), table.changes.load()) for file in version.files)
+        size = 1 if target.carrier is None else max(table.buckets * self._load_bytes // max(held, self._load_bytes), 1)
         for start in range(0, len(left), size):
             some = left[start : start + size]
             loaded = (*(self._known().loaded or ()), *some)
