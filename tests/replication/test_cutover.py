@@ -1,10 +1,8 @@
 """A cutover while clients still write to the source. Oracle: the answers of both clusters."""
 
+import itertools
 import json
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from tests.replication.conftest import Clusters
 from tests.support.generate import KEYSPACE
 from tests.support.published import command, send
+from tests.support.repeated import repeated
 from tests.support.replicated import Replicated
 from tests.support.settings import write_settings
 from writetime.core.config import Settings
@@ -23,25 +22,11 @@ pytestmark = pytest.mark.long
 _TABLE = f"{KEYSPACE}.moved"
 
 
-@contextmanager
-def written(clusters: Clusters) -> Iterator[None]:
+def written(clusters: Clusters) -> AbstractContextManager[None]:
     """A client that goes on writing to a row."""
-    stop = threading.Event()
     update = clusters.source.session().prepare(f"UPDATE {_TABLE} SET v = ? WHERE k = 1")
-
-    def work() -> None:
-        number = 0
-        while not stop.wait(0.02):
-            number += 1
-            clusters.source.session().execute(update, [number])
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        try:
-            yield
-        finally:
-            stop.set()
-        working.result()
+    numbers = itertools.count()
+    return repeated(lambda: clusters.source.session().execute(update, [next(numbers)]), 0.02)
 
 
 def test_a_cutover_is_not_passed_while_clients_write(

@@ -7,17 +7,17 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from cassandra.cluster import Session
 
 from tests.restore.conftest import Platform, wait_for
 from tests.support.published import command
+from tests.support.repeated import repeated
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import is_in_lake, open_table
@@ -79,20 +79,11 @@ class _Writers:
     @contextmanager
     def good(self, keys: range) -> Iterator[None]:
         """Go on with good writes to some keys during the block."""
-        stop, chooser = threading.Event(), random.Random(self._chooser.random())
-
-        def work() -> None:
-            with connect(self._platform.settings) as session:
-                while not stop.wait(0.005):
-                    _write(session, chooser, _GOOD, keys, (self.damaged, self.wanted))
-
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(work)
-            try:
+        chooser = random.Random(self._chooser.random())
+        with connect(self._platform.settings) as session:
+            work = partial(_write, session, chooser, _GOOD, keys, (self.damaged, self.wanted))
+            with repeated(work, 0.005):
                 yield
-            finally:
-                stop.set()
-            working.result()
 
     def land_until(self, instant: int) -> None:
         """Land until the lake has all writes up to a time."""

@@ -3,10 +3,8 @@
 import json
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from tests.support.captured import Captured
 from tests.support.format_server import FormatServer, KilledServer
 from tests.support.programs import Program
 from tests.support.published import command
+from tests.support.repeated import repeated
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.clients.database import DRIVER_FAULTS
@@ -106,28 +105,21 @@ class Move:
         """Write at a rate, also while the node is down: whether such a write took effect is for the node to decide.
         Yield a list with an item for each write that it has answered.
         """
-        stop, written = threading.Event(), list[None]()
+        written = list[None]()
 
-        def work() -> None:
-            while not stop.wait(_WRITERS / rate):
-                try:
-                    node.session().execute(self.statement(chooser), timeout=10)
-                    written.append(None)
-                except InvalidRequest:
-                    # The list has no first element.
-                    continue
-                except (*DRIVER_FAULTS, RuntimeError, AttributeError):
-                    # The session is closed while the node is down.
-                    time.sleep(0.2)
-
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            working = [pool.submit(work) for _ in range(_WRITERS)]
+        def write() -> None:
             try:
-                yield written
-            finally:
-                stop.set()
-            for each in working:
-                each.result()
+                node.session().execute(self.statement(chooser), timeout=10)
+                written.append(None)
+            except InvalidRequest:
+                # The list has no first element.
+                return
+            except (*DRIVER_FAULTS, RuntimeError, AttributeError):
+                # The session is closed while the node is down.
+                time.sleep(0.2)
+
+        with repeated(write, _WRITERS / rate, _WRITERS):
+            yield written
 
 
 def kill(node: KilledServer) -> None:
