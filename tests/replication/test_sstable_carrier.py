@@ -20,6 +20,7 @@ from tests.support.programs import Program
 from tests.support.replicated import Replicated
 from tests.support.settings import write_settings
 from writetime.bulk_load import node_import
+from writetime.bulk_load.sstables import RestoreManifest, Target
 from writetime.core.config import TableEntry
 from writetime.core.errors import WritetimeError
 from writetime.delta.bucketed_table import Conflict
@@ -214,7 +215,7 @@ def test_a_load_of_several_transfers_continues(
 
 
 def test_a_load_again_after_a_kill_and_a_truncation(
-    clusters: Clusters, lists: Replicated, monkeypatch: pytest.MonkeyPatch
+    clusters: Clusters, lists: Replicated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SSTables of the earlier load were imported before the truncation."""
     writes = []
@@ -233,6 +234,31 @@ def test_a_load_again_after_a_kill_and_a_truncation(
     assert [each.transfer is None for each in writes] == [True, False, True]
     clusters.target.write_one(f"TRUNCATE {_TABLE}")
     lists.replicate(again=True)
+    clusters.assert_same(lists.lake.schema())
+    assert not [file for file in (tmp_path / "sstables").rglob("*") if file.is_file()]
+
+
+def test_a_ring_that_changes_during_an_import(
+    clusters: Clusters, lists: Replicated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SSTables are written again, for the nodes of now."""
+    looks, writes = [], []
+
+    def target_of(*arguments: Any) -> Target:
+        looks.append(1)
+        if len(looks) == 2:
+            raise WritetimeError("other token ranges")
+        return original(*arguments)
+
+    def write_sstables(*arguments: Any) -> RestoreManifest:
+        writes.append(1)
+        return write(*arguments)
+
+    original, write = sstable_carrier.target_of, sstable_carrier.write_sstables
+    monkeypatch.setattr(sstable_carrier, "target_of", target_of)
+    monkeypatch.setattr(sstable_carrier, "write_sstables", write_sstables)
+    lists.replicate()
+    assert len(writes) == 2
     clusters.assert_same(lists.lake.schema())
 
 

@@ -166,6 +166,9 @@ class TableReplicator:
                 raise
             position = None
         if position is None or again:
+            if position is not None and position.transfer is not None and target.carrier is not None:
+                # A node must not import it any more.
+                target.carrier.remove(position.transfer)
             # What is there may be rows that the lake no longer knows were deleted.
             require_empty(self._session, self._name, self._cluster)
             position = self._at(changes, target, loaded=())
