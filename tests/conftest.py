@@ -103,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--long"):
         os.environ["LONG_TESTS"] = "1"
         config.option.timeout = 3600
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
@@ -175,6 +177,20 @@ class Scheduling(LoadScopeScheduling):
                     super().remove_node(node)
                     return test
         return super().remove_node(node)
+
+
+class FailuresAtOnce:
+    """Prints each test when it fails, because a run of all tests takes more than an hour."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the name of a failed test, and its last line."""
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal:
+            last = (report.longreprtext.strip().splitlines() or [""])[-1]
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {last}")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
