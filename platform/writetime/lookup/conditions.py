@@ -117,9 +117,8 @@ def with_token_column(where: str, partition_key: list[str], name: str) -> str | 
     tree = _statement(where)
     if tree is None or not _replace_tokens(tree, partition_key, name):
         return None
-    found = duckdb.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchone()
-    assert found
-    return str(found[0]).partition(" WHERE ")[2]
+    [(text,)] = duckdb.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchall()
+    return text.partition(" WHERE ")[2]
 
 
 def _replace_tokens(node: Any, partition_key: list[str], name: str) -> int:
@@ -137,9 +136,9 @@ def _statement(where: str) -> Any:
     """Return DuckDB's syntax tree of a query with a condition; None if it is not a condition, or more than one."""
     import duckdb
 
-    found = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {where}"]).fetchone()
-    assert found
-    tree = json.loads(found[0])
+    # DuckDB 2 refuses other work on the connection until all rows are fetched.
+    [(text,)] = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {where}"]).fetchall()
+    tree = json.loads(text)
     if tree["error"] or len(tree["statements"]) != 1:
         return None
     node = tree["statements"][0]["node"]
@@ -190,7 +189,10 @@ def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, Col
 
 def _compared(node: Any, partition_key: list[str]) -> str | None:
     if node["class"] == "FUNCTION" and fold(node["function_name"]) == TOKEN:
-        return f"{TOKEN}()" if [_column(each) for each in node["children"]] == partition_key else None
+        # DuckDB 1 lists the children, and 2 the arguments, which may have names.
+        named = "arguments" in node
+        called_with = [each["expression"] for each in node["arguments"]] if named else node["children"]
+        return f"{TOKEN}()" if [_column(each) for each in called_with] == partition_key else None
     return _column(node)
 
 
@@ -201,9 +203,27 @@ def _column(node: Any) -> str | None:
 
 
 def _literal(node: Any) -> Literal | None:
-    if node["class"] == "CAST" and node["cast_type"]["id"] in _CAST:
-        text = _literal(node["child"])
-        return Literal(node["cast_type"]["id"], text.value) if text and text.kind == "VARCHAR" else None
-    if node["class"] != "CONSTANT" or node["value"]["is_null"]:
+    if node["class"] == "CAST":
+        kind, text = _cast_type(node), _literal(node["child"])
+        return Literal(kind, text.value) if kind in _CAST and text and text.kind == "VARCHAR" else None
+    if node["class"] != "CONSTANT":
         return None
-    return Literal(node["value"]["type"]["id"], node["value"]["value"])
+    if written := node.get("literal"):
+        return _as_written(written["kind"], written["text"])
+    return None if node["value"]["is_null"] else Literal(node["value"]["type"]["id"], node["value"]["value"])
+
+
+def _cast_type(node: Any) -> str:
+    """Return the type of a cast, under its first name. DuckDB 1 gives this name, and 2 the name that the query has."""
+    if "cast_type" in node:
+        return node["cast_type"]["id"]
+    name = node["type_expr"]["type_name"].upper()
+    return "TIMESTAMP WITH TIME ZONE" if name == "TIMESTAMPTZ" else name
+
+
+def _as_written(kind: str, text: str) -> Literal | None:
+    """Return a text or an integer from its text in a query, as DuckDB 2 gives it; None for others."""
+    if kind == "STRING":
+        return Literal("VARCHAR", text)
+    is_long = kind == "INTEGER" and -(1 << 63) <= int(text) < 1 << 63
+    return Literal("BIGINT", int(text)) if is_long else None
