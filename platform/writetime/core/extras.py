@@ -24,7 +24,6 @@ _EXTRAS = {
     "pyroaring": "lake",
     "rich": "lake",
     "dagster_postgres": "postgres",
-    "delta": "spark",
     "pandas": "spark",
     "pyspark": "spark",
 }
