@@ -23,7 +23,7 @@ PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || e
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check quick coverage test-long test-python test-dagster test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
+.PHONY: setup instance port demo test tests check quick coverage test-long test-python test-newest test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
 
 setup: $(STAMP)
 
@@ -85,14 +85,13 @@ test-long: prepared $(CLASSES) $(MODULES)
 test-python: setup
 	@$(BIN)/python -m tools.pythons
 
-# The tests of assets that need no servers, on the newest Dagster that pyproject.toml allows, in its own environment.
-NEWEST_DAGSTER := .writetime/newest-dagster
-test-dagster:
-	@$(MAKE) --no-print-directory setup VENV=$(NEWEST_DAGSTER)
-	@$(NEWEST_DAGSTER)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --upgrade \
-		-e '.[dagster]' dagster dagster-webserver
-	@$(NEWEST_DAGSTER)/bin/dagster --version
-	@$(MAKE) --no-print-directory test VENV=$(NEWEST_DAGSTER) T='--without-servers tests/assets'
+# The tests of `make test` with the newest packages that pyproject.toml allows, in their own environment. BEYOND=yes: also
+# those that it does not allow. The classes that Spark's Java archived are of other jars.
+NEWEST := .writetime/newest
+test-newest: setup
+	@$(BIN)/python -m tools.newest $(if $(BEYOND),--beyond) $(NEWEST)
+	@touch $(NEWEST)/.installed
+	@env -u SPARK_SUBMIT_OPTS $(MAKE) --no-print-directory $(if $(T),test,tests) VENV=$(NEWEST)
 
 # The tests without shared servers, on this Python only.
 test-without-shared-servers: setup

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import duckdb
-import duckdb_extension_delta
 import polars
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
 from tests.support.running import Folder
+from tests.support.view_readers import duckdb_with_delta
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.clients.database import apply_schema, connect
@@ -84,13 +83,10 @@ def folder(installation: Path, spark: SparkSession, were_programs: set[str]) -> 
         schema = read_schema(session, "shop.orders")
     ChangePublisher(settings).announce(schema)
     [snapshot] = take_snapshot(settings, "shop.orders", "given")
-    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-    connection = duckdb.connect()
-    connection.load_extension(str(extension))
     given: dict[str, Any] = {
         "snapshot": str(snapshot),
         "spark": spark,
-        "duckdb": connection,
+        "duckdb": duckdb_with_delta(),
         "polars": polars,
         "schema": schema,
         "values": [],
