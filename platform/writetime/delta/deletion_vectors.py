@@ -13,7 +13,7 @@ import struct
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +101,7 @@ def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.B
     try:
         rows = _decoded(_data(storage, vector))
     except (struct.error, ValueError, OSError) as e:
-        raise kind_of(e)(
-            f"{storage.address}: the deletion vector {vector.place} cannot be read: {plain_text(e)}"
-        ) from e
+        raise _unreadable(storage, vector, e) from e
     if len(rows) != vector.count:
         raise WritetimeError(
             f"{storage.address}: the deletion vector {vector.place} has {pluralize(len(rows), 'row')}, and not "
@@ -111,6 +109,35 @@ def read_vector(storage: Storage, vector: DeletionVector | None) -> "pyroaring.B
         )
     _keep(storage, vector, rows)
     return rows
+
+
+def vector_bytes(storage: Storage, vectors: Sequence[DeletionVector]) -> list[bytes]:
+    """Return each vector as a file has it: its length, its data, and its checksum. A file is read once.
+
+    Raises:
+        WritetimeError: a vector cannot be read.
+    """
+    files: dict[str, bytes] = {}
+    found = []
+    for vector in vectors:
+        try:
+            path = vector.path
+            if path and path not in files:
+                with storage.filesystem().open_input_stream(path) as stream:
+                    files[path] = stream.read()
+            if path:
+                found.append(_checked(files[path][vector.offset :][: vector.size + 2 * _LENGTH.size], vector))
+            else:
+                data = _data(storage, vector)
+                found.append(_LENGTH.pack(len(data)) + data + _LENGTH.pack(zlib.crc32(data)))
+        except (ValueError, OSError) as e:
+            raise _unreadable(storage, vector, e) from e
+    return found
+
+
+def _unreadable(storage: Storage, vector: DeletionVector, fault: Exception) -> WritetimeError:
+    what = f"{storage.address}: the deletion vector {vector.place} cannot be read: {plain_text(fault)}"
+    return kind_of(fault)(what)
 
 
 def write_vectors(storage: Storage, rows: "Mapping[str, pyroaring.BitMap]") -> dict[str, DeletionVector]:
@@ -144,10 +171,15 @@ def _data(storage: Storage, vector: DeletionVector) -> bytes:
         raise ValueError(f"its storage type is {vector.kind!r}")
     with storage.filesystem().open_input_file(path) as file:
         found = file.read_at(vector.size + 2 * _LENGTH.size, vector.offset)
+    return _checked(found, vector)[_LENGTH.size : -_LENGTH.size]
+
+
+def _checked(found: bytes, vector: DeletionVector) -> bytes:
+    """Return a vector with its length and its checksum, as a file has it."""
     data = found[_LENGTH.size : -_LENGTH.size]
     if found != _LENGTH.pack(vector.size) + data + _LENGTH.pack(zlib.crc32(data)):
         raise ValueError("its length or its checksum differs")
-    return data
+    return found
 
 
 def _decoded(data: bytes) -> "pyroaring.BitMap":

@@ -29,6 +29,8 @@ PLACE = "_place"
 """The column of files of the view with each row's token, key and position. Delta's schema does not have it, so readers
 of the view do not see it.
 """
+PLACE_PARTS = ("token", "key", "position")
+"""The fields of that column."""
 
 # The number of rows that show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10

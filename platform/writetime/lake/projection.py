@@ -5,13 +5,14 @@ commit. So a reader always sees the rows of one time, a batch that is killed bef
 two batches at once, one fails.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.delta.bucketed_table import BucketedTable, Conflict, takes_fields
 from writetime.delta.commits import digest_of
 from writetime.delta.deletion_vectors import DeletionVector
@@ -28,6 +29,7 @@ CLOCKS_DIFFER = 60_000_000
 
 # A number in each of our commits to the view: the digest of the files that it leaves.
 _DIGEST = "writetime-files"
+_log = logging.getLogger(__name__)
 
 
 class TooLate(WritetimeError):
@@ -148,6 +150,21 @@ class Projection:
             if position is None:
                 raise
             raise Conflict(f"batch {position.batch.sequence} is not added: {e}") from None
+        self.publish(table)
+
+    def publish(self, table: LakeTable) -> None:
+        """Do the same as `settle`. A fault is logged and does not stop the projection: the next call repairs it."""
+        try:
+            self.settle(table)
+        except Exception as e:
+            _log.error("%s: the Iceberg table of %s is not published: %s", table.name, self.name, reason_of(e))
+
+    def settle(self, table: LakeTable) -> None:
+        """Publish the newest version of the projection as an Iceberg table, if `lake.iceberg` is on. It costs a few
+        requests if it is published. Raise as `IcebergTable.publish`.
+        """
+        if (iceberg := table.iceberg.get(self.name)) and self.of(table).exists():
+            iceberg.publish()
 
     def move_on(self, table: LakeTable) -> None:
         """Move to the present version of the changes, by a batch without rows as of the same time, because the log of

@@ -16,9 +16,10 @@ from writetime.delta.table_changes import REMEMBER_REMOVED, TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
+from writetime.iceberg.metadata_files import FOLDER
 from writetime.lake.earlier import forget_generations, kept_files
 from writetime.lake.history import after, raise_history, until, without_later_drops
-from writetime.lake.projection import positions
+from writetime.lake.projection import ROW_EVENTS, VIEW, positions
 from writetime.lake.replica_positions import replica_positions
 from writetime.lake.state import BASE, folded_commit, generation_of, levels_to_fold, sources_of_tasks
 from writetime.lake.table import LakeTable, find_version
@@ -196,12 +197,18 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     """
     # Also if it was set while other steps ran.
     require_right_clock(table.changes.storage)
+    for projection in (VIEW, ROW_EVENTS):
+        # So that no snapshot of Iceberg names a file that is deleted.
+        projection.settle(table)
     for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
     gone += _vacuum_changes(table, hours, hours, full=True)
     for part in (table.state, *([table.row_events] if table.row_events.exists() else [])):
-        gone += _vacuum_part(part, hours, set(), full=True)
+        gone += _vacuum_part(part, hours, set(), full=True, iceberg=bool(table.iceberg))
+    for name, iceberg in table.iceberg.items():
+        address = getattr(table, name).storage.address
+        gone += [f"{address}/{path}" for path in iceberg.sweep(time.time() - 3600 * STREAM_HOURS)]
     forget_generations(table, hours)
     return gone
 
@@ -213,13 +220,15 @@ def _vacuum_changes(table: LakeTable, hours: int, earlier_hours: float, *, full:
     return _vacuum_part(table.changes, hours, kept_files(table, earlier_hours), full=full)
 
 
-def _vacuum_part(part: BucketedTable, hours: int, kept: set[str], *, full: bool) -> list[str]:
+def _vacuum_part(part: BucketedTable, hours: int, kept: set[str], *, full: bool, iceberg: bool = False) -> list[str]:
     """Delete the files that no version of the last `hours` names, except those to keep; return their addresses. With
-    `full`, those of failed tasks are among them.
+    `full`, those of failed tasks are among them. With `iceberg`, the metadata of Iceberg stays.
     """
     # delta-rs writes a commit before it deletes, for which a full disk has no room.
-    is_own = bool(kept) or part.storage.is_local
+    is_own = bool(kept) or part.storage.is_local or iceberg
     paths = part.load().table.vacuum(hours, dry_run=is_own, enforce_retention_duration=False, full=full)
+    if iceberg:
+        paths = [path for path in paths if not path.startswith(f"{FOLDER}/")]
     gone = delete_files(part.storage, {*paths} - kept) if is_own else paths
     return [f"{part.storage.address}/{path}" for path in gone]
 

@@ -22,12 +22,14 @@ from pyarrow import fs
 from writetime.changes.model import change_schema, column_type, labelled_field
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, NotInLake, Transient, WritetimeError
+from writetime.core.extras import require
 from writetime.delta.bucketed_table import BucketedTable, holds_fields, takes_fields
 from writetime.delta.buckets import check_buckets
 from writetime.delta.storage import Storage, lake_storage
 from writetime.delta.table_changes import FORGET_REMOVED
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.cache import Cache
+from writetime.iceberg.publication import IcebergTable
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.schema.mapping import arrow_type
@@ -55,7 +57,13 @@ class LakeTable:
     Its parts stay open from one use to the next (`BucketedTable`), so an object is for one thread.
     """
 
-    def __init__(self, storage: Storage, cache: Cache = Cache()) -> None:  # noqa: B008 It is frozen.
+    def __init__(
+        self,
+        storage: Storage,
+        cache: Cache = Cache(),  # noqa: B008 It is frozen.
+        *,
+        iceberg: bool = False,
+    ) -> None:
         self.storage = storage
         self.name = PurePosixPath(storage.address).name
         self.cache = cache
@@ -64,6 +72,12 @@ class LakeTable:
         self.view = BucketedTable(storage.folder("view"))
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
+        # By the names of the parts that are also Iceberg tables. The time of each is that of its projection.
+        self.iceberg = (
+            {name: IcebergTable(getattr(self, name), f"{name}/as_of") for name in ("view", "row_events")}
+            if iceberg
+            else {}
+        )
 
     @cached_property
     def buckets(self) -> int:
@@ -311,7 +325,9 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
 
 
 def _with_changes(settings: Settings, name: str) -> LakeTable:
-    table = LakeTable(table_storage(settings, name), Cache.of(settings))
+    if settings.lake.iceberg:
+        require("pyiceberg")
+    table = LakeTable(table_storage(settings, name), Cache.of(settings), iceberg=settings.lake.iceberg)
     if not table.changes.exists():
         fault = f"{table.storage.address} has no changes: load the table {name} with `writetime backfill`"
         raise NotInLake(fault, name)

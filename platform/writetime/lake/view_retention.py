@@ -14,6 +14,7 @@ from writetime.delta.checkpoints import read_checkpoint
 from writetime.delta.commits import actions_of, read_commit
 from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.storage import Storage
+from writetime.iceberg.metadata_files import FOLDER
 from writetime.lake.table import LakeTable
 
 STREAM_HOURS = 1
@@ -56,10 +57,11 @@ def vacuum_view(table: LakeTable, hours: float) -> list[str]:
     """
     seconds = time.time() - (STREAM_HOURS if table.view.load().has_vectors else hours) * _HOUR
     found = table.view.storage.filesystem().get_file_info(fs.FileSelector("", recursive=True))
+    kept = ("_delta_log/", *([f"{FOLDER}/"] if table.iceberg else []))
     old = {
         info.path
         for info in found
-        if info.is_file and not info.path.startswith("_delta_log/") and info.mtime.timestamp() <= seconds
+        if info.is_file and not info.path.startswith(kept) and info.mtime.timestamp() <= seconds
     }
     return delete_files(table.view.storage, old - _needed(table, removed_files(table), int(seconds * 1000)))
 

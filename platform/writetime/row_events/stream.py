@@ -123,6 +123,8 @@ def extend(
     if staged:
         staged(written)
     if last and not written and last.changes.version == changes.version and batch.as_of >= last.batch.as_of:
+        # The program that committed the last batch may have been killed before it published it.
+        ROW_EVENTS.publish(table)
         return 0
     change = TableChange([] if last else stream.files, written, fields=begins)
     also = {GENERATION: generation_of(changes)} | ({} if last else {FIRST: batch.sequence})

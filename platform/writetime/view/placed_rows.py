@@ -12,7 +12,7 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.core.extras import WhenUsed
 from writetime.delta.buckets import ALL, buckets_of
 from writetime.delta.deletion_vectors import read_vector
-from writetime.delta.parquet import PLACE, WrittenFile, write_file
+from writetime.delta.parquet import PLACE, PLACE_PARTS, WrittenFile, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
 from writetime.files.cache import Cache
@@ -33,8 +33,6 @@ PREFIX = "placed-"
 
 THERE = "rows that were there"
 
-_PLACE_NAMES = ("token", "key", "position")
-
 
 def is_placed(file: DataFile) -> bool:
     """Return whether the rows of a file of the view have their places. Files of other engines have none."""
@@ -44,7 +42,7 @@ def is_placed(file: DataFile) -> bool:
 def with_places(rows: pa.Table, places: Iterable[pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Return rows with their tokens, keys and positions in one column."""
     parts = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in places]
-    return rows.append_column(PLACE, pa.StructArray.from_arrays(parts, _PLACE_NAMES))
+    return rows.append_column(PLACE, pa.StructArray.from_arrays(parts, PLACE_PARTS))
 
 
 def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFile]:
@@ -126,7 +124,7 @@ class Refresh:
             new = events.filter(pc.not_equal(kinds, KINDS[DELETE]))
             images = one_chunk(new["after"])
             values = pa.Table.from_arrays(images.flatten(), [field.name for field in images.type])
-            placed = with_places(values, (new[name] for name in _PLACE_NAMES))
+            placed = with_places(values, (new[name] for name in PLACE_PARTS))
             result.files.extend(write_placed(self.storage, placed, bucket))
         return result
 
@@ -134,7 +132,7 @@ class Refresh:
         """Yield for each file its rows of the events that counted until now, if it has any."""
         if not events.num_rows:
             return
-        tokens, keys, positions = (one_chunk(events[name]) for name in _PLACE_NAMES)
+        tokens, keys, positions = (one_chunk(events[name]) for name in PLACE_PARTS)
         places = rows_at(tokens, keys, positions)
         # Others need not be opened.
         owners = {ALL, *np.unique(buckets_of(tokens, self.rows.buckets)).tolist()}
@@ -147,7 +145,7 @@ class Refresh:
         # A search also finds static rows of the partitions.
         candidates = [
             pa.concat_arrays([own, *(rows.column(n) for _, _, rows in found)])
-            for own, n in zip((tokens, keys, positions), _PLACE_NAMES, strict=True)
+            for own, n in zip((tokens, keys, positions), PLACE_PARTS, strict=True)
         ]
         group, head, _ = group_by(candidates[0].to_numpy(), *candidates[1:])
         is_old = np.zeros(len(head), bool)

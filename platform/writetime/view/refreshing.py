@@ -141,6 +141,8 @@ def refresh(
     is_new = not last or last.changes.version != opened.changes.version or batch.as_of < last.batch.as_of
     # Without deletion vectors, the upkeep alone moves a view on.
     if not whole and not found.files and not found.marks and not (is_new and has_vectors):
+        # The program that committed the last batch may have been killed before it published it.
+        VIEW.publish(table)
         return opened.unchanged
     if staged:
         # Only now, even if another process was first: a store may report a conflict although it made the commit.
@@ -185,6 +187,8 @@ def _commit(table: LakeTable, opened: _Opened, batch: EventBatch, change: TableC
     if trims := trims and time.monotonic() >= TRIMS_AT.get(table.view, 0.0):
         with _logged(table):
             require_right_clock(table.view.storage)
+            # So that no snapshot of Iceberg names the files.
+            VIEW.settle(table)
             also[TRIMMED] = trim_view(table, trimmed)
     position = Position(batch, opened.changes.commit_id, opened.state.commit_id)
     VIEW.commit(table, opened.before, change, position, also)

@@ -1,0 +1,99 @@
+"""Views and row events of the lake as Iceberg tables, after refreshes, packing, rebuilds and a vacuum.
+
+Oracle: pyiceberg reads the Iceberg table; the rows are those of the computed view.
+"""
+
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.iceberg_tables import published
+from tests.support.lake_answers import unordered
+from tests.support.made import add, new_table, settings_at, write
+from writetime.core.config import Settings
+from writetime.lake import retention, views
+from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.row_events.stream import extend
+from writetime.view.refreshing import refresh
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_at(tmp_path, iceberg=True)
+
+
+@pytest.fixture
+def table(settings: Settings, tmp_path: Path) -> LakeTable:
+    new_table(tmp_path)
+    return open_table(settings, "shop.items")
+
+
+def rows_of(table: LakeTable) -> list[str]:
+    fields = view_schema(table.schema())
+    found = published(table.view.storage.address).scan().to_arrow()
+    return unordered([found.select(fields.names).cast(fields)])
+
+
+def computed(table: LakeTable) -> list[str]:
+    return unordered(views.virtual(table))
+
+
+def test_a_view_is_an_iceberg_table_after_each_refresh(settings: Settings, table: LakeTable) -> None:
+    for number in range(8):
+        add(table, [write(i, 1, 5 + number, v=f"{number}", w=i) for i in range(number, number + 12)], number)
+        refresh(settings, table, whole=number == 5)
+        assert rows_of(table) == computed(table)
+    assert published(table.view.storage.address).metadata.snapshots[-1].sequence_number >= 8
+
+
+def test_row_events_are_an_iceberg_table(settings: Settings, table: LakeTable) -> None:
+    for number in range(3):
+        add(table, [write(1, 1, 5 + number, v=f"{number}")], number)
+        extend(table)
+        found = published(table.row_events.storage.address)
+        assert sorted(found.scan().to_arrow()["event_id"].to_pylist()) == sorted(
+            table.row_events.read(["event_id"])["event_id"].to_pylist()
+        )
+    assert published(table.row_events.storage.address).format_version == 2
+
+
+def test_an_idle_refresh_publishes_what_a_killed_one_committed(
+    settings: Settings, table: LakeTable, tmp_path: Path
+) -> None:
+    add(table, [write(1, 1, 5, v="a")], 1)
+    refresh(settings_at(tmp_path), open_table(settings_at(tmp_path), "shop.items"))
+    assert not Path(table.view.storage.address, "metadata").exists()
+    refresh(settings, table)
+    assert rows_of(table) == computed(table)
+
+
+def test_a_vacuum_keeps_the_metadata(settings: Settings, table: LakeTable) -> None:
+    for number in range(3):
+        add(table, [write(1, 1, 5 + number, v=f"{number}")], number)
+        refresh(settings, table)
+        extend(table)
+    with patch.object(retention, "STREAM_HOURS", -1), patch("writetime.lake.view_retention.STREAM_HOURS", -1):
+        retention.vacuum(table, 0)
+    assert rows_of(table) == computed(table)
+    assert len(published(table.row_events.storage.address).scan().to_arrow()) == 3
+
+
+def test_a_fault_does_not_stop_the_view(settings: Settings, table: LakeTable, caplog: pytest.LogCaptureFixture) -> None:
+    add(table, [write(1, 1, 5, v="a")], 1)
+    with patch.object(table.iceberg["view"], "publish", side_effect=OSError("no room")):
+        assert refresh(settings, table).rows == 1
+    assert "shop.items: the Iceberg table of view is not published: OSError: no room" in caplog.text
+    refresh(settings, table)
+    assert rows_of(table) == computed(table)
+
+
+@pytest.mark.timeout(60)
+def test_a_missing_extra_is_named(settings: Settings, table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    monkeypatch.setattr("writetime.core.extras.is_installed", lambda module: module != "pyiceberg")
+    with pytest.raises(
+        ModuleNotFoundError, match=r'this needs writetime\[iceberg\]: pip install "writetime\[iceberg\]"'
+    ):
+        open_table(settings, "shop.items")

@@ -1,0 +1,223 @@
+"""Each version of a Delta table is a snapshot of its Iceberg table, also after kills and beside other programs.
+
+Oracle: delta-rs reads the Delta table, pyiceberg the Iceberg table.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from tests.support.iceberg_tables import AS_OF, MirroredTable
+from writetime.delta.storage import Storage
+from writetime.delta.table_changes import TableChange
+from writetime.iceberg import metadata_files, publication, snapshots
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_each_snapshot_is_a_version(tmp_path: Path, seed: int) -> None:
+    table, wanted = MirroredTable.at(tmp_path, seed), []
+    with patch.object(snapshots, "FULL", 4):
+        for number in range(12):
+            table.commit(removes=number % 3 // 2)
+            table.iceberg.publish()
+            assert table.ids() == table.wanted()
+            wanted.append(table.wanted())
+    found = table.published().metadata
+    assert found.format_version == 3
+    assert [table.ids(each.snapshot_id) for each in found.snapshots] == wanted
+    times = [each.timestamp_ms for each in found.snapshots]
+    assert times == [10**12 + 1000 * (number + 1) for number in range(12)]
+
+
+def test_a_snapshot_costs_what_it_changes(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    for _ in range(30):
+        table.commit(vectors=False)
+        table.iceberg.publish()
+    assert len(_manifests(table)) <= 8
+    assert table.ids() == table.wanted()
+
+
+def _manifests(table: MirroredTable) -> list[Any]:
+    opened = table.published()
+    found = opened.current_snapshot()
+    assert found
+    return found.manifests(opened.io)
+
+
+def test_all_values_are_those_of_delta(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    for _ in range(3):
+        table.commit()
+    table.iceberg.publish()
+    names = ["id", "text", "pairs", "parts", "token_bucket"]
+    found = table.published().scan().to_arrow().select(names).to_pylist()
+    assert _sorted(found) == _sorted(table.delta.read(names).to_pylist())
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def test_no_row_id_is_given_twice(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    with patch.object(snapshots, "FULL", 3):
+        for number in range(20):
+            table.commit(removes=number % 2)
+            (table.iceberg if number % 3 else table.again()).publish()
+    state = table.again()._load()
+    assert state
+    spans = sorted(
+        (e["data_file"]["first_row_id"], e["data_file"]["record_count"]) for e in state.manifests.files().values()
+    )
+    assert all(first + rows <= then for (first, rows), (then, _) in pairwise(spans))
+    assert sum(spans[-1]) <= state.metadata["next-row-id"] == 100
+
+
+def test_a_table_without_vectors_is_of_version_2(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    for _ in range(4):
+        table.commit(vectors=False, removes=1)
+        table.iceberg.publish()
+        assert table.ids() == table.wanted()
+    assert table.published().format_version == 2
+    table.commit()
+    table.iceberg.publish()
+    assert table.published().format_version == 3
+    assert table.ids() == table.wanted()
+
+
+def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.iceberg.publish()
+    assert not Path(table.storage.address, "metadata").exists()
+    table.commit()
+    table.iceberg.publish()
+    before = sorted(Path(table.storage.address, "metadata").iterdir())
+    table.again().publish()
+    table.delta.append([], "other", 1)
+    table.again().publish()
+    table.iceberg.publish()
+    assert sorted(Path(table.storage.address, "metadata").iterdir()) == before
+
+
+def test_fields_keep_their_ids(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.commit()
+    table.iceberg.publish()
+    before = table.published().schema()
+    small = pa.struct([("small", pa.int8()), ("at", pa.timestamp("us", "UTC")), ("new", pa.string())])
+    table.delta.add_fields(pa.schema([("parts", pa.list_(pa.field("element", small))), ("late", pa.float64())]))
+    table.iceberg.publish()
+    table.commit()
+    table.again().publish()
+    after = table.published().schema()
+    assert all(after.find_field(name) == before.find_field(name) for name in ("id", "text", "parts.small"))
+    assert {before.highest_field_id + 1, before.highest_field_id + 2} == {
+        after.find_field(name).field_id for name in ("parts.element.new", "late")
+    }
+    rows = table.published().scan().to_arrow()
+    assert sorted(rows["id"].to_pylist()) == table.wanted()
+    assert rows["late"].null_count == len(rows)
+
+
+def test_fields_of_another_form_begin_another_table(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.commit()
+    table.iceberg.publish()
+    before = table.delta.load()
+    reshaped = pa.schema([("id", pa.int64()), ("text", pa.binary())])
+    table.delta.commit(before, TableChange(before.files, fields=reshaped), {AS_OF: 2 * 10**15})
+    first = table.published().metadata
+    table.iceberg.publish()
+    then = table.published().metadata
+    assert first.table_uuid != then.table_uuid
+    assert len(then.snapshots) == 1
+    assert table.ids() == []
+
+
+def test_snapshots_go_before_their_files(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    with patch.object(publication, "MOST_SNAPSHOTS", 5), patch.object(publication, "_EARLIER", 3):
+        for number in range(20):
+            table.commit(removes=number % 2)
+            table.iceberg.publish()
+        found = [each.snapshot_id for each in table.published().metadata.snapshots]
+        assert len(found) == 5
+        assert all(table.ids(each) for each in found)
+        assert len(table.published().metadata.metadata_log) == 3
+        # Nothing else stays.
+        assert table.iceberg.sweep(2**40) == []
+        assert table.ids() == table.wanted()
+    with patch.object(publication, "KEPT_SECONDS", -1):
+        table.again().publish()
+    assert len(table.published().metadata.snapshots) == 1
+    assert table.ids() == table.wanted()
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_a_kill_leaves_the_version_before(tmp_path: Path, writes: int) -> None:
+    """Kill a publication before each of its writes: of files, of the metadata, and of the hint."""
+    table = MirroredTable.at(tmp_path)
+    for _ in range(2):
+        table.commit()
+    table.iceberg.publish()
+    before = table.ids()
+    table.commit()
+    left = writes
+
+    class Killed(BaseException):
+        pass
+
+    def dying(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return function(*args)
+
+        return call
+
+    names = ("put_new", "_hint", "delete")
+    with (
+        patch.multiple(metadata_files, **{name: dying(getattr(metadata_files, name)) for name in names}),
+        patch.object(Storage, "sync", dying(Storage.sync)),
+        pytest.raises(Killed),
+    ):
+        table.iceberg.publish()
+    assert table.ids() in (before, table.wanted())
+    table.commit()
+    table.again().publish()
+    assert table.ids() == table.wanted()
+    table.again().sweep(2**40)
+    assert all(table.ids(each.snapshot_id) for each in table.published().metadata.snapshots)
+
+
+def test_of_two_publications_at_once_both_end(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.commit()
+    table.iceberg.publish()
+    table.commit()
+    commit = metadata_files.commit
+
+    def later(*args: Any) -> bool:
+        with patch.object(metadata_files, "commit", commit):
+            table.again().publish()
+        table.commit()
+        return commit(*args)
+
+    with patch.object(metadata_files, "commit", _once(later, commit)):
+        table.iceberg.publish()
+    assert table.ids() == table.wanted()
+    assert [each.sequence_number for each in table.published().metadata.snapshots] == [1, 2, 3]
+
+
+def _once(first: Any, then: Any) -> Any:
+    """Call one function the first time, and then another one."""
+    left = [first]
+    return lambda *args: left.pop()(*args) if left else then(*args)
