@@ -45,6 +45,7 @@ def main(rows: int, writes: int, passes: int) -> None:
         print(HEAD)
         for comparison in sstables.compare(scratch, location, rows, passes):
             show(comparison)
+        show(sstables.compare_parquet(scratch, location, passes))
         show(sstables.compare_writers(scratch, location, rows, passes))
         server = FormatServer(scratch / "server", "oa", commitlog_sync="periodic", commitlog_sync_period="1000ms")
         try:

@@ -1,15 +1,19 @@
-"""SSTables to Arrow and back, compared with Cassandra's own reader, dump and writer, and the memory that reading needs.
+"""SSTables to Arrow, to Parquet and back, compared with Cassandra's own reader, dump and writer and with CQLite, and
+the memory that reading needs.
 
-The table is that of `tests/support/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both
-readers read all of each cell: value, write time, TTL and deletion time.
+The table is that of `tests/support/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. The
+readers read all of each cell: value, write time, TTL and deletion time. CQLite exports only values.
 """
 
 import itertools
 import json
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
+import cqlite
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bench.storage.measure import Comparison, best, child, here, in_turns, printed, python
 from tests.support import oracle
@@ -18,6 +22,10 @@ from writetime.storage.sstable import SSTable
 from writetime.storage.sstable_writer import SSTableWriter
 
 _DUMP = "org.apache.cassandra.tools.SSTableExport"
+_CREATE = (
+    "CREATE TABLE bench.events (id uuid, n int, kind text, amount bigint, price double, at timestamp, note text, "
+    "PRIMARY KEY (id, n));"
+)
 
 
 def write(folder: Path, rows: int) -> Location:
@@ -62,6 +70,33 @@ def compare_writers(scratch: Path, location: Location, rows: int, passes: int) -
 
     (ours,) = in_turns(again, changes, passes=passes)
     return Comparison("Arrow to SSTable, best pass", ours, "CQLSSTableWriter", whole.without(start), 4)
+
+
+def compare_parquet(scratch: Path, location: Location, passes: int) -> Comparison:
+    """Compare an export to Parquet with that of CQLite, which writes only the values of the rows."""
+    schema = scratch / "events.cql"
+    schema.write_text(_CREATE)
+    ours = here(_export, location.path("Data.db"), str(scratch / "ours.parquet"), passes=passes)
+    folder = str(Path(location.folder).parents[1])
+    theirs = here(_export_by_cqlite, folder, str(schema), str(scratch / "theirs.parquet"), passes=passes)
+    return Comparison("SSTable to Parquet, best pass", best(ours), f"CQLite {cqlite.version()}", best(theirs))
+
+
+def _export(data: str, target: str) -> int:
+    (location,) = find_sstables(data)
+    batches = SSTable(location).scan()
+    first = next(batches)
+    count = 0
+    with pq.ParquetWriter(target, first.schema) as writer:
+        for batch in itertools.chain([first], batches):
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _export_by_cqlite(folder: str, schema: str, target: str) -> int:
+    with closing(cqlite.open(folder, schema=schema)) as database:
+        return database.export_parquet("SELECT * FROM bench.events", target)
 
 
 def _writing(folder: Path, rows: int) -> list[str]:
