@@ -23,7 +23,7 @@ PART ?= $(shell echo 0x$$(git rev-parse --verify --short=8 HEAD 2>/dev/null || e
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile="$(CURDIR)/$(CLASSES)"
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check quick coverage test-long test-python test-newest test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
+.PHONY: setup instance port demo test tests check quick coverage test-long test-iceberg test-python test-newest test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
 
 setup: $(STAMP)
 
@@ -79,6 +79,17 @@ coverage: compiled
 test-long: HANGS_AFTER = 4000
 test-long: prepared $(CLASSES) $(MODULES)
 	@$(PYTEST) --long
+
+# Iceberg tables, read by more engines after each of 1,000 refreshes. Their packages are in a folder of their own.
+ICEBERG_ENGINES := .writetime/iceberg-engines
+test-iceberg: setup $(ICEBERG_ENGINES)
+	@$(BIN)/python -m pytest --long --iceberg-engines $(ICEBERG_ENGINES) tests/iceberg/test_readers.py
+
+$(ICEBERG_ENGINES): tests/iceberg/engines.txt
+	@echo "installing ClickHouse and Spark 4.1 (1.1 GB) ..."
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ -r $<
+	@touch $@
 
 # The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine, each
 # in its own environment.

@@ -58,6 +58,7 @@ _LONGEST_FIRST = (
     "attack",
     "restore",
     "lake",
+    "iceberg",
     "row_events",
     "ingest",
     "workqueue",
@@ -145,6 +146,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=cassandra_versions.VERSIONS,
         default=cassandra_versions.VERSIONS[0],
         help="let embedded nodes be of this version",
+    )
+    parser.addoption(
+        "--iceberg-engines",
+        type=lambda folder: Path(folder).resolve(),
+        metavar="DIR",
+        help="let more engines read Iceberg tables, whose packages are in this folder (make test-iceberg)",
     )
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")

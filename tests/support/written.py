@@ -1,4 +1,4 @@
-"""Random writes to a small table, their changes, and the resulting rows, by a simple model of CQL.
+"""Random writes to a small table, their CQL, their changes, and the resulting rows, by a simple model of CQL.
 
 The model applies all writes in the order of their times. These are all different, so the last write wins.
 """
@@ -49,23 +49,47 @@ class Write:
             ends = {"position": _encode([_int(self.n)], BEFORE), "end": _encode([_int(self.until)], AFTER)}
             return made | gone | {"kind": "range_tombstone"} | ends
         if self.kind == "static":
-            return made | {"kind": "static", "position": STATIC_POSITION, "s": self._cell(f"s{self.value}")}
+            return made | {"kind": "static", "position": STATIC_POSITION, "s": self.cell(f"s{self.value}")}
         made |= {"n": self.n, "position": _encode([_int(self.n)], AT)}
         if self.kind == "row":
             return made | gone
         if self.kind == "cell":
             return made | {"v": self._deleted()}
         if self.kind == "insert":
-            made |= {"marker": {"write_time": self.at, "ttl": self._ttl, "expiry": self.expires}}
-            made |= {"w": self._cell(self.value)}
-        return made | {"v": self._cell(f"v{self.value}")}
+            made |= {"marker": {"write_time": self.at, "ttl": self.ttl, "expiry": self.expires}}
+            made |= {"w": self.cell(self.value)}
+        return made | {"v": self.cell(f"v{self.value}")}
 
     @property
-    def _ttl(self) -> int | None:
+    def ttl(self) -> int | None:
+        """The seconds for which its values live, if they expire."""
         return None if self.expires is None else self.expires - self.at // SECOND
 
-    def _cell(self, value: Any) -> dict[str, Any]:
-        times = {"write_time": self.at, "ttl": self._ttl, "deletion_time": self.expires}
+    def cql(self, table: str, more: dict[str, str]) -> str:
+        """The statement, which sets more columns to literals if it sets any of a row."""
+        row, using = f"id = {self.id} AND n = {self.n}", f"USING TIMESTAMP {self.at}"
+        living = using if self.ttl is None else f"{using} AND TTL {self.ttl}"
+        match self.kind:
+            case "insert":
+                names = ", ".join(["id", "n", "v", "w", *more])
+                values = ", ".join([str(self.id), str(self.n), f"'v{self.value}'", str(self.value), *more.values()])
+                return f"INSERT INTO {table} ({names}) VALUES ({values}) {living}"
+            case "update":
+                cells = ", ".join([f"v = 'v{self.value}'", *(f"{name} = {value}" for name, value in more.items())])
+                return f"UPDATE {table} {living} SET {cells} WHERE {row}"
+            case "static":
+                return f"UPDATE {table} {living} SET s = 's{self.value}' WHERE id = {self.id}"
+            case "cell":
+                return f"DELETE v FROM {table} {using} WHERE {row}"
+            case "row":
+                return f"DELETE FROM {table} {using} WHERE {row}"
+            case "range":
+                return f"DELETE FROM {table} {using} WHERE id = {self.id} AND n >= {self.n} AND n <= {self.until}"
+        return f"DELETE FROM {table} {using} WHERE id = {self.id}"
+
+    def cell(self, value: Any) -> dict[str, Any]:
+        """A live cell that it writes."""
+        times = {"write_time": self.at, "ttl": self.ttl, "deletion_time": self.expires}
         return {"value": value, "tombstone": False} | times
 
     def _deleted(self) -> dict[str, Any]:

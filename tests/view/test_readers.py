@@ -6,10 +6,8 @@ Oracle: the database: rows by CQL after each refresh, in each engine.
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -20,13 +18,13 @@ from pyspark.sql import SparkSession
 from tests.support.examples import is_long_run
 from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
+from tests.support.view_clock import rows_at, upkeep_at
 from tests.support.view_readers import READERS, queried
 from tests.support.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
-from writetime.delta import buckets, commits
-from writetime.lake import retention, state, view_retention, views
+from writetime.delta import buckets
+from writetime.lake import retention, state
 from writetime.lake.projection import ROW_EVENTS
 from writetime.row_events.stream import extend
-from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import keep_up
 
@@ -65,16 +63,9 @@ class Followed:
     def address(self) -> str:
         return self.table.view.storage.address
 
-    @contextmanager
-    def clock(self) -> Iterator[None]:
+    def clock(self) -> AbstractContextManager[None]:
         """Let the log and the upkeep of the view have their own time."""
-        now = self._begun + _PACE * self.batches
-        with (
-            patch.object(view_retention, "time", SimpleNamespace(time=lambda: now)),
-            patch.object(commits, "millis", lambda _: int(now * 1000)),
-            patch.object(refreshing, "TRIM_EVERY", 2),
-        ):
-            yield
+        return upkeep_at(self._begun + _PACE * self.batches)
 
     def step(self) -> None:
         """Let time pass, write a batch, some of it later than others, and refresh the view."""
@@ -92,8 +83,7 @@ class Followed:
         with (
             self.clock(),
             patch.object(buckets, "FEW_ROWS", self.chooser.choice([0, 4096, 4096])),
-            patch.object(views, "time_now", lambda: now),
-            patch.object(refreshing, "time_of_lake", lambda _: now),
+            rows_at(now),
         ):
             if self.chooser.random() < 0.3:
                 state.fold(self.table)
