@@ -64,7 +64,7 @@ def main(folder: str, beyond: bool) -> None:
     if not Path(python).exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    install = [*pip, "install", "--quiet", "--upgrade"]
+    install = [*pip, "install", "--quiet", "--no-compile", "--upgrade"]
     subprocess.run([*install, "--upgrade-strategy", "eager", *requirements(project, beyond)], check=True)
     subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True)
     listed = subprocess.run([*pip, "list", "--format", "json"], check=True, stdout=subprocess.PIPE)
