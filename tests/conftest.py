@@ -111,8 +111,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
     )
     config.addinivalue_line(
-        "markers", "cassandra_5_only(reason): needs what only 5.0 has; deselected with --cassandra 4.0 or 4.1"
+        "markers", "from_cassandra_5(reason): needs what 4.0 and 4.1 lack; deselected with --cassandra 4.0 or 4.1"
     )
+    config.addinivalue_line("markers", "from_cassandra_6(reason): needs --cassandra 6.0")
     config.addinivalue_line("markers", "long_only(reason): takes minutes of CPU; deselected without --long")
     config.addinivalue_line("markers", "slow: of a module that takes 1.5 to 5 CPU seconds; not part of `make check`")
     config.addinivalue_line("markers", "long: of a module that takes more than 5 CPU seconds; see --part")
@@ -144,7 +145,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cassandra",
         choices=cassandra_versions.VERSIONS,
-        default=cassandra_versions.VERSIONS[0],
+        default=cassandra_versions.EMBEDDED,
         help="let embedded nodes be of this version",
     )
     parser.addoption(
@@ -218,8 +219,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out(config, items, lambda item: _is_long(item) and _module(item) in others)
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
-    if config.getoption("--cassandra") != cassandra_versions.VERSIONS[0]:
-        _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_5_only") is not None)
+    version = config.getoption("--cassandra")
+    if cassandra_versions.is_older(version):
+        _leave_out(config, items, lambda item: item.get_closest_marker("from_cassandra_5") is not None)
+    if version != "6.0":
+        _leave_out(config, items, lambda item: item.get_closest_marker("from_cassandra_6") is not None)
     if not config.getoption("--long"):
         _leave_out(config, items, lambda item: item.get_closest_marker("long_only") is not None)
     if config.getoption("--without-servers"):

@@ -86,7 +86,7 @@ def row_of(captured: Captured, table: str, **wanted: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "table", [pytest.param("vectors", marks=pytest.mark.cassandra_5_only("vectors")), "ranges", "types", "counts"]
+    "table", [pytest.param("vectors", marks=pytest.mark.from_cassandra_5("vectors")), "ranges", "types", "counts"]
 )
 def test_merged_changes_are_the_rows_of_the_database(published: Captured, table: str) -> None:
     published.assert_same(table)

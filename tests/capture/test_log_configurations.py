@@ -142,7 +142,7 @@ def streamed(captured: Captured, files: list[Path], home: Path, version: str) ->
 
 @pytest.mark.parametrize(
     "is_logged",
-    [True, pytest.param(False, marks=pytest.mark.cassandra_5_only("others log all streams of captured tables"))],
+    [True, pytest.param(False, marks=pytest.mark.from_cassandra_5("others log all streams of captured tables"))],
 )
 def test_streams_that_are_not_logged_hold_the_watermark(
     captured: Captured, tmp_path: Path, cassandra_version: str, *, is_logged: bool
@@ -243,15 +243,15 @@ _LONG = pytest.mark.long_only("one configuration is enough for each run, because
         pytest.param(with_a_link, marks=_LONG),
         pytest.param(
             {"memtable": {"configurations": _TRIES}},
-            marks=[_LONG, pytest.mark.cassandra_5_only("others have no tries")],
+            marks=[_LONG, pytest.mark.from_cassandra_5("others have no tries")],
         ),
         pytest.param(
             {"commitlog_disk_access_mode": "direct"},
-            marks=[_LONG, pytest.mark.cassandra_5_only("others have no such setting")],
+            marks=[_LONG, pytest.mark.from_cassandra_5("others have no such setting")],
         ),
         pytest.param(
             {"commitlog_sync": "group", "commitlog_sync_group_window": "10ms"},
-            marks=[_LONG, pytest.mark.cassandra_5_only("others have another name for it")],
+            marks=[_LONG, pytest.mark.from_cassandra_5("others have another name for it")],
         ),
     ],
     ids=["compressed", "failures ignored", "link", "tries", "direct", "group"],

@@ -88,7 +88,7 @@ def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[s
     return unfit
 
 
-@pytest.mark.cassandra_5_only("vectors")
+@pytest.mark.from_cassandra_5("vectors")
 def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path, *, is_long: bool) -> None:
     # Of each partition: itself, and some more.
     others = len(MILLIS) if is_long else 3
@@ -164,7 +164,7 @@ def texts_of_cassandra(captured: Captured) -> list[bytes]:
     return texts
 
 
-@pytest.mark.cassandra_5_only("vectors")
+@pytest.mark.from_cassandra_5("vectors")
 def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
     texts = texts_of_cassandra(landed)
     landed.write(

@@ -162,7 +162,7 @@ def damage_marker(segment: Segment, text: bytes) -> None:
         (damage_frame, "ignorereplayerrors", [1, 3]),
         pytest.param(
             *(damage_marker, "allow_ignore_sync_crc", [1, 2, 3]),
-            marks=pytest.mark.cassandra_5_only("4.0 has no such option"),
+            marks=pytest.mark.from_cassandra_5("4.0 has no such option"),
         ),
     ],
 )

@@ -148,7 +148,7 @@ def assert_proven(report: VerifyReport, count: int) -> None:
     assert sum(r.database_rows for r in report.ranges) == sum(r.lake_rows for r in report.ranges) == count
 
 
-@pytest.mark.cassandra_5_only("vectors")
+@pytest.mark.from_cassandra_5("vectors")
 @pytest.mark.parametrize("cql_type", KEYS)
 def test_forms_of_a_type(landed: Captured, tmp_path: Path, cql_type: str) -> None:
     schema = write_forms(landed, "t", cql_type, Random(f"{SEED} {cql_type}"))

@@ -22,9 +22,9 @@ LATER_SECONDS = 20_000
 
 
 class Target(FormatServer):
-    """A node of the newest version of Cassandra, also with `--cassandra`."""
+    """A node of the embedded version of Cassandra, also with `--cassandra`."""
 
-    is_newest = True
+    is_embedded = True
 
 
 class Clusters:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 class New(KilledServer):
     """A node of the newest version of Cassandra, also with `--cassandra`."""
 
-    is_newest = True
+    is_embedded = True
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_as_of_instants(settings: Settings, session: Session, tmp_path: Path) ->
         Answers.of(session, other).assert_same(wanted[phase])
 
 
-@pytest.mark.cassandra_5_only("the jars of others lack the driver that sstableloader uses")
+@pytest.mark.from_cassandra_5("the jars of others lack the driver that sstableloader uses")
 def test_streamed_by_sstableloader(
     settings: Settings, session: Session, cassandra_version: str, tmp_path: Path
 ) -> None:

@@ -51,7 +51,7 @@ def texts(rows: pa.Table) -> list[str]:
     return sorted(repr([(n, plain(rows[n][i])) for n in sorted(rows.column_names)]) for i in range(len(rows)))
 
 
-@pytest.mark.cassandra_5_only("some tables have vectors")
+@pytest.mark.from_cassandra_5("some tables have vectors")
 @pytest.mark.parametrize("name", TABLES)
 def test_into_cassandra(settings: Settings, keyspace: str, raw: Session, tmp_path: Path, name: str) -> None:
     recorded = RecordedTable(*name.split("/"))

@@ -72,7 +72,7 @@ def _run(data: Path, tool: Sequence[str], folders: Iterable[Path]) -> list[str]:
     return [line.split()[1] for line in printed.splitlines() if line.startswith("status ")]
 
 
-@pytest.mark.cassandra_5_only("the tools are those of 5.0")
+@pytest.mark.from_cassandra_5("the tools are those of 5.0")
 @pytest.mark.parametrize("written", ["nb", pytest.param("oa", marks=pytest.mark.long_only("as nb"))], indirect=True)
 def test_tools_of_cassandra(written: Written, tmp_path: Path) -> None:
     """Scrub of 5.0.9 loses rows of Cassandra's own files by faults of its own: it takes a bound after a row with the

@@ -35,7 +35,9 @@ def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
 
 
 class FormatServer(CassandraServer):
-    """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for."""
+    """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for. Cassandra
+    6.0 writes `pa` instead of `oa`, and `ea` instead of `da`.
+    """
 
     def __init__(self, home: Path, version: str, **configuration: object) -> None:
         settings = load()
@@ -84,9 +86,8 @@ class FormatServer(CassandraServer):
         configuration["num_tokens"] = 1
         # Blocks so small that partitions of some KiB have many.
         configuration["column_index_size"] = "1KiB"
-        if self._version != "nb":
-            configuration["storage_compatibility_mode"] = "NONE"
-        if self._version == "da":
+        configuration["storage_compatibility_mode"] = "CASSANDRA_4" if self._version == "nb" else "NONE"
+        if self._version in {"da", "ea"}:
             configuration["sstable"] = {"selected_format": "bti"}
         return {name: value for name, value in (configuration | self._extra).items() if value is not None}
 

@@ -293,7 +293,7 @@ def test_a_table_that_is_written_to(settings: Settings, session: Session, is_lon
     assert verify(settings, lake, 0).differences == []
 
 
-@pytest.mark.cassandra_5_only("vectors")
+@pytest.mark.from_cassandra_5("vectors")
 def test_values_of_every_kind(settings: Settings, session: Session) -> None:
     table = f"{settings.cassandra.keyspace}.every"
     for name, field in (("pair", "b"), ("timed", "write_time")):
@@ -323,7 +323,7 @@ def test_values_of_every_kind(settings: Settings, session: Session) -> None:
     assert ((difference.lake or {})["m"], (difference.database or {})["m"]) == ({"a": 1}, None)
 
 
-@pytest.mark.cassandra_5_only("vectors")
+@pytest.mark.from_cassandra_5("vectors")
 def test_types_that_the_driver_cannot_read(settings: Settings, session: Session) -> None:
     """Its parser takes the hexadecimal name of a type for a number if all its digits are decimal."""
     table = f"{settings.cassandra.keyspace}.vectors"

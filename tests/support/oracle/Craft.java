@@ -11,8 +11,6 @@ import java.util.TreeMap;
 import java.util.UUID;
 
 import org.apache.cassandra.config.DatabaseDescriptor;
-import org.apache.cassandra.cql3.CQLFragmentParser;
-import org.apache.cassandra.cql3.CqlParser;
 import org.apache.cassandra.db.Clustering;
 import org.apache.cassandra.db.DecoratedKey;
 import org.apache.cassandra.db.DeletionTime;
@@ -36,6 +34,7 @@ import org.apache.cassandra.io.util.File;
 import org.apache.cassandra.schema.ColumnMetadata;
 import org.apache.cassandra.schema.TableMetadata;
 import org.apache.cassandra.schema.TableMetadataRef;
+import org.apache.cassandra.schema.Types;
 import org.apache.cassandra.utils.CounterId;
 import org.apache.cassandra.utils.UUIDGen;
 
@@ -48,7 +47,7 @@ class Craft
     /** Write into a folder for each version of the format, and in it for each table. */
     static void craft(String folder) throws Exception
     {
-        for (String version : new String[]{ "nb", "oa", "da" })
+        for (String version : Api.FORMATS)
         {
             counters(Path.of(folder, version, "counters"), version);
             times(Path.of(folder, version, "times"), version);
@@ -57,7 +56,7 @@ class Craft
 
     private static TableMetadata table(String cql) throws Exception
     {
-        return CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql, "CREATE TABLE").keyspace("craft").prepare(null).builder(org.apache.cassandra.schema.Types.none()).build();
+        return Api.table(cql, "craft", Types.none()).build();
     }
 
     private static void write(Path folder, String version, PartitionUpdate update) throws Exception
@@ -69,7 +68,7 @@ class Craft
     {
         Files.createDirectories(folder);
         TableMetadata metadata = updates.iterator().next().metadata();
-        SSTableFormat<?, ?> format = DatabaseDescriptor.getSSTableFormats().get(version.equals("da") ? "bti" : "big");
+        SSTableFormat<?, ?> format = DatabaseDescriptor.getSSTableFormats().get(version.equals("da") || version.equals("ea") ? "bti" : "big");
         Descriptor descriptor = new Descriptor(version, new File(folder), metadata.keyspace, metadata.name, new SequenceBasedSSTableId(number), format);
         SerializationHeader header = new SerializationHeader(true, metadata, metadata.regularAndStaticColumns(), EncodingStats.NO_STATS);
         try (SSTableTxnWriter writer = SSTableTxnWriter.create(TableMetadataRef.forOfflineTools(metadata), descriptor, 1, 0, null, false, header, Collections.emptyList(), null))
@@ -237,7 +236,7 @@ class Craft
             for (long delta : new long[]{ (1L << bits) - 1, 1L << bits, -(1L << bits) })
             {
                 Row.Builder row = row(c);
-                row.addPrimaryKeyLivenessInfo(LivenessInfo.create(epoch + delta, 0));
+                row.addPrimaryKeyLivenessInfo(Api.marker(epoch + delta));
                 row.addCell(BufferCell.live(v, delta - 1, bytes(c++)));
                 update.add(row.build());
             }

@@ -16,7 +16,6 @@ import org.apache.cassandra.config.DatabaseDescriptor;
 import org.apache.cassandra.cql3.CQLFragmentParser;
 import org.apache.cassandra.cql3.ColumnIdentifier;
 import org.apache.cassandra.cql3.CqlParser;
-import org.apache.cassandra.cql3.statements.schema.CreateTableStatement;
 import org.apache.cassandra.cql3.statements.schema.CreateTypeStatement;
 import org.apache.cassandra.db.ClusteringComparator;
 import org.apache.cassandra.db.ClusteringPrefix;
@@ -47,18 +46,11 @@ import org.apache.cassandra.io.sstable.metadata.StatsMetadata;
 import org.apache.cassandra.io.util.File;
 import org.apache.cassandra.schema.CQLTypeParser;
 import org.apache.cassandra.schema.ColumnMetadata;
-import org.apache.cassandra.schema.KeyspaceMetadata;
-import org.apache.cassandra.schema.KeyspaceParams;
-import org.apache.cassandra.schema.Keyspaces;
-import org.apache.cassandra.schema.Schema;
-import org.apache.cassandra.schema.SchemaTransformations;
 import org.apache.cassandra.schema.TableId;
 import org.apache.cassandra.schema.TableMetadata;
 import org.apache.cassandra.schema.TableMetadataRef;
-import org.apache.cassandra.schema.Tables;
 import org.apache.cassandra.schema.Types;
 import org.apache.cassandra.tools.INodeProbeFactory;
-import org.apache.cassandra.tools.JsonTransformer;
 import org.apache.cassandra.tools.NodeProbe;
 import org.apache.cassandra.tools.NodeTool;
 import org.apache.cassandra.tools.Output;
@@ -80,6 +72,7 @@ public class Oracle
             System.exit(0);
         }
         DatabaseDescriptor.toolInitialization();
+        Api.initialize();
         if (args[0].equals("serve"))
             serve();
         else
@@ -153,7 +146,7 @@ public class Oracle
         SSTableReader sstable = open(path);
         try (ISSTableScanner scanner = sstable.getScanner())
         {
-            JsonTransformer.toJson(scanner, Util.iterToStream(scanner), true, sstable.metadata(), out);
+            Api.dump(scanner, sstable.metadata(), out);
         }
     }
 
@@ -466,7 +459,7 @@ public class Oracle
 
     private static void schema(String text)
     {
-        Schema.instance.transform(earlier -> Keyspaces.none());
+        Api.dropAllKeyspaces();
         java.util.Map<String, Types.RawBuilder> types = new java.util.HashMap<>();
         for (String statement : text.split("(?m)^-- "))
         {
@@ -476,26 +469,24 @@ public class Oracle
             String cql = statement.substring(statement.indexOf('\n') + 1).trim();
             if (words.length == 1)
             {
-                Schema.instance.transform(SchemaTransformations.addKeyspace(KeyspaceMetadata.create(words[0], KeyspaceParams.simple(1)), true));
+                Api.addKeyspace(words[0]);
                 CreateTypeStatement.Raw type = CQLFragmentParser.parseAny(CqlParser::createTypeStatement, cql, "CREATE TYPE");
 
                 type.addToRawBuilder(types.computeIfAbsent(words[0], Types::rawBuilder));
                 continue;
             }
             Types built = types.containsKey(words[0]) ? types.get(words[0]).build() : Types.none();
-            Schema.instance.transform(SchemaTransformations.addKeyspace(KeyspaceMetadata.create(words[0], KeyspaceParams.simple(1), Tables.none()), true));
-            TableMetadata.Builder table = CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql + '\n', "CREATE TABLE")
-                                                           .keyspace(words[0]).prepare(null).builder(built)
-                                                           .id(TableId.fromUUID(UUID.fromString(words[1])));
+            Api.addKeyspace(words[0]);
+            TableMetadata.Builder table = Api.table(cql + '\n', words[0], built).id(TableId.fromUUID(UUID.fromString(words[1])));
             for (String line : cql.split("\n"))
                 if (line.startsWith("--dropped "))
                 {
                     String[] dropped = line.split(" ", 5);
                     ColumnIdentifier name = ColumnIdentifier.getInterned(dropped[3], true);
                     ColumnMetadata.Kind kind = ColumnMetadata.Kind.valueOf(dropped[1]);
-                    table.recordColumnDrop(new ColumnMetadata(words[0], table.build().name, name, CQLTypeParser.parse(words[0], dropped[4], built), ColumnMetadata.NO_POSITION, kind, null), Long.parseLong(dropped[2]));
+                    table.recordColumnDrop(Api.column(words[0], table.build().name, name, CQLTypeParser.parse(words[0], dropped[4], built), kind), Long.parseLong(dropped[2]));
                 }
-            Schema.instance.transform(SchemaTransformations.addTable(table.build(), true));
+            Api.addTable(table.build());
         }
     }
 

@@ -31,6 +31,14 @@ _CONFIGURATION = {
     ],
 }
 
+# The jars whose classes answer, and the folder of the calls that differ in these.
+_VERSION = ["cassandra", "before_6"]
+
+
+def use(jar_set: str, calls: str) -> None:
+    """Let the classes of another version of Cassandra answer, from now on."""
+    _VERSION[:] = [jar_set, calls]
+
 
 @functools.cache
 def _home() -> Path:
@@ -43,7 +51,8 @@ def _home() -> Path:
     (home / "cassandra.yaml").write_text(json.dumps(configuration))
     (home / "logback.xml").write_text("<configuration/>")
     compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
-    sources = Path(__file__).parent.glob("*.java")
+    here = Path(__file__).parent
+    sources = [*here.glob("*.java"), *(here / _VERSION[1]).glob("*.java")]
     command = [java(), "-jar", compiler, "-8", "-nowarn", "-cp", _class_path(), "-d", home, *sources]
     answer = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[:3000]
@@ -56,7 +65,7 @@ def _keep() -> Any:
 
 
 def _class_path() -> str:
-    return os.pathsep.join(map(str, jars.fetch("cassandra")))
+    return os.pathsep.join(map(str, jars.fetch(_VERSION[0])))
 
 
 def java_command(*arguments: str | Path) -> list[str]:
