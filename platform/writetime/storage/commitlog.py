@@ -290,6 +290,7 @@ class CommitLogReader:
         state[L.START] = address
         state[L.FILE_OFFSET] = stretch.offset
         state[L.UNSIGNED_DELETION_TIME] = segment.version >= 8
+        state[L.HAS_EPOCH] = segment.version >= 9
         state[L.OPEN_BYTES] = self._buffers.open_start.ctypes.data
         self._buffers.reset()
         status = walk_mutations(

@@ -44,8 +44,8 @@ from writetime.storage.locations import entries, open_file, read_file, resolve
 from writetime.storage.regular_files import irregular
 
 _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
-# Versions: 6 is that of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.
-VERSIONS = (7, 8)
+# Versions: 6 is that of 3.x, 7 of 4.x (and of 5.0 and 6.0 in their compatibility modes), 8 of 5.0, 9 of 6.0.
+VERSIONS = (7, 8, 9)
 # For a segment that may be read completely.
 END = 1 << 62
 # Bytes of a sync marker.

@@ -113,7 +113,8 @@ READ_ON = 32  # 1: read beyond the split's end, to find the end of the range tom
 TABLES = 33  # the number of lines in TABLES
 UPDATE = 34  # the number of updates of a commit log so far
 HEADER_ROOM = 35  # the largest number of columns of a header
-WALK_FIELDS = 36
+HAS_EPOCH = 36  # 1: a mutation begins with flags, and its updates have the epoch of their schema
+WALK_FIELDS = 37
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
 END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10

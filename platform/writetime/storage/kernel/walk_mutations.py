@@ -13,6 +13,8 @@ from writetime.storage.kernel.rows import begin_partition, partition_tombstone, 
 
 # UnfilteredRowIteratorSerializer's flags.
 _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10
+# Mutation's flags, of which there is one (`ALLOW_POTENTIAL_TRANSACTION_CONFLICTS`).
+_MUTATION_FLAGS = 0x01
 # EncodingStats: the three minimums count from 2015-09-22.
 _TIMESTAMP_EPOCH, _DELETION_TIME_EPOCH = 1_442_880_000_000_000, 1_442_880_000
 
@@ -85,6 +87,8 @@ def _update(W: Lines, T: Lines, C: Lines, header: Lines, present: np.ndarray, p:
         return p, UNKNOWN_TABLE
     W[TABLE] = t
     p += 16
+    if W[HAS_EPOCH] != 0:
+        _, p = read_vint(p, end)
     length, p = read_vint(p, end)
     key = p
     p = skip(p, length, end)
@@ -172,6 +176,11 @@ def walk_mutations(
     for i in range(len(mutations)):
         p = address + mutations[i, 0]
         end = address + mutations[i, 1]
+        if W[HAS_EPOCH] != 0:
+            if p >= end or load8(p) > _MUTATION_FLAGS:
+                W[POSITION] = p
+                return BAD_FLAGS
+            p += 1
         count, p = read_vint(p, end)
         if count <= 0:
             W[POSITION] = min(p, end)
