@@ -15,7 +15,7 @@ _SCYLLA = _DATA / "scylla"
 
 def sstables() -> Iterator[Location]:
     """Yield SSTables of all versions, small ones."""
-    for version in ("nb", "oa", "da"):
+    for version in ("nb", "oa", "da", "pa", "ea"):
         for folder in sorted((CASSANDRA / version).iterdir()):
             if folder.is_dir():
                 yield from find_sstables(str(folder))
@@ -28,7 +28,7 @@ def sstables() -> Iterator[Location]:
 
 
 def segments() -> Iterator[tuple[Segment, list[TableSchema]]]:
-    """Yield commit logs of both versions, each with the schemas of its tables."""
-    for version in ("nb", "da"):
+    """Yield commit logs of all versions, each with the schemas of its tables."""
+    for version in ("nb", "da", "pa"):
         (segment,) = find_segments(str(CASSANDRA / version))
         yield segment, parse_schemas((CASSANDRA / version / "schema.cql").read_text())

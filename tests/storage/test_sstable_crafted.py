@@ -23,20 +23,32 @@ from writetime.storage.sstable import SSTable
 
 pytestmark = pytest.mark.long
 
-VERSIONS = ("nb", "oa", "da")
+_VERSIONS = ["nb", "oa", "da"]
+_FROM_6 = ["pa", "ea"]
+by_version = pytest.mark.parametrize(
+    "version", [*_VERSIONS, *(pytest.param(v, marks=pytest.mark.from_cassandra_6("the oracle's")) for v in _FROM_6)]
+)
 RECORDED = Path(__file__).parents[1] / "data" / "cassandra"
 TABLES = ("blocks", "counted", "many", "mixed", "wide")
+# With a dictionary.
+_TRAINED = dict.fromkeys(_FROM_6, ("trained",))
 CUT = ("CompressionInfo", "CRC", "Data", "Digest", "Index", "Partitions", "Rows", "Statistics", "TOC")
 
 
 @pytest.fixture(scope="module")
-def crafted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Location]:
+def versions(cassandra_version: str) -> list[str]:
+    """The versions that the oracle knows."""
+    return [*_VERSIONS, *_FROM_6] if cassandra_version == "6.0" else _VERSIONS
+
+
+@pytest.fixture(scope="module")
+def crafted(versions: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Location]:
     """SSTables by version and table."""
     home = tmp_path_factory.mktemp("crafted")
     oracle.craft(home)
     return {
         (version, table): next(find_sstables(str(home / version / table)))
-        for version in VERSIONS
+        for version in versions
         for table in ("counters", "times")
     }
 
@@ -50,7 +62,7 @@ def read(location: Location) -> list[str]:
     return as_rows(SSTable(location).scan())
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@by_version
 def test_counters_of_many_nodes_and_times_at_their_ends(
     version: str, crafted: dict[tuple[str, str], Location], lines: dict[str, list[dict[str, object]]]
 ) -> None:
@@ -62,22 +74,23 @@ def test_counters_of_many_nodes_and_times_at_their_ends(
 
 
 @pytest.fixture(scope="module")
-def recorded() -> dict[tuple[str, str], Location]:
+def recorded(versions: list[str]) -> dict[tuple[str, str], Location]:
     """SSTables that servers wrote, by version and table."""
     return {
         (version, table): next(find_sstables(str(RECORDED / version / table)))
-        for version in VERSIONS
-        for table in TABLES
+        for version in versions
+        for table in (*TABLES, *_TRAINED.get(version, ()))
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@by_version
 def test_recorded_changes_match_the_database(version: str, recorded: dict[tuple[str, str], Location]) -> None:
     """Whole and in pieces, some of which start inside of a range tombstone."""
-    paths = [recorded[version, table].path("Data.db") for table in TABLES]
+    tables = (*TABLES, *_TRAINED.get(version, ()))
+    paths = [recorded[version, table].path("Data.db") for table in tables]
     lines = oracle.sstables(paths)
     assert list(lines) == paths
-    for table, path in zip(TABLES, paths, strict=True):
+    for table, path in zip(tables, paths, strict=True):
         sstable = SSTable(recorded[version, table])
         wanted = expected_changes(lines[path], sstable.schema)
         assert_same(without_origin(sstable.scan(), sstable.schema), wanted)
@@ -102,7 +115,7 @@ def test_vints_of_every_length() -> None:
             assert primitives.read_vint(start, start + length) == (0, start + length + 1)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@by_version
 def test_a_file_cut_anywhere_never_gives_a_wrong_answer(
     version: str, crafted: dict[tuple[str, str], Location], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from writetime.core.counts import pluralize
-from writetime.storage.compressors import BadBlock, decompressor
+from writetime.storage.compressors import BadBlock, cassandra_dictionary, decompressor
 from writetime.storage.file_errors import CorruptFile, MissingFile
 from writetime.storage.kernel.memory import compiled
 from writetime.storage.locations import Location, open_file
@@ -90,8 +90,7 @@ class CompressedFile(ChunkedFile):
         super().__init__(location)
         info = _Cursor(location.read("CompressionInfo.db"), location.path("CompressionInfo.db"))
         name = info.text()
-        compressor = decompressor(name, info.file, [(info.string(), info.string()) for _ in range(info.take("i"))])
-        self._decompress = compressor.decompress
+        options = [(info.string(), info.string()) for _ in range(info.take("i"))]
         chunk_length = info.take("i")
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
@@ -104,11 +103,12 @@ class CompressedFile(ChunkedFile):
             raise CorruptFile(
                 info.file, info.offset, f"{count} chunks of {pluralize(chunk_length, 'byte')} hold {self.length}"
             )
-        if len(info.data) - info.offset != 8 * count:
-            raise CorruptFile(
-                info.file, info.offset, f"{pluralize(count, 'chunk offset')} expected until the end of the file"
-            )
+        if len(info.data) - info.offset < 8 * count:
+            raise CorruptFile(info.file, info.offset, f"the file ends, {pluralize(count, 'chunk offset')} expected")
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
+        after = info.data[info.offset + 8 * count :]
+        compressor = decompressor(name, info.file, options, cassandra_dictionary(after, info.file) if after else b"")
+        self._decompress = compressor.decompress
         self._offsets = np.append(offsets, self._file.size())
         self._needed = needed
         bodies = np.diff(self._offsets) - 4

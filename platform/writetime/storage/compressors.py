@@ -1,4 +1,16 @@
-"""Decompresses blocks by the name of their compressor: Cassandra's compressors, and ScyllaDB's with dictionaries."""
+"""Decompresses blocks by the name of their compressor: those of Cassandra and ScyllaDB, also with dictionaries.
+
+Cassandra 6.0 writes the dictionary of a file to the end of its CompressionInfo.db, in each version of the format
+(`CompressionDictionary.serialize`), with big-endian numbers:
+
+| part | bytes |
+| --- | --- |
+| kind: 0 is a dictionary of Zstandard | 1 |
+| id | 8 |
+| length of the dictionary | 4 |
+| dictionary | length |
+| CRC32C of the kind, the id (here little-endian) and the dictionary | 4 |
+"""
 
 import struct
 import zlib
@@ -18,6 +30,10 @@ _Decompress = Callable[[memoryview, memoryview], int]
 _FAULTS = (ValueError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError, lz4.block.LZ4BlockError)
 _DICTIONARY_PART = b".dictionary."
 _LZ4_LENGTH = struct.Struct("<I")
+# Of Cassandra's dictionary: kind, id and length, and the only kind.
+_DICTIONARY_HEAD = struct.Struct(">bqi")
+_ZSTD_KIND = 0
+_CRC32C_POLYNOMIAL = 0x82F63B78
 
 
 class BadBlock(Exception):
@@ -99,25 +115,29 @@ _COMPRESSORS: dict[str, tuple[Callable[[bytes], _Decompress], int]] = {
     "SnappyCompressor": (lambda _: cramjam.snappy.decompress_raw_into, _SNAPPY_MOST),  # type: ignore[dict-item]
     "ZstdCompressor": (lambda _: _zstd(b""), _ZSTD_MOST),
     "ZstdWithDictsCompressor": (_zstd, _ZSTD_MOST),
+    "ZstdDictionaryCompressor": (_zstd, _ZSTD_MOST),
     "DeflateCompressor": (lambda _: _inflate, _DEFLATE_MOST),
     "NoopCompressor": (lambda _: lambda data, out: _fill(out, data), 1),
 }
 
 
-def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = ()) -> Decompressor:
+def decompressor(
+    class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = (), dictionary: bytes = b""
+) -> Decompressor:
     """Return the decompressor for the blocks of a compressor, by its class with or without the package. `file` names
-    it, with options that include ScyllaDB's dictionaries.
+    it, with options that include ScyllaDB's dictionaries. With Cassandra's `dictionary`, the class does not count
+    (`CompressionMetadata.resolveCompressor`).
 
     Raises:
         Unsupported: the compressor is unknown.
         CorruptFile: a part of the dictionary is missing, or the dictionary is invalid.
     """
-    name = class_name.rpartition(".")[2]
+    name = "ZstdDictionaryCompressor" if dictionary else class_name.rpartition(".")[2]
     if name not in _COMPRESSORS:
         raise Unsupported(f"{file}: compressor {name} is not supported; {', '.join(_COMPRESSORS)} are")
     try:
         make, most = _COMPRESSORS[name]
-        return Decompressor(make(_dictionary(options, file)), most)
+        return Decompressor(make(dictionary or _dictionary(options, file)), most)
     except zstandard.ZstdError as e:
         raise CorruptFile(file, None, f"the dictionary cannot be read: {e}") from None
 
@@ -139,3 +159,41 @@ def _dictionary(options: Sequence[tuple[bytes, bytes]], file: str) -> bytes:
         if i not in parts:
             raise CorruptFile(file, None, f"part {i} of the dictionary is missing")
     return b"".join(value for _, value in sorted(parts.items()))
+
+
+def cassandra_dictionary(section: bytes, file: str) -> bytes:
+    """Return the dictionary in the last part of a CompressionInfo.db. The table above gives its format.
+
+    Raises:
+        Unsupported: the dictionary is of an unknown kind.
+        CorruptFile: the part is no dictionary, or does not match its CRC32C.
+    """
+    start = _DICTIONARY_HEAD.size
+    if len(section) < start:
+        raise CorruptFile(file, None, f"{pluralize(len(section), 'byte')} after the chunk offsets are no dictionary")
+    kind, number, length = _DICTIONARY_HEAD.unpack_from(section)
+    if length <= 0 or len(section) != start + length + 4:
+        raise CorruptFile(file, None, f"{pluralize(len(section), 'byte')} after the chunk offsets are no dictionary")
+    dictionary = section[start : start + length]
+    crc = _crc32c(struct.pack("<bq", kind, number) + dictionary)
+    if crc != int.from_bytes(section[-4:], "big"):
+        raise CorruptFile(file, None, "the compression dictionary does not match its CRC32C")
+    if kind != _ZSTD_KIND:
+        raise Unsupported(f"{file}: a compression dictionary of kind {kind} is not supported; kind 0 (Zstandard) is")
+    return dictionary
+
+
+def _crc32c_of(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_CRC32C_POLYNOMIAL if value & 1 else 0)
+    return value
+
+
+_CRC32C_TABLE = [_crc32c_of(value) for value in range(256)]
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC32C_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF

@@ -54,6 +54,8 @@ FEATURES: dict[tuple[str, str], Features] = {
     ("big", "nb"): _N,
     ("big", "oa"): _O,
     ("bti", "da"): replace(_O, index="Partitions.db"),
+    ("big", "pa"): _O,
+    ("bti", "ea"): replace(_O, index="Partitions.db"),
 }
 
 
