@@ -1,4 +1,4 @@
-"""Values that are invalid for their types, with correct checksums: only their partitions are left out."""
+"""Values and rows that are invalid, with correct checksums: only their partitions are left out."""
 
 import re
 import struct
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.storage.scylla_writer import INT, TEXT, VARINT, Cell, Cells, Row, write_partitions
-from tests.support.rewriting import write_plain
+from tests.support.rewriting import copy, write_plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, parse_marshal
 from writetime.storage import batch
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.primitives import token
-from writetime.storage.locations import Location
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import ScanReport, SSTable
 
 # Python makes no text of so many digits.
@@ -183,3 +183,17 @@ def test_a_static_row_that_is_longer_than_its_size(tmp_path: Path) -> None:
     assert len(keys_and_rows(scan)) == 2 * (len(KEYS) - 1)
     assert "a row whose cells do not end at its size" in report.skipped[0]
     assert report.skipped_bytes < 5000
+
+
+def test_numbers_of_columns_that_are_out_of_order(tmp_path: Path) -> None:
+    """Of 70 columns, a row has those with the numbers 6, 16, 26, 45 and 66. In compacted files of Cassandra 6.0-alpha2,
+    the last ones may be missing, and the cells follow.
+    """
+    wide = Path(__file__).parents[1] / "data" / "cassandra" / "nb" / "wide"
+    here = copy(next(find_sstables(str(wide))), tmp_path / "here")
+    sound = here.read("Data.db")
+    numbers = bytes([65, 6, 16, 26, 45, 66])
+    assert sound.count(numbers) == 1
+    write_plain(here, sound.replace(numbers, bytes([65, 6, 26, 16, 45, 66])))
+    with pytest.raises(CorruptFile, match="a set of columns that the header does not have"):
+        list(SSTable(here).scan())

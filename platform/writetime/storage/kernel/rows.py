@@ -126,17 +126,20 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
             present[i] = 1 - ((encoded >> i) & 1)
     else:
         # With 64 columns or more: the number of missing columns, then the numbers of the present columns or of the
-        # missing ones, whichever are fewer.
+        # missing ones, whichever are fewer, in order. Compactions of Cassandra 6.0-alpha2 leave out some
+        # (`SSTableCursorWriter.encodeLargeColumnsSubset`), so the flags of a cell come where a number is expected.
         if encoded < 0 or encoded > count:
             return -1
         there = count - encoded
         few = there < count // 2
         present[:count] = 0 if few else 1
+        before = -1
         for _ in range(there if few else encoded):
             i, p = read_vint(p, end)
-            if i < 0 or i >= count:
+            if i <= before or i >= count:
                 return -1
             present[i] = 1 if few else 0
+            before = i
     return p
 
 
