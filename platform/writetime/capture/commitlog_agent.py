@@ -210,7 +210,7 @@ class Agent:
             while self._schemas.switched:
                 self._coverage.note_cdc(self._schemas.switched[0])
                 del self._schemas.switched[0]
-            self._coverage.note_durability(self._schemas.tables)
+            self._coverage.note_not_logged(self._schemas.tables)
             self._check_coverage(facts, listed, found)
             if self._note_truncated() and not self._announce_marks(stop):
                 return

@@ -37,6 +37,7 @@ _NOT_LINKED, _RESTARTED, _DELETED = "node-without-cdc", "node-restarted", "segme
 _LOADED = "streams-not-logged"
 # The records of a table.
 _IMPORTED, _UNTRUNCATED = "imported-", "truncation-undone-"
+_TRANSACTIONAL = "transactional-"
 # The record of a keyspace.
 _NOT_DURABLE = "not-durable-"
 # The node deletes the oldest segments down to its limit, and may then remove some that are empty.
@@ -79,6 +80,8 @@ class LogCoverage:
         self._captured = tables.with_cdc
         names = [name for name in self._records.names(_NOT_DURABLE) if self._records.is_open(name)]
         self._not_durable = {name.removeprefix(_NOT_DURABLE) for name in names}
+        names = [name for name in self._records.names(_TRANSACTIONAL) if self._records.is_open(name)]
+        self._transactional = {UUID(name.removeprefix(_TRANSACTIONAL)) for name in names}
         self._facts: NodeFacts | None = None
         # Why the agent does not know whether all writes to a table were logged, and the segments that came meanwhile.
         self._unknown: dict[UUID, str] = {}
@@ -110,10 +113,10 @@ class LogCoverage:
 
     def check(self, facts: NodeFacts, listing: Listing, tables: NodeTables) -> bool:
         """Check that the node links its segments to the folder, and did so since the last good check. Return whether it
-        does. Also record which keyspaces have `durable_writes = false`.
+        does. Also record which tables are not logged.
         """
         # The records begin with the last good check, so they are made before this one counts.
-        self.note_durability(tables)
+        self.note_not_logged(tables)
         self._facts, self._unknown, before = facts, {}, set(self._unknown.values())
         is_restarted = self._is_restarted(facts)
         fault = self._fault(facts, listing)
@@ -186,6 +189,8 @@ class LogCoverage:
             self._note_restart(f"segment {stale[0]} of a crash was replayed with cdc_enabled: false")
             return
         for table in self._captured:
+            if table.id in self._transactional:
+                continue
             try:
                 lost = lost_writes(facts, table, came, self._last)
             except (OSError, StorageError) as e:
@@ -296,10 +301,14 @@ class LogCoverage:
 
     # --- schema changes -----------------------------------------------------------------------------------------------
 
-    def note_durability(self, tables: NodeTables) -> None:
-        """Record which keyspaces with captured tables have `durable_writes = false`. Call this when the schemas were
-        read, also without a check.
+    def note_not_logged(self, tables: NodeTables) -> None:
+        """Record which keyspaces with captured tables have `durable_writes = false`, and which captured tables Accord
+        writes to. Call this when the schemas were read, also without a check.
         """
+        self._note_durability(tables)
+        self._note_transactional(tables)
+
+    def _note_durability(self, tables: NodeTables) -> None:
         captured = tables.with_cdc
         found = {t.keyspace for t in captured} & tables.not_durable
         for keyspace in found:
@@ -310,6 +319,20 @@ class LogCoverage:
         for keyspace in self._not_durable - found:
             self._records.end(_NOT_DURABLE + keyspace)
         self._not_durable = found
+
+    def _note_transactional(self, tables: NodeTables) -> None:
+        """Accord has a journal of its own, and applies its writes without the commit log (`TxnWrite.Update.write`)."""
+        for table in _live(tables):
+            if table.id in tables.transactional:
+                fault = f"Accord writes to table {table.full_name}, and no segment has these writes"
+                remedy = (
+                    f"run ALTER TABLE {quote_name(table.keyspace)}.{quote_name(table.name)} WITH transactional_mode = "
+                    "'off', and finish its migration (nodetool consensus_admin)"
+                )
+                self._note(f"{_TRANSACTIONAL}{table.id}", fault, [table], until=OPEN, remedy=remedy)
+        for table_id in self._transactional - tables.transactional:
+            self._records.end(f"{_TRANSACTIONAL}{table_id}")
+        self._transactional = set(tables.transactional)
 
     def note_cdc(self, table: NodeTable) -> None:
         """Record that the `cdc` of a table was switched."""

@@ -27,8 +27,9 @@ from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.instants import parse_instant
 from writetime.schema.stored import from_json, to_json
-from writetime.schema.system import TableRows, from_rows, rows_of_tables, settled_rows
+from writetime.schema.system import Row, TableRows, from_rows, rows_of_tables, settled_rows
 from writetime.schema.table import SchemaHistory, TableSchema
+from writetime.schema.types import quote_name
 from writetime.storage.batch import BatchMaker
 from writetime.storage.plan import Plan
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # The time that a node has to accept a listener.
 _ANSWER_SECONDS = 10.0
+# The options in the description of a table that Accord does not write to (`TableParams.appendCqlTo`).
+_WITHOUT_ACCORD = ("AND transactional_mode = 'off'", "AND transactional_migration_from = 'none'")
 
 
 class Unreachable(Transient):
@@ -151,14 +154,16 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class NodeTables:
-    """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views, and
-    `not_durable` its keyspaces with `durable_writes = false`.
+    """The present and past tables of a node, by id. `live` are its present tables, `views` its materialised views,
+    `not_durable` its keyspaces with `durable_writes = false`, and `transactional` the captured tables that are written
+    to by Accord's transactions.
     """
 
     by_id: Mapping[UUID, NodeTable]
     live: frozenset[UUID] = frozenset()
     views: frozenset[UUID] = frozenset()
     not_durable: frozenset[str] = frozenset()
+    transactional: frozenset[UUID] = frozenset()
 
     @property
     def with_cdc(self) -> list[NodeTable]:
@@ -278,9 +283,22 @@ class SchemaWatch:
             self._take(of_table)
         live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
         not_durable = frozenset(row["keyspace_name"] for row in keyspaces if row["durable_writes"] is False)
-        self.tables = NodeTables(dict(self._tables), live, views, not_durable)
+        transactional = frozenset(row["id"] for row in rows["tables"] if row.get("cdc") and self._is_transactional(row))
+        self.tables = NodeTables(dict(self._tables), live, views, not_durable, transactional)
         self._version = version
         return (before.by_id, before.live) != (self.tables.by_id, live)
+
+    def _is_transactional(self, row: Row) -> bool:
+        """Return whether Accord executes writes to a table, or some of them, as while the table migrates to or from it.
+
+        `system_schema` does not have the table's mode. Its `fast_path` is null unless the node had Accord enabled when
+        the table was created or altered (`SchemaKeyspace.addTableParamsToRowBuilder`).
+        """
+        if row.get("fast_path") is None:
+            return False
+        name = f"{quote_name(row['keyspace_name'])}.{quote_name(row['table_name'])}"
+        [described] = self._node.rows(f"DESCRIBE TABLE {name}")
+        return not all(option in described["create_statement"] for option in _WITHOUT_ACCORD)
 
     def _take(self, rows: TableRows) -> None:
         """Read the schema of a table, unless its rows are those that were read last and gave a schema."""
