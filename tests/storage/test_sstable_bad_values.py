@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.storage.scylla_writer import INT, TEXT, VARINT, Cell, Cells, Row, write_partitions
+from tests.storage.scylla_writer import INT, TEXT, VARINT, Cell, Cells, Minimums, Row, write, write_partitions
 from tests.support.rewriting import copy, write_plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, parse_marshal
@@ -197,3 +197,24 @@ def test_numbers_of_columns_that_are_out_of_order(tmp_path: Path) -> None:
     write_plain(here, sound.replace(numbers, bytes([65, 6, 26, 16, 45, 66])))
     with pytest.raises(CorruptFile, match="a set of columns that the header does not have"):
         list(SSTable(here).scan())
+
+
+def test_a_cell_that_is_deleted_and_expires(tmp_path: Path) -> None:
+    """Compactions of Cassandra 6.0 write tombstones so, with a TTL of 0. With another TTL, the cell expires."""
+
+    def read(name: str, cell: Cell, *changed: tuple[bytes, bytes]) -> list[Any]:
+        here = write(tmp_path / name, [("v", TEXT)], [(0, {"v": cell})], minimums=Minimums(5, 7, 0))
+        data = here.read("Data.db")
+        for before, after in changed:
+            assert data.count(before) == 1
+            data = data.replace(before, after)
+        write_plain(here, data)
+        return [row["v"] for found in SSTable(here).scan(["v"]) for row in found.to_pylist()]
+
+    # The flags, and the write time, the deletion time and the TTL, as the distances to the minimums.
+    expiring = bytes([6, 4, 60, 33])
+    cell = Cell(9, b"", ttl=33, deletion_time=67)
+    tombstone = read("tombstone", Cell(9, None, deletion_time=67))
+    assert tombstone != read("cell", cell)
+    assert read("both", cell, (expiring, bytes([7, 4, 60, 0]))) == tombstone
+    assert read("expiring", cell, (expiring, bytes([7, 4, 60, 33]))) == read("live", cell)

@@ -130,7 +130,7 @@ def read_cell(
     flags = load8(p)
     at = p
     p += 1
-    if flags > 0x1F or flags & 3 == 3:
+    if flags > 0x1F:
         return at, 0, BAD_FLAGS
     write_time = row_time
     if flags & _CELL_ROW_TIMESTAMP == 0:
@@ -153,7 +153,14 @@ def read_cell(
             if ttl < 0 or ttl > 0x7FFFFFFF:
                 return at, 0, BAD_TTL
             state |= HAS_TTL
-    if flags & _CELL_DELETED != 0:
+    deleted = flags & _CELL_DELETED != 0
+    if deleted and flags & _CELL_EXPIRING != 0:
+        # Compactions of Cassandra 6.0 write tombstones so, with a TTL of 0 (`CursorCompactor.mergeCells`). For
+        # Cassandra, the TTL decides (`AbstractCell.isTombstone`).
+        deleted = ttl == 0
+        if deleted:
+            state &= ~HAS_TTL
+    if deleted:
         state |= IS_TOMBSTONE
     path = 0
     path_length = 0
@@ -190,9 +197,9 @@ def read_cell(
         if error != 0:
             return at, 0, error
         C[c, CHILDREN] = i + 1
-    if length > 0 or (C[c, EMPTY_IS_VALUE] != 0 and flags & _CELL_DELETED == 0):
+    if length > 0 or (C[c, EMPTY_IS_VALUE] != 0 and not deleted):
         # A tombstone has no value. A counter's tombstone may have one, which does not count.
-        if flags & _CELL_DELETED == 0:
+        if not deleted:
             error = store_value(C, c, i, value, length)
             if error != 0:
                 return at, 0, error
