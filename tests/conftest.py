@@ -219,7 +219,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out(config, items, lambda item: _is_long(item) and _module(item) in others)
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
-    version = config.getoption("--cassandra")
+    version = str(config.getoption("--cassandra"))
     if cassandra_versions.is_older(version):
         _leave_out(config, items, lambda item: item.get_closest_marker("from_cassandra_5") is not None)
     if version != "6.0":

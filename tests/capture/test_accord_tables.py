@@ -6,9 +6,11 @@ Oracle: the node's answers to `SELECT`.
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from cassandra import ConsistencyLevel
 
 from tests.capture.agents import passes, restart, status_of
 from tests.capture.endtoend import NODE
@@ -26,10 +28,20 @@ pytestmark = [pytest.mark.long, pytest.mark.from_cassandra_6("Accord")]
 _ON = "transactional_mode = 'full'"
 
 
-@pytest.fixture(scope="module")
-def accord_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledServer]:
+class AccordNode(KilledServer):
     """A node on which tables may be transactional."""
-    server = KilledServer(tmp_path_factory.mktemp("accord"), "oa", **NODE, accord={"enabled": True})
+
+    def session(self) -> Any:
+        """Return a session with a consistency level that Accord has."""
+        session = super().session()
+        session.default_consistency_level = ConsistencyLevel.QUORUM
+        return session
+
+
+@pytest.fixture(scope="module")
+def accord_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccordNode]:
+    """A node for all tests of the module."""
+    server = AccordNode(tmp_path_factory.mktemp("accord"), "oa", **NODE, accord={"enabled": True})
     server.start()
     try:
         yield server
@@ -38,10 +50,13 @@ def accord_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledServ
 
 
 @pytest.fixture
-def captured(accord_node: KilledServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
-    """A captured keyspace of that node."""
+def captured(accord_node: AccordNode, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
+    """A captured keyspace of that node. Keyspaces with transactional tables cannot be dropped."""
     with captured_keyspace(accord_node, kafka, tmp_path) as made:
-        yield made
+        try:
+            yield made
+        finally:
+            made.write("DROP TABLE IF EXISTS {ks}.t")
 
 
 def held(captured: Captured) -> dict[str, str]:
@@ -79,7 +94,7 @@ def test_a_table_that_becomes_transactional_is_held_until_its_migration_has_ende
             assert "(until 20" not in held(captured)[name]
 
 
-def _write(captured: Captured) -> None:
+def _write_rows(captured: Captured) -> None:
     captured.write(
         f"CREATE TABLE {{ks}}.t (k int, c int, v text, l list<int>, m map<text, int>, s int STATIC, PRIMARY KEY (k, c))"
         f" WITH cdc = true AND {_ON}",
@@ -97,7 +112,7 @@ def _write(captured: Captured) -> None:
 
 
 def test_the_sstables_of_a_transactional_table_are_read_exactly(captured: Captured) -> None:
-    _write(captured)
+    _write_rows(captured)
     captured.node.nodetool("flush", captured.keyspace)
     schema = captured.schema("t")
     batches = [b for where in captured.node.sstables(captured.keyspace, "t") for b in SSTable(where, schema).scan()]

@@ -20,7 +20,7 @@ from writetime.sources.sstable import SSTableSource
 WRITES = 60 if is_long_run() else 30
 LZ4, ZSTD = ([{"class_name": f"{name}Compressor"}] for name in ("LZ4", "Zstd"))
 # How each node compresses its commit log.
-LOG_COMPRESSION = {"nb": None, "oa": LZ4, "da": ZSTD if is_long_run() else LZ4, "pa": None}
+LOG_COMPRESSION = {"nb": None, "oa": LZ4, "da": ZSTD if is_long_run() else LZ4, "pa": LZ4}
 # Its rows are those of `da`, and its index is that of `nb`. Short runs read it in test_sstable_crafted.
 _NEW = pytest.mark.from_cassandra_5("others have no such format")
 OA = pytest.param("oa", marks=[_NEW, pytest.mark.long_only("takes as much as one of the others")])

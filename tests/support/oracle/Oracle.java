@@ -494,13 +494,15 @@ public class Oracle
     {
         public boolean shouldSkipSegmentOnError(CommitLogReadException exception)
         {
-            out.println("{\"error\":" + quote(String.valueOf(exception.getMessage())) + "}");
+            handleUnrecoverableError(exception);
             return false;
         }
 
         public void handleUnrecoverableError(CommitLogReadException exception)
         {
-            out.println("{\"error\":" + quote(String.valueOf(exception.getMessage())) + "}");
+            // The error of 6.0 for a table that is not known here, where others skip the mutation silently.
+            if (!String.valueOf(exception.getMessage()).contains("CoordinatorBehindException"))
+                out.println("{\"error\":" + quote(String.valueOf(exception.getMessage())) + "}");
         }
 
         public void handleMutation(Mutation mutation, int size, int entryLocation, CommitLogDescriptor descriptor)
