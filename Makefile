@@ -112,7 +112,7 @@ test-without-shared-servers: setup
 MATRIX_TESTS := tests/capture tests/lake/test_backfill.py tests/lake/test_compacted.py tests/lake/test_counters.py \
 	tests/row_events/test_publish.py tests/verify
 test-matrix: setup
-	@status=0; for version in 4.0 4.1 5.0; do \
+	@status=0; for version in 4.0 4.1 5.0 6.0; do \
 		echo "Cassandra $$version"; $(BIN)/python -m pytest $(MATRIX_TESTS) --cassandra $$version || status=1; \
 	done; $(BIN)/python -m tools.pythons || status=1; exit $$status
 
