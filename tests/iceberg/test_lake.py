@@ -5,18 +5,26 @@ Oracle: pyiceberg reads the Iceberg table; the rows are those of the computed vi
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from tests.support.iceberg_tables import published
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
-from writetime.core.config import Settings
+from writetime.core.config import Settings, TableEntry
+from writetime.follow.pipeline import TablePipeline
 from writetime.lake import retention, views
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.landing.following import TableLanding
 from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
+from writetime.view.upkeep import maintain, upkeep
+from writetime.wire.watermarks import Sources
 
 
 @pytest.fixture
@@ -86,6 +94,40 @@ def test_a_fault_does_not_stop_the_view(settings: Settings, table: LakeTable, ca
         assert refresh(settings, table).rows == 1
     assert "shop.items: the Iceberg table of view is not published: OSError: no room" in caplog.text
     refresh(settings, table)
+    assert rows_of(table) == computed(table)
+
+
+def followed_once(settings: Settings) -> TablePipeline:
+    """The steps of a table after landing, of a program that does each once."""
+    idle: Any = SimpleNamespace(
+        name="shop.items", waiting=lambda _: 0, is_due=lambda _: False, report_steps=lambda _: None
+    )
+    entry = FollowedTable("shop.items", TableEntry(row_events=False))
+    steps = TablePipeline(settings, cast(TableLanding, idle), entry)
+    steps.run({}, Sources())
+    return steps
+
+
+def test_follow_reports_a_catalog_that_fails_and_keeps_the_view(table: LakeTable, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/folder/catalog.db"
+    settings = settings_at(tmp_path, iceberg=True, iceberg_catalog={"type": "sql", "uri": uri})
+    add(table, [write(1, 1, 5, v="a")], 1)
+    failed = followed_once(settings)
+    assert failed.view.fault is None
+    assert "the Iceberg catalog does not register shop.items" in (failed.iceberg.fault or "")
+    assert rows_of(table) == computed(table)
+    (tmp_path / "folder").mkdir()
+    assert followed_once(settings).iceberg.fault is None
+    rows = load_catalog("writetime", type="sql", uri=uri).load_table("shop.items").scan().to_arrow()
+    assert rows["v"].to_pylist() == ["a"]
+
+
+def test_maintain_publishes(settings: Settings, table: LakeTable) -> None:
+    add(table, [write(1, 1, 5, v="a")], 1)
+    faults = patch.object(table.iceberg["view"], "publish", side_effect=OSError("no room"))
+    with faults, pytest.raises(OSError, match="no room"):
+        upkeep(settings, table)
+    assert maintain(settings, table)["iceberg_tables"] == 2
     assert rows_of(table) == computed(table)
 
 

@@ -142,7 +142,7 @@ def test_fields_of_another_form_begin_another_table(tmp_path: Path) -> None:
 
 def test_snapshots_go_before_their_files(tmp_path: Path) -> None:
     table = MirroredTable.at(tmp_path)
-    with patch.object(publication, "MOST_SNAPSHOTS", 5), patch.object(publication, "_EARLIER", 3):
+    with patch.object(publication, "MOST_SNAPSHOTS", 5), patch.object(publication, "EARLIER_VERSIONS", 3):
         for number in range(20):
             table.commit(removes=number % 2)
             table.iceberg.publish()

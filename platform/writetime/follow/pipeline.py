@@ -30,7 +30,7 @@ from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
 from writetime.view.refreshing import refresh
-from writetime.view.upkeep import keep_up
+from writetime.view.upkeep import keep_up, settle
 from writetime.wire.watermarks import Sources
 
 log = logging.getLogger(__name__)
@@ -88,9 +88,11 @@ class TablePipeline:
         self.events = Step(settings, "row events", self.name, every.events_seconds, is_wanted=wanted)
         self.publishing = Step(settings, "publishing", self.name, every.events_seconds, is_wanted=wanted)
         self.view = Step(settings, "view", self.name, every.view_seconds)
+        self.iceberg = Step(settings, "iceberg", self.name, every.view_seconds, is_wanted=settings.lake.iceberg)
         self.replication = replication
         self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
-        self._own_steps = (self.events, self.publishing, self.view, self.upkeep)
+        iceberg = (self.iceberg,) if settings.lake.iceberg else ()
+        self._own_steps = (self.events, self.publishing, self.view, *iceberg, self.upkeep)
         self.steps = (*self._own_steps, *([replication.step] if replication else []))
         self._settings = settings
         self._in_spark = in_spark
@@ -152,6 +154,7 @@ class TablePipeline:
                 self.publishing.begin()
         if self._begins(self.view):
             self.view.attempt(self._refresh)
+        self._repair_iceberg()
         caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
         if caught_up and self._begins(self.upkeep):
             self.upkeep.attempt(self._keep_up)
@@ -247,6 +250,13 @@ class TablePipeline:
             self._expected = ExpectedRows(table, self._entry)
         done = refresh(self._settings, table, self._run, self._expected)
         return done.written + done.marked
+
+    def _repair_iceberg(self) -> None:
+        """Publish the Iceberg tables that the steps before could not publish."""
+        if self._table and not all(each.is_published for each in self._table.iceberg.values()):
+            self.iceberg.begin()
+        if self._begins(self.iceberg):
+            self.iceberg.attempt(lambda: settle(self._opened()))
 
     def _keep_up(self) -> int:
         """Fold the changes that all steps have read into the state, and find when data expires next."""

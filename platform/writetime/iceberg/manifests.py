@@ -1,4 +1,4 @@
-"""Manifests and manifest lists of Iceberg (format/spec.md, "Manifests" and "Manifest Lists").
+"""Manifests and manifest lists of Iceberg (format/spec.md, "Manifests" and "IcebergManifest Lists").
 
 pyiceberg (0.12) has their Avro schemas. It writes only those of format version 2, without deletion vectors, and in
 Python, so fastavro writes them here. All values that a reader inherits are filled in when a manifest is read.
@@ -33,7 +33,7 @@ DATA, DELETES = 0, 1
 
 
 @dataclass(frozen=True)
-class Manifest:
+class IcebergManifest:
     """A manifest: its record in manifest lists, and its entries of live files, with their sequence numbers and row
     ids.
     """
@@ -77,7 +77,7 @@ def _version(version: int) -> Any:
     return version
 
 
-def encoded_list(version: int, metadata: Mapping[str, str], manifests: Iterable[Manifest]) -> bytes:
+def encoded_list(version: int, metadata: Mapping[str, str], manifests: Iterable[IcebergManifest]) -> bytes:
     """Return the file of a manifest list of a format version."""
     return _encoded(_list_schema(version), (dict(each.listed) for each in manifests), metadata)
 
@@ -102,9 +102,9 @@ def decoded_list(data: bytes) -> list[dict[str, Any]]:
     return _decoded(data)
 
 
-def decoded_manifest(data: bytes, listed: Mapping[str, Any]) -> Manifest:
+def decoded_manifest(data: bytes, listed: Mapping[str, Any]) -> IcebergManifest:
     """Return a manifest by its file and its record in a manifest list."""
-    return Manifest(listed, inherited(_decoded(data), listed))
+    return IcebergManifest(listed, inherited(_decoded(data), listed))
 
 
 def _decoded(data: bytes) -> list[dict[str, Any]]:

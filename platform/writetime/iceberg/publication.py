@@ -8,6 +8,7 @@ Snapshots leave the metadata before the files that only they name are deleted: D
 longer after a commit has removed them.
 """
 
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,9 +25,10 @@ from writetime.delta.bucketed_table import ATTEMPTS, BucketedTable
 from writetime.delta.deletion_vectors import DeletionVector
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.iceberg import metadata_files
+from writetime.iceberg.catalogs import CatalogEntry
 from writetime.iceberg.manifests import DATA, ManifestFormat, decoded_list, decoded_manifest
 from writetime.iceberg.schemas import Reshaped, name_mapping, partition_spec, schema_after
-from writetime.iceberg.snapshots import Difference, Manifests, Snapshot, SnapshotWriter, Written, new_id
+from writetime.iceberg.snapshots import Difference, MadeSnapshot, Manifests, Snapshot, SnapshotWriter, new_id
 
 if TYPE_CHECKING:
     from pyiceberg import schema as schemas
@@ -45,8 +47,9 @@ MOST_SNAPSHOTS = 128
 """The most snapshots that are kept, because each version of the metadata lists all of them."""
 KEPT_SECONDS = 2700
 """How long a snapshot is kept after another one has replaced it. Its files are deleted after an hour or later."""
-_EARLIER = 32
+EARLIER_VERSIONS = 32
 """The number of earlier versions of the metadata that are kept."""
+_RETRY_SECONDS = 60.0
 
 
 @dataclass
@@ -79,13 +82,19 @@ class IcebergTable:
     thread.
     """
 
-    def __init__(self, delta: BucketedTable, as_of: str) -> None:
+    def __init__(self, delta: BucketedTable, as_of: str, entry: CatalogEntry | None = None) -> None:
         """Publish versions of `delta`. `as_of` is the name of the number that a version has for its time
-        (microseconds).
+        (microseconds), and `entry` that of the table in a catalog, if it is to be in one.
         """
         self._delta = delta
         self._as_of = as_of
+        self._entry = entry
         self._state: _State | None = None
+        # The version of the metadata that the catalog has, and when a catalog that failed is tried again.
+        self._registered = 0
+        self._retry_at = 0.0
+        self.is_published = True
+        """Whether the last call of `publish` and `register` has left nothing to do."""
 
     def publish(self) -> None:
         """Make the newest version of the Delta table the newest snapshot, if it is not, and let old snapshots go. Do
@@ -94,16 +103,40 @@ class IcebergTable:
         Raises:
             WritetimeError, OSError: a file cannot be read or written.
         """
+        self.is_published = False
         for _ in range(ATTEMPTS):
             before = self._load()
             # After the snapshot, so that it is not older than the version that this mirrors.
             version = self._delta.load()
             as_of = version.transaction(self._as_of)
             if as_of is None or self._advance(before, version, as_of):
+                self.is_published = self._is_registered
                 return
             # Another program has committed a version of the metadata.
             self._state = None
         raise self._delta.conflict()
+
+    def register(self, *, at_once: bool = True) -> None:
+        """Let the catalog have the newest version of the metadata, if it does not. After a failure, wait a while,
+        unless it is to be done `at_once`, so that a catalog that does not answer holds nothing else up.
+
+        Raises:
+            WritetimeError: as `CatalogEntry.register`.
+        """
+        state = self._state
+        if self._entry is None or state is None or self._is_registered:
+            return
+        if not at_once and time.monotonic() < self._retry_at:
+            return
+        self._retry_at = time.monotonic() + _RETRY_SECONDS
+        self._entry.register(
+            state.metadata, f"{state.metadata['location']}/{metadata_files.metadata_name(state.number)}"
+        )
+        self._registered, self._retry_at, self.is_published = state.number, 0.0, True
+
+    @property
+    def _is_registered(self) -> bool:
+        return self._entry is None or self._state is None or self._state.number == self._registered
 
     def sweep(self, seconds: float) -> list[str]:
         """Delete metadata files that no version names, as after a kill, and that are older than a time (seconds since
@@ -148,7 +181,7 @@ class IcebergTable:
 
     def _needed(self, state: _State) -> set[str]:
         """Return the paths of all metadata files that a version names."""
-        earlier = range(state.number - _EARLIER, state.number + 1)
+        earlier = range(state.number - EARLIER_VERSIONS, state.number + 1)
         found = {f"{metadata_files.FOLDER}/version-hint.text", *map(metadata_files.metadata_name, earlier)}
         for index, snapshot in enumerate(state.snapshots):
             manifests = self._read_manifests(state.metadata, index)
@@ -170,7 +203,7 @@ class IcebergTable:
         if not is_new and not gone and before and state.metadata == before.metadata:
             before.mirrored = version.commit_id
             return True
-        written = Written(state.manifests)
+        written = MadeSnapshot(state.manifests)
         if is_new:
             written = self._snapshot(state, change, version, as_of)
             gone = _expired(state.snapshots, self._now())
@@ -188,7 +221,7 @@ class IcebergTable:
         self._state = replace(
             state, manifests=written.manifests, vectors=vectors, mirrored=version.commit_id, fields=version.fields
         )
-        metadata_files.delete(storage, [*expired, metadata_files.metadata_name(state.number - _EARLIER - 1)])
+        metadata_files.delete(storage, [*expired, metadata_files.metadata_name(state.number - EARLIER_VERSIONS - 1)])
         return True
 
     def _now(self) -> int:
@@ -239,7 +272,7 @@ class IcebergTable:
         _set_schema(metadata, schema)
         return _State(before.number if before else 0, metadata)
 
-    def _snapshot(self, state: _State, change: Difference, version: TableVersion, as_of: int) -> Written:
+    def _snapshot(self, state: _State, change: Difference, version: TableVersion, as_of: int) -> MadeSnapshot:
         """Add a snapshot to the metadata; return its files and manifests."""
         metadata, parent = state.metadata, state.snapshots[-1] if state.snapshots else None
         snapshot, layout = Snapshot(metadata["last-sequence-number"] + 1, new_id()), state.layout
@@ -357,7 +390,7 @@ def _log_version(metadata: dict[str, Any], before: _State) -> None:
     """Add the version before to the metadata's log of versions, which names those that are kept."""
     name = f"{metadata['location']}/{metadata_files.metadata_name(before.number)}"
     entry = {"metadata-file": name, "timestamp-ms": before.metadata["last-updated-ms"]}
-    metadata["metadata-log"] = [*metadata["metadata-log"], entry][-_EARLIER:]
+    metadata["metadata-log"] = [*metadata["metadata-log"], entry][-EARLIER_VERSIONS:]
 
 
 def _mirrored(metadata: dict[str, Any]) -> CommitId | None:

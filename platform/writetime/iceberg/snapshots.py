@@ -13,13 +13,14 @@ from writetime.delta.deletion_vectors import DeletionVector, vector_bytes
 from writetime.delta.parquet import PARTITION
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile, TableVersion
+from writetime.iceberg.file_statistics import statistics_of
 from writetime.iceberg.manifests import (
     ADDED,
     DATA,
     DELETED,
     DELETES,
     Entry,
-    Manifest,
+    IcebergManifest,
     ManifestFormat,
     encoded_list,
     inherited,
@@ -53,11 +54,11 @@ class Snapshot:
 class Manifests:
     """The manifests of a snapshot."""
 
-    data: Sequence[Manifest] = ()
-    deletes: Sequence[Manifest] = ()
+    data: Sequence[IcebergManifest] = ()
+    deletes: Sequence[IcebergManifest] = ()
 
     @property
-    def all(self) -> list[Manifest]:
+    def all(self) -> list[IcebergManifest]:
         """All manifests."""
         return [*self.data, *self.deletes]
 
@@ -114,7 +115,7 @@ class Difference:
 
 
 @dataclass
-class Written:
+class MadeSnapshot:
     """The files of a snapshot that are not written yet, by their paths, and its manifests."""
 
     manifests: Manifests
@@ -138,20 +139,33 @@ class SnapshotWriter:
         self._first_row_id = self._next_row_id = next_row_id
         self._files: dict[str, bytes] = {}
 
-    def write(self, before: Manifests, change: Difference, metadata: Mapping[str, str]) -> Written:
+    def write(self, before: Manifests, change: Difference, metadata: Mapping[str, str]) -> MadeSnapshot:
         """Return the files of the snapshot that a change makes; `metadata` is that of the manifest list."""
-        come = [_data_entry(address, file) for address, file in change.come.items()]
+        come = [self._data_entry(address, file) for address, file in change.come.items()]
         data = self._next(DATA, before.data, change.gone.keys(), come)
         deletes = self._next(DELETES, before.deletes, change.unmarked.keys(), self._vectors(change.marked))
         manifests = Manifests(data, deletes)
         listed = encoded_list(self._format.version, metadata, manifests.all)
         self._files[self.list_path] = listed
-        return Written(manifests, self._files, self._next_row_id - self._first_row_id)
+        return MadeSnapshot(manifests, self._files, self._next_row_id - self._first_row_id)
 
     @property
     def list_path(self) -> str:
         """The path of the manifest list."""
         return self._snapshot.named("list.avro")
+
+    def _data_entry(self, address: str, file: DataFile) -> Entry:
+        return _added(
+            {
+                "content": 0,
+                "file_path": address,
+                "file_format": "PARQUET",
+                "partition": {PARTITION: file.bucket},
+                "record_count": file.rows,
+                "file_size_in_bytes": file.size,
+                **statistics_of(self._storage, file.path, self._format.schema),
+            }
+        )
 
     def _vectors(self, marked: Mapping[str, DataFile]) -> list[Entry]:
         """Return the entries of new vectors, which become one Puffin file."""
@@ -168,7 +182,9 @@ class SnapshotWriter:
             for blob, (of, file) in zip(blobs, marked.items(), strict=True)
         ]
 
-    def _next(self, content: int, before: Sequence[Manifest], gone: Set[str], come: Sequence[Entry]) -> list[Manifest]:
+    def _next(
+        self, content: int, before: Sequence[IcebergManifest], gone: Set[str], come: Sequence[Entry]
+    ) -> list[IcebergManifest]:
         """Return the manifests of one content, without the entries that are gone and with those that come."""
         touched, kept = _split(before, lambda each: any(_key(content, e) in gone for e in each.live))
         small, large = _split(kept, lambda each: len(each.live) < FULL // 2)
@@ -183,7 +199,7 @@ class SnapshotWriter:
         parts = [entries[start : start + FULL] for start in range(0, len(entries), FULL)]
         return [*kept, *(self._manifest(content, part) for part in parts)]
 
-    def _manifest(self, content: int, entries: Sequence[Entry]) -> Manifest:
+    def _manifest(self, content: int, entries: Sequence[Entry]) -> IcebergManifest:
         path = self._snapshot.named(f"manifest-{len(self._files)}.avro")
         data = self._files[path] = self._format.encoded(content, entries)
         listed = {
@@ -205,14 +221,14 @@ class SnapshotWriter:
         if self._format.version > 2 and content == DATA:
             listed["first_row_id"] = self._next_row_id
             self._next_row_id += listed["added_rows_count"]
-        return Manifest(listed, inherited(entries, listed))
+        return IcebergManifest(listed, inherited(entries, listed))
 
 
 def _split(
-    manifests: Iterable[Manifest], condition: Callable[[Manifest], bool]
-) -> tuple[list[Manifest], list[Manifest]]:
+    manifests: Iterable[IcebergManifest], condition: Callable[[IcebergManifest], bool]
+) -> tuple[list[IcebergManifest], list[IcebergManifest]]:
     """Return the manifests with live files that meet a condition, and the others."""
-    found: tuple[list[Manifest], list[Manifest]] = [], []
+    found: tuple[list[IcebergManifest], list[IcebergManifest]] = [], []
     for each in manifests:
         if each.live:
             found[not condition(each)].append(each)
@@ -256,19 +272,6 @@ def _added(data_file: dict[str, Any]) -> Entry:
         "file_sequence_number": None,
         "data_file": data_file,
     }
-
-
-def _data_entry(address: str, file: DataFile) -> Entry:
-    return _added(
-        {
-            "content": 0,
-            "file_path": address,
-            "file_format": "PARQUET",
-            "partition": {PARTITION: file.bucket},
-            "record_count": file.rows,
-            "file_size_in_bytes": file.size,
-        }
-    )
 
 
 def _vector_entry(address: str, size: int, blob: Blob, of: str, file: DataFile) -> Entry:

@@ -153,16 +153,24 @@ class Projection:
         self.publish(table)
 
     def publish(self, table: LakeTable) -> None:
-        """Do the same as `settle`. A fault is logged and does not stop the projection: the next call repairs it."""
+        """Publish the newest version of the projection as an Iceberg table, if `lake.iceberg` is on. It costs a few
+        requests if it is published. A fault is logged, and does not stop the projection: a later call repairs it.
+        """
         try:
-            self.settle(table)
+            self.publish_files(table)
+            if iceberg := table.iceberg.get(self.name):
+                iceberg.register(at_once=False)
         except Exception as e:
             _log.error("%s: the Iceberg table of %s is not published: %s", table.name, self.name, reason_of(e))
 
     def settle(self, table: LakeTable) -> None:
-        """Publish the newest version of the projection as an Iceberg table, if `lake.iceberg` is on. It costs a few
-        requests if it is published. Raise as `IcebergTable.publish`.
-        """
+        """Do the same as `publish`, and raise its faults, as `IcebergTable.publish` and `register`."""
+        self.publish_files(table)
+        if iceberg := table.iceberg.get(self.name):
+            iceberg.register()
+
+    def publish_files(self, table: LakeTable) -> None:
+        """Do the same as `settle`, without the catalog."""
         if (iceberg := table.iceberg.get(self.name)) and self.of(table).exists():
             iceberg.publish()
 

@@ -199,7 +199,7 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     require_right_clock(table.changes.storage)
     for projection in (VIEW, ROW_EVENTS):
         # So that no snapshot of Iceberg names a file that is deleted.
-        projection.settle(table)
+        projection.publish_files(table)
     for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
     gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]

@@ -29,6 +29,7 @@ from writetime.delta.storage import Storage, lake_storage
 from writetime.delta.table_changes import FORGET_REMOVED
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.cache import Cache
+from writetime.iceberg.catalogs import CatalogEntry
 from writetime.iceberg.publication import IcebergTable
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
@@ -62,7 +63,7 @@ class LakeTable:
         storage: Storage,
         cache: Cache = Cache(),  # noqa: B008 It is frozen.
         *,
-        iceberg: bool = False,
+        iceberg: Mapping[str, str] | None = None,
     ) -> None:
         self.storage = storage
         self.name = PurePosixPath(storage.address).name
@@ -72,12 +73,18 @@ class LakeTable:
         self.view = BucketedTable(storage.folder("view"))
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
-        # By the names of the parts that are also Iceberg tables. The time of each is that of its projection.
+        # By the names of the parts that are also Iceberg tables, with the times of their projections.
         self.iceberg = (
-            {name: IcebergTable(getattr(self, name), f"{name}/as_of") for name in ("view", "row_events")}
-            if iceberg
-            else {}
+            {} if iceberg is None else {name: self._iceberg(name, iceberg) for name in ("view", "row_events")}
         )
+
+    def _iceberg(self, part: str, catalog: Mapping[str, str]) -> IcebergTable:
+        """Return the Iceberg table of a part. `catalog` has the properties of the catalog; without any, there is
+        none.
+        """
+        keyspace, _, name = self.name.partition(".")
+        entry = CatalogEntry(catalog, (keyspace, name if part == "view" else f"{name}_{part}")) if catalog else None
+        return IcebergTable(getattr(self, part), f"{part}/as_of", entry)
 
     @cached_property
     def buckets(self) -> int:
@@ -325,13 +332,19 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
 
 
 def _with_changes(settings: Settings, name: str) -> LakeTable:
-    if settings.lake.iceberg:
-        require("pyiceberg")
-    table = LakeTable(table_storage(settings, name), Cache.of(settings), iceberg=settings.lake.iceberg)
+    table = LakeTable(table_storage(settings, name), Cache.of(settings), iceberg=_iceberg(settings))
     if not table.changes.exists():
         fault = f"{table.storage.address} has no changes: load the table {name} with `writetime backfill`"
         raise NotInLake(fault, name)
     return table
+
+
+def _iceberg(settings: Settings) -> Mapping[str, str] | None:
+    """Return the properties of the catalog of Iceberg tables, None if there are no Iceberg tables."""
+    if not settings.lake.iceberg:
+        return None
+    require("pyiceberg")
+    return {name: secret.get_secret_value() for name, secret in settings.lake.iceberg_catalog.items()}
 
 
 def create_table(settings: Settings, schema: TableSchema, more: Mapping[str, str] = {}) -> LakeTable:

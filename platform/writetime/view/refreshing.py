@@ -188,7 +188,7 @@ def _commit(table: LakeTable, opened: _Opened, batch: EventBatch, change: TableC
         with _logged(table):
             require_right_clock(table.view.storage)
             # So that no snapshot of Iceberg names the files.
-            VIEW.settle(table)
+            VIEW.publish_files(table)
             also[TRIMMED] = trim_view(table, trimmed)
     position = Position(batch, opened.changes.commit_id, opened.state.commit_id)
     VIEW.commit(table, opened.before, change, position, also)

@@ -29,6 +29,7 @@ _DAY = 86_400_000_000
 _TRIM_EVERY = 64
 # The name of the step that frees space.
 _DELETED = "files_deleted"
+_ICEBERG = "iceberg_tables"
 _log = logging.getLogger(__name__)
 
 
@@ -101,6 +102,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
         "row_events_merged": lambda: (
             0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run)
         ),
+        **({_ICEBERG: lambda: settle(table)} if table.iceberg else {}),
         _DELETED: lambda: len(retention.vacuum(table, settings.lake.vacuum_hours)),
     }
     done: dict[str, int] = {}
@@ -123,6 +125,15 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     if faults:
         raise faults[0]
     return done
+
+
+def settle(table: LakeTable) -> int:
+    """Publish the Iceberg tables of the view and the row events, if this is left to do; return their number. Raise as
+    `Projection.settle`.
+    """
+    for projection in (VIEW, ROW_EVENTS):
+        projection.settle(table)
+    return len(table.iceberg)
 
 
 def _trim_logs(settings: Settings, table: LakeTable, run: Runner) -> None:

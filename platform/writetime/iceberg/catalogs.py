@@ -1,0 +1,254 @@
+"""Registers the Iceberg tables of the lake in a catalog, with pyiceberg: a REST catalog, or pyiceberg's own in SQL.
+
+The metadata in the table's folder counts, and a catalog follows it. A REST catalog gets each new snapshot and keeps
+metadata of its own. A SQL catalog gets the address of the metadata, by its own table: pyiceberg (0.12) refuses to write
+metadata of format version 3, which it would do for each commit.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from writetime.core.errors import Transient, WritetimeError, plain_text
+from writetime.core.extras import WhenUsed, require
+from writetime.core.outages import kind_of
+
+if TYPE_CHECKING:
+    import requests
+    import sqlalchemy
+    from pyiceberg import exceptions
+    from pyiceberg.catalog import rest, sql
+    from pyiceberg.table import update
+    from sqlalchemy import orm
+else:
+    # Agents import the lake, and are installed without it.
+    requests, sqlalchemy, orm = WhenUsed("requests"), WhenUsed("sqlalchemy"), WhenUsed("sqlalchemy.orm")
+    exceptions, rest = WhenUsed("pyiceberg.exceptions"), WhenUsed("pyiceberg.catalog.rest")
+    sql, update = WhenUsed("pyiceberg.catalog.sql"), WhenUsed("pyiceberg.table.update")
+
+NAME = "writetime"
+"""The name of the catalog, by which SQL catalogs find their rows."""
+_SECONDS = 30.0
+_NUMBER = re.compile(r"/v(\d+)\.metadata\.json$")
+_MAPPING = "schema.name-mapping.default"
+
+Identifier = tuple[str, str]
+"""A namespace and the name of a table in it."""
+
+
+class Catalog(Protocol):
+    """A catalog as far as it is used here."""
+
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
+        """Let a table have a version of the metadata, whose file has this address, or a later one."""
+        ...
+
+
+class CatalogEntry:
+    """A table of the lake in a catalog, which is opened when it is first used."""
+
+    def __init__(self, properties: Mapping[str, str], name: Identifier) -> None:
+        """Prepare an entry. `properties` are those of pyiceberg's catalogs: `type`, `uri`, ..."""
+        self._properties = properties
+        self._name = name
+        self._catalog: Catalog | None = None
+
+    def register(self, metadata: Mapping[str, Any], address: str) -> None:
+        """Let the catalog have a version of the metadata, whose file has this address.
+
+        Raises:
+            WritetimeError: the catalog does not answer, or refuses it, or has another table of this name. It is a
+                `Transient` if this may pass.
+        """
+        try:
+            self._catalog = self._catalog or _opened(self._properties)
+            self._catalog.register(self._name, metadata, address)
+        except Exception as e:
+            self._catalog = None
+            raise _kind(e)(f"the Iceberg catalog does not register {'.'.join(self._name)}: {self._shown(e)}") from None
+
+    def _shown(self, error: Exception) -> str:
+        """Return the first line of an error, without values of the settings, which are secrets."""
+        text = plain_text(error).partition("\n")[0] or type(error).__name__
+        for value in self._properties.values():
+            text = text.replace(value, "***") if len(value) > 4 else text
+        return text
+
+
+def _kind(error: Exception) -> type[WritetimeError]:
+    """Return the class of the exception that reports an error of a catalog."""
+    if isinstance(error, WritetimeError):
+        return type(error)
+    may_pass = (
+        requests.exceptions.ConnectionError,
+        requests.exceptions.Timeout,
+        sqlalchemy.exc.OperationalError,
+        exceptions.ServerError,
+        exceptions.ServiceUnavailableError,
+        # Another program was first, or has been.
+        exceptions.CommitFailedException,
+        exceptions.CommitStateUnknownException,
+    )
+    return Transient if isinstance(error, may_pass) else kind_of(error)
+
+
+def _opened(properties: Mapping[str, str]) -> Catalog:
+    return _SqlCatalog(properties) if properties["type"] == "sql" else _RestCatalog(properties)
+
+
+def _require_place(name: Identifier, found: str, wanted: str) -> None:
+    """Check that the table of a name in a catalog is in a folder."""
+    if found.rstrip("/") != wanted:
+        raise WritetimeError(
+            f"it has another table {'.'.join(name)} at {found}, and not at {wanted}: drop it there, or use another "
+            "catalog in lake.iceberg_catalog"
+        )
+
+
+class _SqlCatalog:
+    """pyiceberg's SQL catalog."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        require("sqlalchemy")
+        self._catalog = sql.SqlCatalog(NAME, **properties)
+
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
+        self._catalog.create_namespace_if_not_exists(name[0])
+        tables = sql.IcebergTables
+        is_row = (tables.catalog_name == NAME) & (tables.table_namespace == name[0]) & (tables.table_name == name[1])
+        with orm.Session(self._catalog.engine) as session:
+            found = session.scalar(sqlalchemy.select(tables.metadata_location).where(is_row))
+            if found is None:
+                session.add(tables(NAME, *name, address, None))
+            else:
+                _require_place(name, found.rpartition("/metadata/")[0], metadata["location"])
+                if _number(found) >= _number(address):
+                    return
+                # If another program is first, the next registration goes on from its address.
+                values = {"metadata_location": address, "previous_metadata_location": found}
+                session.execute(
+                    sqlalchemy.update(tables).where(is_row & (tables.metadata_location == found)).values(values)
+                )
+            session.commit()
+
+
+def _number(address: str) -> int:
+    """Return the number of a version of the metadata by the address of its file."""
+    found = _NUMBER.search(address)
+    return int(found[1]) if found else -1
+
+
+class _RestCatalog:
+    """A catalog with Iceberg's REST protocol."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._catalog = _with_time_limit()(NAME, **properties)
+        # The metadata that the catalog has, as far as it is needed for the next request.
+        self._known: Mapping[str, Any] | None = None
+
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
+        del address
+        known, self._known = self._known, None
+        try:
+            self._follow(name, known or self._load(name), metadata)
+        except exceptions.CommitFailedException:
+            # Another program has committed since.
+            self._follow(name, self._load(name), metadata)
+
+    def _follow(self, name: Identifier, known: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> None:
+        """Let the catalog have a version of the metadata, given what it has now."""
+        if known is not None:
+            _require_place(name, known["location"], metadata["location"])
+            if known["table-uuid"] != metadata["table-uuid"]:
+                # The table began again: the folder has no files of the earlier one.
+                self._catalog.drop_table(name)
+                known = None
+            elif known["last-sequence-number"] > metadata["last-sequence-number"]:
+                # Another program was first.
+                return
+        if known is None:
+            self._catalog.create_namespace_if_not_exists(name[0])
+            self._commit(name, (update.AssertCreate(),), _creation(metadata))
+        elif updates := _updates(known, metadata):
+            requirements = (
+                update.AssertTableUUID(uuid=metadata["table-uuid"]),
+                update.AssertRefSnapshotId(ref="main", snapshot_id=known["current-snapshot-id"]),
+            )
+            self._commit(name, requirements, updates)
+        self._known = metadata
+
+    def _load(self, name: Identifier) -> Mapping[str, Any] | None:
+        try:
+            found = self._catalog.load_table(name).metadata
+        except exceptions.NoSuchTableError:
+            return None
+        return {
+            "location": found.location,
+            "table-uuid": str(found.table_uuid),
+            "last-sequence-number": getattr(found, "last_sequence_number", 0),
+            "current-snapshot-id": found.current_snapshot_id,
+            "schemas": [{"schema-id": each.schema_id} for each in found.schemas],
+            "snapshots": [{"snapshot-id": each.snapshot_id} for each in found.snapshots],
+            "properties": found.properties,
+        }
+
+    def _commit(self, name: Identifier, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+        # pyiceberg uses only these of a table.
+        table: Any = SimpleNamespace(name=lambda: name, config={})
+        self._catalog.commit_table(table, tuple(requirements), tuple(updates))
+
+
+def _with_time_limit() -> "type[rest.RestCatalog]":
+    """Return the class of REST catalogs whose requests end: pyiceberg (0.12) sets no time limit."""
+
+    class Limited(requests.adapters.HTTPAdapter):
+        def send(self, *args: Any, **options: Any) -> Any:
+            return super().send(*args, **{**options, "timeout": options.get("timeout") or _SECONDS})
+
+    class LimitedCatalog(rest.RestCatalog):
+        def _create_session(self) -> Any:
+            session = super()._create_session()
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, Limited())
+            return session
+
+    return LimitedCatalog
+
+
+def _creation(metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the updates that make a table with all of the metadata."""
+    empty = {"schemas": [], "snapshots": [], "properties": {}, "current-snapshot-id": None}
+    first, *rest_of = _updates(empty, metadata)
+    return [
+        update.AssignUUIDUpdate(uuid=metadata["table-uuid"]),
+        update.UpgradeFormatVersionUpdate(format_version=metadata["format-version"]),
+        first,
+        update.SetCurrentSchemaUpdate(schema_id=-1),
+        update.AddPartitionSpecUpdate(spec=metadata["partition-specs"][0]),
+        update.SetDefaultSpecUpdate(spec_id=-1),
+        update.AddSortOrderUpdate(sort_order=metadata["sort-orders"][0]),
+        update.SetDefaultSortOrderUpdate(sort_order_id=-1),
+        update.SetLocationUpdate(location=metadata["location"]),
+        *rest_of,
+    ]
+
+
+def _updates(known: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the updates that lead from the metadata that a catalog has to a later version of the same table."""
+    schemas = [each for each in metadata["schemas"] if each["schema-id"] >= len(known["schemas"])]
+    has = {each["snapshot-id"] for each in known["snapshots"]}
+    kept = {each["snapshot-id"] for each in metadata["snapshots"]}
+    found: list[Any] = [update.AddSchemaUpdate(schema=each) for each in schemas]
+    if schemas:
+        found.append(update.SetCurrentSchemaUpdate(schema_id=-1))
+    if known["properties"].get(_MAPPING) != metadata["properties"][_MAPPING]:
+        found.append(update.SetPropertiesUpdate(updates=metadata["properties"]))
+    found += [update.AddSnapshotUpdate(snapshot=s) for s in metadata["snapshots"] if s["snapshot-id"] not in has]
+    if known["current-snapshot-id"] != metadata["current-snapshot-id"]:
+        found.append(
+            update.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=metadata["current-snapshot-id"])
+        )
+    if has - kept:
+        found.append(update.RemoveSnapshotsUpdate(snapshot_ids=sorted(has - kept)))
+    return found

@@ -1,0 +1,155 @@
+"""The tables of the lake in an Iceberg catalog: REST, with the server of the Iceberg project, and SQL.
+
+Oracle: pyiceberg reads the tables through the catalog, and delta-rs reads the Delta tables.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+
+from tests.support.iceberg_tables import AS_OF, MirroredTable
+from tests.support.rest_catalog import running_rest_catalog
+from writetime.core.errors import Transient, WritetimeError
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.table_changes import TableChange
+from writetime.iceberg import publication
+from writetime.iceberg.catalogs import NAME, CatalogEntry
+from writetime.iceberg.publication import IcebergTable
+from writetime.servers.process import free_port
+
+ITEMS = ("shop", "items")
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with running_rest_catalog(tmp_path_factory.mktemp("rest")) as catalog:
+        yield catalog.properties
+
+
+@pytest.fixture(params=["rest", "sql"])
+def properties(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    if request.param == "rest":
+        return request.getfixturevalue("rest")
+    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+
+
+@pytest.fixture
+def catalog(properties: dict[str, str]) -> Iterator[Catalog]:
+    opened = load_catalog(NAME, **properties)
+    yield opened
+    if opened.table_exists(ITEMS):
+        opened.drop_table(ITEMS)
+
+
+def entered(table: MirroredTable, properties: dict[str, str]) -> IcebergTable:
+    """The Iceberg table as another process opens it, which registers it."""
+    return IcebergTable(BucketedTable(table.storage), AS_OF, CatalogEntry(properties, ITEMS))
+
+
+def ids(catalog: Catalog, snapshot: int | None = None) -> list[int]:
+    return sorted(catalog.load_table(ITEMS).scan(snapshot_id=snapshot).to_arrow()["id"].to_pylist())
+
+
+def test_a_catalog_has_each_snapshot(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.iceberg = entered(table, properties)
+    wanted = []
+    with patch.object(publication, "MOST_SNAPSHOTS", 4):
+        for number in range(6):
+            if number == 3:
+                table.delta.add_fields(pa.schema([("late", pa.string())]))
+                table.iceberg = entered(table, properties)
+            table.commit(removes=number % 2)
+            table.iceberg.publish()
+            table.iceberg.register()
+            assert ids(catalog) == table.wanted()
+            wanted.append(table.wanted())
+    found = catalog.load_table(ITEMS).metadata
+    assert found == table.published().metadata.model_copy(
+        update={"metadata_log": found.metadata_log, "last_updated_ms": found.last_updated_ms}
+    )
+    assert [ids(catalog, each.snapshot_id) for each in found.snapshots] == wanted[-4:]
+
+
+def test_what_a_catalog_missed_is_repaired(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    table = MirroredTable.at(tmp_path)
+    first = entered(table, properties)
+    for registers in (True, False, False, True):
+        table.commit()
+        first.publish()
+        if registers:
+            first.register()
+    assert ids(catalog) == table.wanted()
+    # Another program is first, and then this one, with an older version and an older state.
+    table.commit()
+    first.publish()
+    table.commit()
+    second = entered(table, properties)
+    second.publish()
+    second.register()
+    first.register()
+    assert ids(catalog) == table.wanted()
+    table.commit()
+    first.publish()
+    first.register()
+    assert ids(catalog) == table.wanted()
+
+
+def test_a_table_that_begins_again_replaces_the_other(
+    tmp_path: Path, properties: dict[str, str], catalog: Catalog
+) -> None:
+    table = MirroredTable.at(tmp_path)
+    iceberg = entered(table, properties)
+    table.commit()
+    iceberg.publish()
+    iceberg.register()
+    before = table.delta.load()
+    fields = pa.schema([("id", pa.int64()), ("text", pa.binary())])
+    table.delta.commit(before, TableChange(before.files, fields=fields), {AS_OF: 10**15 + 10**9})
+    iceberg.publish()
+    iceberg.register()
+    assert ids(catalog) == []
+
+
+def test_another_table_of_the_name_stays(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    theirs, ours = MirroredTable.at(tmp_path / "theirs"), MirroredTable.at(tmp_path / "ours")
+    for table in (theirs, ours):
+        table.commit()
+    first, second = entered(theirs, properties), entered(ours, properties)
+    first.publish()
+    first.register()
+    second.publish()
+    with pytest.raises(
+        WritetimeError, match=r"does not register shop\.items: it has another table shop\.items at file:"
+    ):
+        second.register()
+    assert catalog.load_table(ITEMS).location() == theirs.published().location()
+
+
+def test_a_catalog_that_does_not_answer_is_tried_later(tmp_path: Path) -> None:
+    table, calls = MirroredTable.at(tmp_path), 0
+    properties = {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"}
+    iceberg = entered(table, properties)
+    register = CatalogEntry.register
+
+    def counted(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        register(*args)
+
+    table.commit()
+    iceberg.publish()
+    assert table.ids() == table.wanted()
+    with patch.object(CatalogEntry, "register", counted):
+        with pytest.raises(Transient, match=r"the Iceberg catalog does not register shop\.items"):
+            iceberg.register(at_once=False)
+        iceberg.register(at_once=False)
+        assert calls == 1
+        assert not iceberg.is_published
+        with pytest.raises(Transient):
+            iceberg.register()
