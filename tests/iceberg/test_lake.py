@@ -53,7 +53,7 @@ def test_a_view_is_an_iceberg_table_after_each_refresh(settings: Settings, table
         add(table, [write(i, 1, 5 + number, v=f"{number}", w=i) for i in range(number, number + 12)], number)
         refresh(settings, table, whole=number == 5)
         assert rows_of(table) == computed(table)
-    assert published(table.view.storage.address).metadata.snapshots[-1].sequence_number >= 8
+    assert (published(table.view.storage.address).metadata.snapshots[-1].sequence_number or 0) >= 8
 
 
 def test_row_events_are_an_iceberg_table(settings: Settings, table: LakeTable) -> None:

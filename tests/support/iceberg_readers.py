@@ -9,7 +9,6 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
-from pyiceberg.expressions import AlwaysTrue, EqualTo
 from pyiceberg.table import StaticTable
 
 
@@ -52,7 +51,7 @@ def _by_polars(folder: Path, id_: int | None) -> pa.Table:
 
 
 def _by_pyiceberg(folder: Path, id_: int | None) -> pa.Table:
-    return opened(folder).scan(AlwaysTrue() if id_ is None else EqualTo("id", id_)).to_arrow()
+    return opened(folder).scan("true" if id_ is None else f"id = {id_}").to_arrow()
 
 
 def opened(folder: Path) -> StaticTable:

@@ -15,17 +15,18 @@ from writetime.core.extras import WhenUsed, require
 from writetime.core.outages import kind_of
 
 if TYPE_CHECKING:
-    import requests
-    import sqlalchemy
+    import requests.adapters
+    import sqlalchemy.exc
     from pyiceberg import exceptions
     from pyiceberg.catalog import rest, sql
-    from pyiceberg.table import update
     from sqlalchemy import orm
 else:
     # Agents import the lake, and are installed without it.
     requests, sqlalchemy, orm = WhenUsed("requests"), WhenUsed("sqlalchemy"), WhenUsed("sqlalchemy.orm")
     exceptions, rest = WhenUsed("pyiceberg.exceptions"), WhenUsed("pyiceberg.catalog.rest")
-    sql, update = WhenUsed("pyiceberg.catalog.sql"), WhenUsed("pyiceberg.table.update")
+    sql = WhenUsed("pyiceberg.catalog.sql")
+# Its models take names that pyright does not know.
+update: Any = WhenUsed("pyiceberg.table.update")
 
 NAME = "writetime"
 """The name of the catalog, by which SQL catalogs find their rows."""

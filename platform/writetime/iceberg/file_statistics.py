@@ -72,7 +72,7 @@ def _of_footer(footer: pq.FileMetaData, schema: "schemas.Schema") -> dict[str, A
     }
 
 
-def _ends(kind: "types.PrimitiveType", least: Any, most: Any) -> tuple[bytes | None, bytes | None]:
+def _ends(kind: Any, least: Any, most: Any) -> tuple[bytes | None, bytes | None]:
     """Return the bounds by the least and the most value as Parquet has them. A longer one is cut; None if it cannot
     be.
     """

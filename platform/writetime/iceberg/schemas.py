@@ -5,7 +5,7 @@ never changes its name or its type. pyiceberg cannot number the fields of an Arr
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -75,8 +75,8 @@ def partition_spec(schema: "schemas.Schema") -> "partitioning.PartitionSpec":
 
 def name_mapping(schema: "schemas.Schema") -> str:
     """Return the ids of the columns of data files, by their names, as the JSON of a property of the table."""
-    parts = [mappings.MappedField(field_id=_PLACE_ID + i, names=[name]) for i, name in enumerate(PLACE_PARTS, 1)]
-    place = mappings.MappedField(field_id=_PLACE_ID, names=[PLACE], fields=parts)
+    parts = [{"field-id": _PLACE_ID + i, "names": [name]} for i, name in enumerate(PLACE_PARTS, 1)]
+    place = mappings.MappedField.model_validate({"field-id": _PLACE_ID, "names": [PLACE], "fields": parts})
     return mappings.NameMapping([*mappings.create_mapping_from_schema(schema), place]).model_dump_json()
 
 
@@ -129,7 +129,7 @@ class _Numbering:
         return found
 
 
-def _as(known: "types.IcebergType", kind: type) -> "types.IcebergType":
+def _as(known: "types.IcebergType | None", kind: type) -> Any:
     if not isinstance(known, kind):
         raise Reshaped
     return known
