@@ -1,6 +1,6 @@
 """Each engine reads the rows of the database from a view, after each refresh of many.
 
-Oracle: the database: rows by CQL after each refresh, in each engine.
+Oracle: a simple model of CQL (`tests.support.written`), in each engine. `tests/iceberg/test_readers.py` has the database.
 """
 
 import os
