@@ -1,6 +1,6 @@
-"""Each engine reads the rows of the database from a view, after each refresh of many.
+"""Each engine reads the rows that CQL would answer from a view, after each refresh of many.
 
-Oracle: a simple model of CQL (`tests.support.written`), in each engine. `tests/iceberg/test_readers.py` has the database.
+Oracle: a simple model of CQL (`tests.support.written`). `tests/iceberg/test_readers.py` compares with the database.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A view that is refreshed with the changed rows has the same rows as a computed view, in each engine.
 
 Oracle: our own second path: the refreshed view against a computed one (`views.virtual`). `test_readers` compares with
-the database.
+a model of CQL.
 """
 
 import dataclasses
