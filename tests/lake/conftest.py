@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.keyspaces import keyspace_alone
 from tests.support.object_store import ObjectStore
+from tests.support.servers import running
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,5 @@ def ingest_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """An object store for the tests of one module."""
-    server = ObjectStore(tmp_path_factory.mktemp("s3"))
-    server.start()
-    yield server
-    server.stop()
+    with running(ObjectStore(tmp_path_factory.mktemp("s3"))) as server:
+        yield server

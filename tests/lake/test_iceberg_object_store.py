@@ -3,8 +3,6 @@
 Oracle: pyiceberg reads the Iceberg table in the store, and delta-rs reads the Delta table.
 """
 
-from collections.abc import Iterator
-
 import pytest
 from pyiceberg.table import StaticTable
 
@@ -14,14 +12,6 @@ from writetime.delta.storage import Storage
 from writetime.iceberg.metadata_files import newest
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    server = ObjectStore(tmp_path_factory.mktemp("store"))
-    server.start()
-    yield server
-    server.stop()
 
 
 def test_an_object_store_has_each_snapshot(store: ObjectStore) -> None:
