@@ -161,7 +161,10 @@ class Projection:
             if iceberg := table.iceberg.get(self.name):
                 iceberg.register(at_once=False)
         except Exception as e:
-            _log.error("%s: the Iceberg table of %s is not published: %s", table.name, self.name, reason_of(e))
+            # An error that is not ours may be a bug, so its traceback is logged.
+            bug = not isinstance(e, WritetimeError | OSError)
+            what = "%s: the Iceberg table of %s is not published: %s"
+            _log.error(what, table.name, self.name, reason_of(e), exc_info=bug)
 
     def settle(self, table: LakeTable) -> None:
         """Do the same as `publish`, and raise its faults, as `IcebergTable.publish` and `register`."""
