@@ -4,6 +4,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pyarrow import NativeFile, fs
@@ -132,19 +133,26 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     if "://" not in path:
         return fs.LocalFileSystem(), path
     try:
-        return fs.FileSystem.from_uri(path)
+        found = _known_to_pyarrow(path)
     except OSError as e:
         # For S3, this call requests the region at once.
         kind = Transient if is_outage(e) else StorageError
         raise kind(f"{without_secrets(path)} cannot be reached: {e}") from None
-    except (ValueError, NotImplementedError):
-        # pyarrow raises these errors for an unknown scheme, or one that it was built without. Their text has the whole
-        # URI, so no later error may have them as its context.
-        pass
+    if found:
+        return found
     import fsspec
 
     filesystem, inner = fsspec.core.url_to_fs(path)
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def _known_to_pyarrow(uri: str) -> tuple[fs.FileSystem, str] | None:
+    """Return pyarrow's file system of a URI, and the path in it; None if pyarrow does not know the scheme, or was built
+    without it. The text of its error has the whole URI, so no later error may have it as its context.
+    """
+    with suppress(ValueError, NotImplementedError):
+        return fs.FileSystem.from_uri(uri)
+    return None
 
 
 def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | None:
