@@ -117,7 +117,7 @@ def _record(version: str, folder: Path, home: Path, *, is_6: bool) -> None:
 
 
 def main() -> None:
-    """Write all formats of a version of the database anew."""
+    """Record the files of a version of the database again, in each format."""
     database = sys.argv[1] if len(sys.argv) > 1 else cassandra_versions.EMBEDDED
     with tempfile.TemporaryDirectory() as programs:
         cassandra_versions.use(database, Path(programs))

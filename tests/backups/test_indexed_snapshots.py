@@ -14,6 +14,7 @@ import pytest
 from tests.support.format_server import FormatServer
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.made import settings_at
+from tests.support.servers import running
 from tests.support.waiting import wait_for
 from writetime.clients.node_snapshots import new_tag, take
 from writetime.lake import views
@@ -35,12 +36,9 @@ KINDS = {
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
     """A node that keeps incremental backups."""
-    server = FormatServer(tmp_path_factory.mktemp("indexed"), "oa", sasi_indexes_enabled=True, incremental_backups=True)
-    server.start()
-    try:
+    configuration = {"sasi_indexes_enabled": True, "incremental_backups": True}
+    with running(FormatServer(tmp_path_factory.mktemp("indexed"), "oa", **configuration)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @dataclass(frozen=True)

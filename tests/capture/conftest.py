@@ -10,7 +10,7 @@ import pytest
 from tests.capture.endtoend import NODE
 from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import FormatServer, KilledServer
-from tests.support.servers import start
+from tests.support.servers import running, start
 from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
@@ -35,12 +35,8 @@ def node(addresses: Settings, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
     """A node that the tests of one module restart with other settings."""
-    server = KilledServer(tmp_path_factory.mktemp("own"), "oa", **NODE)
-    server.start()
-    try:
+    with running(KilledServer(tmp_path_factory.mktemp("own"), "oa", **NODE)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

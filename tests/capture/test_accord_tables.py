@@ -17,6 +17,7 @@ from tests.capture.endtoend import NODE
 from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import KilledServer
 from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.servers import running
 from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.files.row_form import to_micros
@@ -41,12 +42,8 @@ class AccordNode(KilledServer):
 @pytest.fixture(scope="module")
 def accord_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccordNode]:
     """A node for all tests of the module."""
-    server = AccordNode(tmp_path_factory.mktemp("accord"), "oa", **NODE, accord={"enabled": True})
-    server.start()
-    try:
+    with running(AccordNode(tmp_path_factory.mktemp("accord"), "oa", **NODE, accord={"enabled": True})) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from tests.capture.endtoend import NODE, Dose, EndToEnd
 from tests.support.format_server import KilledServer
 from tests.support.generate import SEED
+from tests.support.servers import running
 from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 
@@ -24,12 +25,8 @@ _SHORT = Dose(pause_seconds=0.2, kills=1, quiet_seconds=1.5, tables=2, replicas=
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[KilledServer]:
     """A node of this test alone."""
-    server = KilledServer(tmp_path / "node", "oa", **NODE)
-    try:
-        server.start()
+    with running(KilledServer(tmp_path / "node", "oa", **NODE)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def test_the_lake_matches_the_database_after_any_kill(

@@ -15,6 +15,7 @@ from tests.capture.agents import complete, progress_of
 from tests.capture.endtoend import NODE
 from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import FormatServer
+from tests.support.servers import running
 from tests.support.waiting import wait_for
 from writetime.core.config import Settings
 from writetime.storage.segment import find_segments
@@ -28,12 +29,8 @@ _NUMBERS = itertools.count(1_000_000)
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
     """A node that refuses writes as soon as a few segments are left in `cdc_raw`."""
-    server = FormatServer(tmp_path_factory.mktemp("small"), "oa", **NODE, cdc_total_space="6MiB")
-    try:
-        server.start()
+    with running(FormatServer(tmp_path_factory.mktemp("small"), "oa", **NODE, cdc_total_space="6MiB")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

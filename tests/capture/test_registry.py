@@ -22,6 +22,7 @@ from tests.support.captured import Captured
 from tests.support.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
 from tests.support.generate import SEED
 from tests.support.messages import messages
+from tests.support.servers import running
 from tests.support.waiting import wait_for
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry
@@ -44,12 +45,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    server = RegistryServer(tmp_path_factory.mktemp("registry"))
-    try:
-        server.start()
+    with running(RegistryServer(tmp_path_factory.mktemp("registry"))) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def has_vectors(folder: Path) -> bool:
 
 
 def test_clickhouse_refuses_vectors(followed: FollowedTable, engines: OtherEngines | None) -> None:
-    """It says so, and returns no wrong rows. If this fails, docs/engines.md can say that it reads them."""
+    """ClickHouse raises an error, and returns no wrong rows. If this test fails, update docs/engines.md."""
     if engines is None:
         pytest.skip("make test-iceberg runs it")
     while not has_vectors(followed.folder(VECTORS)):

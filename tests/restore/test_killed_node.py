@@ -21,6 +21,7 @@ from tests.support.captured import REPLICATION
 from tests.support.chosen_seconds import ProtocolAt
 from tests.support.format_server import FormatServer, KilledServer
 from tests.support.history import add_snapshot
+from tests.support.servers import running
 from tests.support.settings import write_settings
 from tests.support.timed_writes import Answers
 from tests.support.waiting import PATIENCE_SECONDS
@@ -43,12 +44,8 @@ KILLS, KILLS_LONG = 2, 10
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
     """A node of its own."""
-    server = KilledServer(tmp_path_factory.mktemp("node"), "nb", commitlog_sync="batch")
-    server.start()
-    try:
+    with running(KilledServer(tmp_path_factory.mktemp("node"), "nb", commitlog_sync="batch")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.settings import write_settings
 from writetime import servers
@@ -18,6 +18,8 @@ from writetime.runtime.nodetool import nodetool
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import EmbeddedServer, ServerFolder, free_port
 
+Server = TypeVar("Server", bound=EmbeddedServer)
+
 START_SECONDS = 600.0
 """How long a server may take to start. No test measures this, and other programs may use the processors."""
 
@@ -27,6 +29,16 @@ def flushes_schemas(flushes: bool) -> str:
     does not loses changes when it is killed: it reads its schemas before it replays its commit log.
     """
     return f"-Dcassandra.test.flush_local_schema_changes={str(flushes).lower()}"
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Start a server, and stop it at the end, also if its start fails."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def kill(server: EmbeddedServer, settings: Settings) -> None:
