@@ -75,7 +75,7 @@ def test_files_are_few_for_any_order_of_sizes(pattern: list[tuple[tuple[int, int
     each of them is at most one file of small batches.
     """
     stream = Stream()
-    table: Any = SimpleNamespace(row_events=stream)
+    table: Any = SimpleNamespace(row_events=stream, iceberg={})
     batches = [size for size, count in pattern for _ in range(count)]
     batches = (batches * 200)[:200]
     limits = {"FAN": FAN, "SIZE_CLASSES": (LARGEST // FAN, LARGEST), "SORTED_AT_ONCE": FAN * MOST}
