@@ -190,14 +190,14 @@ def test_files_that_are_not_known_segments_do_not_stop_the_others(
     captured: Captured, segments: list[Path], tmp_path: Path
 ) -> None:
     copies = [copy(path, tmp_path / "copies") for path in segments]
-    later, other = strays = [tmp_path / "copies" / name for name in ("CommitLog-9-1700000000000.log", "agent.log")]
+    later, other = strays = [tmp_path / "copies" / name for name in ("CommitLog-99-1700000000000.log", "agent.log")]
     for stray in strays:
         stray.write_bytes(b"\0" * 1000)
     report = publish_segments(captured.settings, [vault(tmp_path / "copies")], tmp_path / "checkpoint")
     assert report.segments == len(copies)
     # The password is not shown.
     assert report.faults == {
-        f"vault://user@host{later}": f"{later}: commit log version 9 is not supported; (7, 8) are",
+        f"vault://user@host{later}": f"{later}: commit log version 99 is not supported; 7, 8, 9 are",
         f"vault://user@host{other}": f"{other} is not named like a commit log segment (CommitLog-7-1700000000000.log)",
     }
     captured.assert_same("t")

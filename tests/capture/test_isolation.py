@@ -265,8 +265,8 @@ def test_an_index_that_cannot_be_read_does_not_stop_other_segments(tmp_path: Pat
     assert fault.startswith("the index of CommitLog-7-1.log cannot be read: ")
 
 
-STRAY = ("CommitLog-9-1700000000000.log", "agent.log")
-REFUSED = ("commit log version 9 is not supported", "is not named like a commit log segment")
+STRAY = ("CommitLog-99-1700000000000.log", "agent.log")
+REFUSED = ("commit log version 99 is not supported", "is not named like a commit log segment")
 
 
 def test_files_that_are_not_known_segments_do_not_stop_the_others(

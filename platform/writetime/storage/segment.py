@@ -308,7 +308,9 @@ def list_segments(path: str) -> tuple[list[Segment], dict[str, StorageError]]:
             reason = f"{each} is not named like a commit log segment (CommitLog-7-1700000000000.log)"
             refused[each] = Unsupported(reason)
         elif int(match["version"]) not in VERSIONS:
-            reason = f"{each}: commit log version {match['version']} is not supported; {VERSIONS} are"
+            reason = (
+                f"{each}: commit log version {match['version']} is not supported; {', '.join(map(str, VERSIONS))} are"
+            )
             refused[each] = Unsupported(reason)
         elif isinstance(filesystem, fs.LocalFileSystem) and (fault := irregular(each)) is not None:
             refused[each] = fault
