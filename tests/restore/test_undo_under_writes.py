@@ -97,7 +97,8 @@ class _Writers:
                 captured_until(open_table(settings, self.damaged).changes.load()) > instant
             )
 
-        wait_for(has_landed)
+        # A look costs more CPU than the work of the agent, which is a thread of this process.
+        wait_for(has_landed, pause=2)
 
     def answers(self, table: str) -> list[tuple[object, ...]]:
         """The rows, with the write times of the cells that have one."""
