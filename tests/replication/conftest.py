@@ -86,7 +86,8 @@ def _row(names: list[str], row: tuple[bytes | None, ...]) -> dict[str, str]:
     return {name: repr(value is None if name.startswith("ttl(") else value) for name, value in values}
 
 
-@pytest.fixture(scope="session")
+# Modules run in several processes at once, so the servers of each would need too much memory to the end.
+@pytest.fixture(scope="module")
 def clusters(cassandra_version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     del cassandra_version
     source = FormatServer(tmp_path_factory.mktemp("source"), "nb", materialized_views_enabled=True)
