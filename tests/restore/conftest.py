@@ -84,7 +84,7 @@ class Platform:
                 return is_in_lake(self.settings, name) and self.rows(name) == cql_rows(session, schema)
 
             # Agents first read the writes of other tests to the shared node.
-            wait_for(is_same, pause=0.5)
+            wait_for(is_same)
         run("verify", name)
 
     def rows(self, name: str) -> list[dict[str, object]]:

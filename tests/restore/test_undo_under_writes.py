@@ -18,7 +18,9 @@ from cassandra.cluster import Session
 from tests.restore.conftest import Platform, wait_for
 from tests.support.published import command
 from tests.support.repeated import repeated
+from tests.support.servers import server_addresses, start
 from writetime.clients.database import DRIVER_FAULTS, connect, is_without_answer
+from writetime.core.config import Settings
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import is_in_lake, open_table
 
@@ -60,6 +62,14 @@ def _write(session: Session, chooser: random.Random, texts: Sequence[str], keys:
         _execute(session, text.format(t=table, at=at, **values))
 
 
+@pytest.fixture(scope="module")
+def cassandra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """A node of its own. The one that tests share logs writes to tables that they drop, which hold all watermarks."""
+    with server_addresses(tmp_path_factory.mktemp("node")) as settings:
+        start(settings, "cassandra")
+        yield settings
+
+
 class _Writers:
     """Writes good statements to both tables, and bad ones to the first, each at the present time."""
 
@@ -97,8 +107,7 @@ class _Writers:
                 captured_until(open_table(settings, self.damaged).changes.load()) > instant
             )
 
-        # A look costs more CPU than the work of the agent, which is a thread of this process.
-        wait_for(has_landed, pause=2)
+        wait_for(has_landed)
 
     def answers(self, table: str) -> list[tuple[object, ...]]:
         """The rows, with the write times of the cells that have one."""
