@@ -7,10 +7,12 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from tests.replication.conftest import Clusters, Target
 from tests.support.captured import REPLICATION, Captured, captured_keyspace
@@ -76,7 +78,10 @@ class Installation:
         tables = session.execute(
             f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{self.captured.keyspace}'"
         )
-        return bool(list(tables)) and len(list(session.execute(f"SELECT id FROM {self.name}"))) == count
+        # A node names a new table a moment before it can read it.
+        with suppress(NoHostAvailable):
+            return bool(list(tables)) and len(list(session.execute(f"SELECT id FROM {self.name}"))) == count
+        return False
 
     def written(self, setting: str) -> None:
         """Write a part of the page into the settings, with the addresses that the nodes have here."""

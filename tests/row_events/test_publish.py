@@ -22,7 +22,7 @@ from tests.support.commands import run
 from tests.support.event_replay import events as stream_of
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import cql_rows, view_rows
-from tests.support.made import SCHEMA, add, cell, write
+from tests.support.made import add, cell, write
 from tests.support.messages import decoded, messages
 from writetime.clients.database import connect
 from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, next_offsets
@@ -169,9 +169,11 @@ def test_events_from_before_the_last_static_column_was_dropped(settings: Setting
 def test_each_event_once_although_the_publisher_is_killed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = create_table(settings, SCHEMA)
+    # Other tests publish to the topic of `shop.items`.
+    made = parse_table("CREATE TABLE shop.killed (id int, n int, v text, PRIMARY KEY (id, n))")
+    table = create_table(settings, made)
     for number in range(3):
-        add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number)
+        add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number, made)
         stream.extend(table)
     topic = row_events_topic(table.name)
     with killed_publisher(tmp_path, table.name) as killed_at:
