@@ -18,17 +18,24 @@ _FAULTY = "b"
 class _Node(Node):
     """Has one of these schemas, and answers the queries for it."""
 
-    def __init__(self) -> None:
-        self.has = "a"
+    def __init__(self, accord: str | None = None) -> None:
+        """`accord` is the option of the table, if the node has Accord enabled."""
+        self.has, self._accord = "a", accord
 
     def rows(self, query: str) -> list[dict[str, Any]]:
+        if query == "DESCRIBE TABLE ks.t":
+            # Cassandra's `DescribeStatement.table` returns the indexes of a table after it.
+            table = f"CREATE TABLE ks.t (k int PRIMARY KEY) WITH cdc = true\n    AND {self._accord};"
+            texts = {"table": table, "index": "CREATE INDEX i ON ks.t (v);"}
+            return [{"type": kind, "create_statement": text} for kind, text in texts.items()]
         table = query.partition(" FROM ")[2].split()[0]
         names = {"keyspace_name": "ks", "table_name": "t"}
         match table.rpartition(".")[2]:
             case "local":
                 return [{"schema_version": None}]
             case "tables":
-                return [{**names, "id": _ID, "flags": {"compound"}, "cdc": True, "gc_grace_seconds": 864000}]
+                row = {**names, "id": _ID, "flags": {"compound"}, "cdc": True, "gc_grace_seconds": 864000}
+                return [row | ({"fast_path": {}} if self._accord else {})]
             case "columns" if "WHERE" not in query:
                 order = {"clustering_order": "none"}
                 return [
@@ -54,3 +61,18 @@ def test_a_table_has_the_schema_that_the_node_has(tmp_path: Path, path: str) -> 
             assert [column.name for column in table.schema.columns] == list(_SCHEMAS[node.has])
             assert watch.tables.captured == [table.schema]
             assert not watch.tables.faults
+
+
+@pytest.mark.parametrize(
+    ("accord", "is_transactional"),
+    [
+        ("transactional_mode = 'off' AND transactional_migration_from = 'none'", False),
+        ("transactional_mode = 'full' AND transactional_migration_from = 'none'", True),
+        ("transactional_mode = 'off' AND transactional_migration_from = 'full'", True),
+    ],
+)
+def test_a_table_with_an_index_is_described(tmp_path: Path, accord: str, is_transactional: bool) -> None:
+    """Its fault would stop the capture of all tables of the node."""
+    watch = SchemaWatch(tmp_path, _Node(accord))
+    watch.refresh(always=True)
+    assert watch.tables.transactional == (frozenset([_ID]) if is_transactional else frozenset())

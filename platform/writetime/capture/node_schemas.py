@@ -297,7 +297,7 @@ class SchemaWatch:
         if row.get("fast_path") is None:
             return False
         name = f"{quote_name(row['keyspace_name'])}.{quote_name(row['table_name'])}"
-        [described] = self._node.rows(f"DESCRIBE TABLE {name}")
+        described, *_indexes = self._node.rows(f"DESCRIBE TABLE {name}")
         return not all(option in described["create_statement"] for option in _WITHOUT_ACCORD)
 
     def _take(self, rows: TableRows) -> None:
