@@ -2,6 +2,7 @@
 stand-in that checks and deletes files; tests/scylla/test_restore.py loads into a real one.
 """
 
+import fcntl
 import http.server
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.made import SCHEMA, add, new_table, write
+from tests.support.waiting import PATIENCE_SECONDS
 from writetime.bulk_load import copies, node_import
 from writetime.bulk_load.node_import import import_node, is_imported
 from writetime.bulk_load.sstables import RestoreManifest, Target, TargetNode, write_sstables
@@ -164,6 +166,41 @@ def test_a_run_that_was_killed_while_it_copied(
         assert node.load() is None
     node.loaded.clear()
     assert load(node, tmp_path / "out", manifest) == len(node.loaded) == 4
+
+
+def test_two_programs_load_the_same_sstables(
+    node: Node, tmp_path: Path, manifest: RestoreManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the first one has copied them, and the node has not loaded them."""
+    second = threading.Thread(target=lambda: load(node, tmp_path / "out", manifest))
+    came, first_ended = threading.Event(), threading.Event()
+    flock, remove = fcntl.flock, node_import.remove_copies
+
+    def lock(*arguments: Any) -> None:
+        if threading.current_thread() is second:
+            came.set()
+        flock(*arguments)
+
+    def removed(*arguments: Any) -> None:
+        remove(*arguments)
+        if threading.current_thread() is second:
+            came.set()
+            assert first_ended.wait(PATIENCE_SECONDS)
+
+    def begin_second() -> None:
+        second.start()
+        assert came.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    monkeypatch.setattr(node_import, "remove_copies", removed)
+    node.answers = [begin_second]
+    try:
+        load(node, tmp_path / "out", manifest)
+        assert len(node.loaded) == 4
+    finally:
+        first_ended.set()
+        second.join()
+    assert is_imported(str(tmp_path / "out"), manifest, HOST)
 
 
 def test_another_machine_and_another_user(

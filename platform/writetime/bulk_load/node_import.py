@@ -6,6 +6,7 @@ folder, and one that has all of its SSTables a file `imported-HOST_ID`. Unless t
 be empty when the first node begins.
 """
 
+import fcntl
 import os
 import posixpath
 import socket
@@ -256,11 +257,25 @@ def _refresh(node: ScyllaNode, upload: Path, folder: str, target: Target, sstabl
     """Let a node of ScyllaDB send the rows of SSTables to their replicas. A run that was killed may have left some of
     them, and the node may still load these: it deletes what it has loaded.
     """
-    remove_copies(sstables, upload)
-    try:
-        copy_sstables(folder, sstables, upload)
-        load_and_stream(node, target.table, _IMPORT_SECONDS)
-        if left := left_in(upload, sstables):
-            raise WritetimeError(f"the node at {node.api} left {upload / left[0]}: see its log, and run this again")
-    finally:
+    with _alone_in(upload):
         remove_copies(sstables, upload)
+        try:
+            copy_sstables(folder, sstables, upload)
+            load_and_stream(node, target.table, _IMPORT_SECONDS)
+            if left := left_in(upload, sstables):
+                raise WritetimeError(f"the node at {node.api} left {upload / left[0]}: see its log, and run this again")
+        finally:
+            remove_copies(sstables, upload)
+
+
+@contextmanager
+def _alone_in(upload: Path) -> Iterator[None]:
+    """Wait until no other program uses the folder. One that imports the same SSTables has the same names for its
+    copies: if it removed those of this program before the node loads them, none would be left, as after a load.
+    """
+    handle = os.open(upload, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
