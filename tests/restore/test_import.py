@@ -6,8 +6,10 @@ import errno
 import os
 import tempfile
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -258,3 +260,39 @@ def test_transfers_are_imported_after_a_fault(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(import_folders, "resolve", lambda path: (read(path), resolve(path))[1])
     import_folders.import_transfers(load(), str(tmp_path), stop)
     assert len(looks) > 1
+
+
+def test_a_transfer_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four tables: a manifest is damaged, the database does not answer once, it refuses, and nothing is wrong."""
+    faults = {"shop.b": OperationTimedOut("no answer"), "shop.c": Unauthorized("no right")}
+    for name in ("shop.a", "shop.b", "shop.c", "shop.d"):
+        folder = str(tmp_path / "out" / name / "1")
+        target = Target(name, "an id", True, NODES)
+        write_sstables([], SCHEMA, folder, RestoreManifest(name, None, 0, "nb", "", target))
+    (tmp_path / "out" / "shop.a" / "1" / "restore.json").write_text("{")
+    stop, looks, done = threading.Event(), [], []
+
+    def target_of(_: object, manifest: RestoreManifest, __: str) -> Target | None:
+        if fault := faults.get(manifest.table):
+            raise fault
+        return manifest.target
+
+    def import_one(_: object, __: str, manifest: RestoreManifest, ___: str) -> int:
+        done.append(manifest.table)
+        faults.pop("shop.b", None)
+        return 1
+
+    def connect(_: object) -> nullcontext[None]:
+        looks.append(1)
+        if len(looks) == 2:
+            stop.set()
+        return nullcontext()
+
+    for name, stand_in in (("connect", connect), ("target_of", target_of), ("import_node", import_one)):
+        monkeypatch.setattr(import_folders, name, stand_in)
+    monkeypatch.setattr(import_folders, "node_of", lambda *_: SimpleNamespace(host_id=HOST))
+    import_folders.import_transfers(load(), str(tmp_path / "out"), stop)
+    assert done == ["shop.d", "shop.b"]
+    assert all(text in caplog.text for text in ("restore.json is damaged", "no answer", "no right"))

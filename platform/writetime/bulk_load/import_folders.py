@@ -3,6 +3,7 @@
 import logging
 import posixpath
 import threading
+from collections.abc import Iterator, Mapping
 
 from cassandra.cluster import Session
 from pyarrow import fs
@@ -10,6 +11,7 @@ from pyarrow import fs
 from writetime.bulk_load.node_import import import_node, is_imported, target_of
 from writetime.bulk_load.sstables import RestoreManifest, faults_of, join, read_manifest
 from writetime.clients.database import connect, node_of
+from writetime.clients.prepared_statements import driver_faults_named
 from writetime.core.config import Settings
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
@@ -47,7 +49,8 @@ def import_transfers(settings: Settings, folder: str, stop: threading.Event) -> 
     transfers, fault = _Transfers(settings, folder), ""
     while not stop.is_set():
         try:
-            transfers.import_new()
+            with driver_faults_named(f"the import of {without_secrets(folder)}"):
+                transfers.import_new()
             fault = ""
         except WritetimeError as e:
             if fault != str(e):
@@ -67,19 +70,27 @@ class _Transfers:
         """Import those that are not done. One that fails does not stop the others."""
         found = [join(self._folder, posixpath.join(t, n)) for t in self._folders("") for n in self._folders(t)]
         self._done &= set(found)
-        waiting = {each: manifest for each in found if each not in self._done and (manifest := read_manifest(each))}
-        if not waiting:
-            return
-        faults = []
+        waiting, faults = {}, []
+        for transfer in (each for each in found if each not in self._done):
+            try:
+                waiting[transfer] = read_manifest(transfer)
+            except WritetimeError as e:
+                faults.append(str(e))
+        if any(waiting.values()):
+            faults += self._import_each({transfer: manifest for transfer, manifest in waiting.items() if manifest})
+        if faults:
+            raise WritetimeError("; ".join(faults))
+
+    def _import_each(self, waiting: Mapping[str, RestoreManifest]) -> Iterator[str]:
+        """Import transfers; yield the fault of each that fails."""
         with connect(self._settings) as session:
             host = str(node_of(session, self._settings.capture.node).host_id)
             for transfer, manifest in waiting.items():
                 try:
-                    self._import(session, transfer, manifest, host)
+                    with driver_faults_named(f"the import of {without_secrets(transfer)}"):
+                        self._import(session, transfer, manifest, host)
                 except WritetimeError as e:
-                    faults.append(str(e))
-        if faults:
-            raise WritetimeError("; ".join(faults))
+                    yield str(e)
 
     def _folders(self, name: str) -> list[str]:
         folder = join(self._folder, name)
