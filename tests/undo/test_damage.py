@@ -1,6 +1,9 @@
 """Damaged cells of changes made by hand: what the random histories rarely have."""
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -82,6 +85,19 @@ def test_a_table_that_was_truncated_since(tmp_path: Path) -> None:
     assert renew(table, {"a": Start(truncation=Truncation(10**9, 1, 0))})
     # Nothing listens at the address of these settings: it is refused before.
     with pytest.raises(WritetimeError, match="was truncated or created again since the plan"):
+        applying.apply_plan(settings_at(tmp_path / "lake"), table, plan)
+
+
+def test_a_wrong_clock_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it, cells with a TTL would be left out, or deleted as expired."""
+    table = new_table(tmp_path / "lake")
+    add(table, [write(1, 0, 1_500, v="bad")], 0)
+    raise_complete_snapshot(table, 10**9)
+    plan = make_plan(table, _BAD)
+    answer = SimpleNamespace(at=(time.time() - 3600) * 1000)
+    session = SimpleNamespace(execute=lambda *_: SimpleNamespace(one=lambda: answer))
+    monkeypatch.setattr(applying, "connect", lambda _: nullcontext(session))
+    with pytest.raises(WritetimeError, match=r"the clocks of this machine and of the database differ by 36\d\d s: set"):
         applying.apply_plan(settings_at(tmp_path / "lake"), table, plan)
 
 

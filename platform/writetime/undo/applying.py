@@ -26,6 +26,7 @@ from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.replication.requests import WriteBatch, batches_of, send
+from writetime.replication.target_table import require_same_clock
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.undo.damage import WRITTEN_SINCE
@@ -47,13 +48,16 @@ def apply_plan(settings: Settings, table: LakeTable, plan: UndoPlan, rows_per_se
     Raises:
         Transient: the database does not answer. Another run continues.
         WritetimeError: the table is another one than that of the plan, or was truncated since; the plan is so old that
-            the database may have dropped newer deletions; a column is gone; or a right is missing.
+            the database may have dropped newer deletions; a column is gone; a right is missing; or the clocks of this
+            machine and the database differ.
     """
     if generation_of(table.changes.load()) != plan.generation:
         raise WritetimeError(f"{plan.table} was truncated or created again since the plan {plan.id}: make a new plan")
     needed_by = f"the undo {plan.id} of {plan.table}"
     try:
         with connect(settings) as session, driver_faults_named(needed_by):
+            # By a wrong one, cells with a TTL would be left out or deleted as expired.
+            require_same_clock(session, "the database")
             schema = read_schema(session, plan.table)
             _require_same_table(schema, plan)
             find_replicas(session, schema.keyspace)
