@@ -144,6 +144,8 @@ class _Task:
                 counts.update(found["kind"].to_pylist())
                 whole_rows += pc.sum(pc.equal(found["part"], OF_ROW)).as_py() or 0
                 writer.write_table(found)
+        # Before the plan names it.
+        self.target.sync(self.name)
         return _Found(PlanFile(self.name, counts.total()), counts, whole_rows)
 
     def _within(self, changes: pa.Table) -> pa.Table:
