@@ -88,6 +88,34 @@ def test_a_vacuum_keeps_the_metadata(settings: Settings, table: LakeTable) -> No
     assert len(published(table.row_events.storage.address).scan().to_arrow()) == 3
 
 
+def test_a_vacuum_of_a_program_without_iceberg_keeps_the_metadata(
+    settings: Settings, table: LakeTable, tmp_path: Path
+) -> None:
+    """The newest snapshot names manifests that are as old as what they list."""
+    for number in range(3):
+        add(table, [write(number, 1, 5, v=f"{number}")], number)
+        refresh(settings, table)
+        extend(table)
+    with patch.object(retention, "STREAM_HOURS", -1), patch("writetime.lake.view_retention.STREAM_HOURS", -1):
+        retention.vacuum(open_table(settings_at(tmp_path), "shop.items"), 0)
+    assert rows_of(table) == computed(table)
+    assert len(published(table.row_events.storage.address).scan().to_arrow()) == 3
+
+
+@pytest.mark.parametrize("part", ["view", "row_events"])
+def test_a_fault_stops_the_vacuum_of_its_part_only(settings: Settings, table: LakeTable, part: str) -> None:
+    add(table, [write(1, 1, 5, v="a")], 1)
+    refresh(settings, table)
+    extend(table)
+    left = [Path(each.storage.address, "left.parquet") for each in (*table.parts, table.row_events)]
+    for path in left:
+        path.write_bytes(b"of a failed task")
+    faults = patch.object(table.iceberg[part], "publish", side_effect=OSError("no room"))
+    with faults, patch("writetime.lake.view_retention.STREAM_HOURS", -1), pytest.raises(OSError, match="no room"):
+        retention.vacuum(table, 0)
+    assert [path for path in left if path.exists()] == [Path(getattr(table, part).storage.address, "left.parquet")]
+
+
 def test_a_fault_does_not_stop_the_view(settings: Settings, table: LakeTable, caplog: pytest.LogCaptureFixture) -> None:
     add(table, [write(1, 1, 5, v="a")], 1)
     with patch.object(table.iceberg["view"], "publish", side_effect=OSError("no room")):

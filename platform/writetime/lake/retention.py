@@ -16,7 +16,7 @@ from writetime.delta.table_changes import REMEMBER_REMOVED, TableChange
 from writetime.delta.versions import CommitId, TableVersion
 from writetime.files.change_files import read_changes
 from writetime.files.merging import Runner, Source, by_bucket_of_result, merge_files
-from writetime.iceberg.metadata_files import FOLDER
+from writetime.iceberg.metadata_files import FOLDER, newest
 from writetime.lake.earlier import forget_generations, kept_files
 from writetime.lake.history import after, raise_history, until, without_later_drops
 from writetime.lake.projection import ROW_EVENTS, VIEW, positions
@@ -193,24 +193,42 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     view with deletion vectors, one hour applies (`view_retention.vacuum_view`).
 
     A reader, or a task that has not committed, that takes longer than this loses its files. Raise `WritetimeError` if
-    this machine's clock is far ahead; nothing is deleted.
+    this machine's clock is far ahead; nothing is deleted. If a view or the row events cannot be published as an Iceberg
+    table, their files stay, and the fault is raised at the end.
     """
     # Also if it was set while other steps ran.
     require_right_clock(table.changes.storage)
-    for projection in (VIEW, ROW_EVENTS):
-        # So that no snapshot of Iceberg names a file that is deleted.
-        projection.publish_files(table)
+    faults = _publish_all(table)
     for part in (table.state, *([] if table.view.load().has_vectors else [table.view])):
         _remember_removed(part, hours)
-    gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
-    gone += _vacuum_changes(table, hours, hours, full=True)
-    for part in (table.state, *([table.row_events] if table.row_events.exists() else [])):
-        gone += _vacuum_part(part, hours, set(), full=True, iceberg=bool(table.iceberg))
+    gone = _vacuum_changes(table, hours, hours, full=True) + _vacuum_part(table.state, hours, set(), full=True)
+    if VIEW.name not in faults:
+        gone += [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
+    if ROW_EVENTS.name not in faults and table.row_events.exists():
+        # Another program may have Iceberg tables, although this one has none.
+        has_iceberg = bool(newest(table.row_events.storage))
+        gone += _vacuum_part(table.row_events, hours, set(), full=True, iceberg=has_iceberg)
     for name, iceberg in table.iceberg.items():
-        address = getattr(table, name).storage.address
-        gone += [f"{address}/{path}" for path in iceberg.sweep(time.time() - 3600 * STREAM_HOURS)]
+        if name not in faults:
+            address = getattr(table, name).storage.address
+            gone += [f"{address}/{path}" for path in iceberg.sweep(time.time() - 3600 * STREAM_HOURS)]
     forget_generations(table, hours)
+    for fault in faults.values():
+        raise fault
     return gone
+
+
+def _publish_all(table: LakeTable) -> dict[str, Exception]:
+    """Publish the Iceberg tables, so that no snapshot of them names a file that is deleted; return the faults by the
+    names of the projections. Nothing may be deleted of these.
+    """
+    faults: dict[str, Exception] = {}
+    for projection in (VIEW, ROW_EVENTS):
+        try:
+            projection.publish_files(table)
+        except Exception as e:
+            faults[projection.name] = e
+    return faults
 
 
 def _vacuum_changes(table: LakeTable, hours: int, earlier_hours: float, *, full: bool = False) -> list[str]:

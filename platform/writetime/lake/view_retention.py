@@ -57,7 +57,8 @@ def vacuum_view(table: LakeTable, hours: float) -> list[str]:
     """
     seconds = time.time() - (STREAM_HOURS if table.view.load().has_vectors else hours) * _HOUR
     found = table.view.storage.filesystem().get_file_info(fs.FileSelector("", recursive=True))
-    kept = ("_delta_log/", *([f"{FOLDER}/"] if table.iceberg else []))
+    # Also if this program has no Iceberg tables: another one may, and files of the newest snapshot may be old.
+    kept = ("_delta_log/", f"{FOLDER}/")
     old = {
         info.path
         for info in found
