@@ -16,7 +16,10 @@ from tests.support.iceberg_tables import published
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
 from writetime.core.config import Settings, TableEntry
+from writetime.core.errors import Transient
 from writetime.follow.pipeline import TablePipeline
+from writetime.follow.steps import Step
+from writetime.iceberg.catalogs import CatalogEntry
 from writetime.lake import retention, views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, open_table, view_schema
@@ -148,6 +151,26 @@ def test_follow_reports_a_catalog_that_fails_and_keeps_the_view(table: LakeTable
     assert followed_once(settings).iceberg.fault is None
     rows = load_catalog("writetime", type="sql", uri=uri).load_table("shop.items").scan().to_arrow()
     assert rows["v"].to_pylist() == ["a"]
+
+
+def test_follow_asks_a_catalog_that_fails_once_per_rest(
+    table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request to a catalog that does not answer holds up the table for its time limit."""
+    requests, rests = [], []
+
+    def register(entry: CatalogEntry, *_: object) -> None:
+        requests.append(entry)
+        raise Transient("the catalog does not answer")
+
+    monkeypatch.setattr(CatalogEntry, "register", register)
+    monkeypatch.setattr(Step, "rest", lambda _, seconds: rests.append(seconds))
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    add(table, [write(1, 1, 5, v="a")], 1)
+    followed = followed_once(settings_at(tmp_path, iceberg=True, iceberg_catalog=catalog))
+    assert (len(requests), rests) == (1, [60.0])
+    assert (followed.view.fault, followed.iceberg.fault) == (None, "the catalog does not answer")
+    assert rows_of(table) == computed(table)
 
 
 def test_maintain_publishes(settings: Settings, table: LakeTable) -> None:

@@ -41,6 +41,8 @@ LOOK_SECONDS = 30.0
 """The pause between two checks for changes in the lake by others, such as a backfill."""
 # The same for a table that the lake does not have yet.
 _ABSENT_SECONDS = 1.0
+# The pause after a fault of the Iceberg tables: a request to a catalog that does not answer takes half of it.
+_CATALOG_SECONDS = 60.0
 # Row events per attempt, so that the view does not wait for a long backlog of them.
 _PUBLISHED_AT_ONCE = 50_000
 
@@ -227,6 +229,8 @@ class TablePipeline:
     def _opened(self) -> LakeTable:
         if self._table is None:
             self._table = open_table(self._settings, self.name)
+            # The step `iceberg` does: a catalog that does not answer would hold up each commit.
+            self._table.registers = False
         return self._table
 
     def _count_files(self) -> None:
@@ -252,11 +256,11 @@ class TablePipeline:
         return done.written + done.marked
 
     def _repair_iceberg(self) -> None:
-        """Publish the Iceberg tables that the steps before could not publish."""
+        """Register the Iceberg tables, and publish those that the steps before could not publish."""
         if self._table and not all(each.is_published for each in self._table.iceberg.values()):
             self.iceberg.begin()
-        if self._begins(self.iceberg):
-            self.iceberg.attempt(lambda: settle(self._opened()))
+        if self._begins(self.iceberg) and not self.iceberg.attempt(lambda: settle(self._opened())):
+            self.iceberg.rest(_CATALOG_SECONDS)
 
     def _keep_up(self) -> int:
         """Fold the changes that all steps have read into the state, and find when data expires next."""

@@ -77,6 +77,8 @@ class LakeTable:
         self.iceberg = (
             {} if iceberg is None else {name: self._iceberg(name, iceberg) for name in ("view", "row_events")}
         )
+        self.registers = True
+        """Whether each commit also registers these in the catalog, if there is one."""
 
     def _iceberg(self, part: str, catalog: Mapping[str, str]) -> IcebergTable:
         """Return the Iceberg table of a part. `catalog` has the properties of the catalog; without any, there is
