@@ -19,6 +19,7 @@ from writetime.delta.bucketed_table import BucketedTable
 from writetime.delta.table_changes import TableChange
 from writetime.iceberg import publication
 from writetime.iceberg.catalogs import NAME, CatalogEntry
+from writetime.iceberg.metadata_files import newest
 from writetime.iceberg.publication import IcebergTable
 from writetime.servers.process import free_port
 
@@ -98,6 +99,23 @@ def test_what_a_catalog_missed_is_repaired(tmp_path: Path, properties: dict[str,
     first.publish()
     first.register()
     assert ids(catalog) == table.wanted()
+
+
+def test_a_sweep_leaves_the_table_to_the_catalog(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    """A REST catalog keeps its metadata in the folder of ours. It deletes what it no longer needs."""
+    table = MirroredTable.at(tmp_path)
+    with patch.object(publication, "EARLIER_VERSIONS", 3):
+        table.iceberg = entered(table, properties)
+        for _ in range(12):
+            table.commit()
+            table.iceberg.publish()
+            table.iceberg.register()
+        table.iceberg.sweep(2**40)
+    assert ids(catalog) == table.wanted()
+    own = f"v{newest(table.storage)}.metadata.json"
+    found = [path.name for path in Path(table.storage.address, "metadata").glob("*.metadata.json")]
+    assert own in found
+    assert len(found) <= 2 * (3 + 1)
 
 
 def test_a_table_that_begins_again_replaces_the_other(

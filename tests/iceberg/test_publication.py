@@ -159,6 +159,21 @@ def test_snapshots_go_before_their_files(tmp_path: Path) -> None:
     assert table.ids() == table.wanted()
 
 
+def test_a_sweep_leaves_what_others_write(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    table.commit()
+    table.iceberg.publish()
+    folder = Path(table.storage.address, "metadata")
+    theirs = ["00001-0a1b2c3d-0000-4000-8000-000000000000.metadata.json", "00001-0a1b.gz.metadata.json", "1.stats"]
+    ours = ["7-00000000000000ff-list.avro", "7-00000000000000ff-manifest-2.avro", "7-00000000000000ff-vectors.puffin"]
+    ours += ["v99.metadata.json", f"{'a' * 32}.tmp"]
+    for name in (*theirs, *ours):
+        (folder / name).touch()
+    assert sorted(table.iceberg.sweep(2**40)) == sorted(f"metadata/{name}" for name in ours)
+    assert table.ids() == table.wanted()
+    assert all((folder / name).exists() for name in theirs)
+
+
 @pytest.mark.parametrize("writes", range(6))
 def test_a_kill_leaves_the_version_before(tmp_path: Path, writes: int) -> None:
     """Kill a publication before each of its writes: of files, of the metadata, and of the hint."""

@@ -22,6 +22,7 @@ FOLDER = "metadata"
 """The folder of the files below that of the Delta table."""
 _HINT = f"{FOLDER}/version-hint.text"
 _NAME = re.compile(r"v(\d+)\.metadata\.json")
+_OTHERS = re.compile(r"\d+-[0-9a-f]{16}-[a-z]+(-\d+)?\.(avro|puffin)|[0-9a-f]{32}\.tmp")
 
 
 def location_of(storage: Storage) -> str:
@@ -32,6 +33,13 @@ def location_of(storage: Storage) -> str:
 def metadata_name(number: int) -> str:
     """Return the path of a version of the metadata."""
     return f"{FOLDER}/v{number}.metadata.json"
+
+
+def is_own(name: str) -> bool:
+    """Return whether a file of the folder has a name that the files of this package have: a version of the metadata, a
+    file of a snapshot (`Snapshot.named`), or a hint that is not in its place yet. A catalog writes others there.
+    """
+    return bool(_NAME.fullmatch(name) or _OTHERS.fullmatch(name))
 
 
 def newest(storage: Storage, known: int = 0) -> int:

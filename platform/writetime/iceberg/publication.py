@@ -50,6 +50,12 @@ KEPT_SECONDS = 2700
 EARLIER_VERSIONS = 32
 """The number of earlier versions of the metadata that are kept."""
 _RETRY_SECONDS = 60.0
+_PROPERTIES = {
+    # Delta's vacuum deletes the data files, and no program that expires snapshots of Iceberg.
+    "gc.enabled": "false",
+    # A REST catalog writes a version of its own for each snapshot, and by default it deletes none of them.
+    "write.metadata.delete-after-commit.enabled": "true",
+}
 
 
 @dataclass
@@ -140,14 +146,15 @@ class IcebergTable:
 
     def sweep(self, seconds: float) -> list[str]:
         """Delete metadata files that no version names, as after a kill, and that are older than a time (seconds since
-        1970); return their paths.
+        1970); return their paths. The metadata that a REST catalog keeps in the same folder is left to it.
         """
         state = self._load()
         found = self._delta.storage.filesystem().get_file_info(
             fs.FileSelector(metadata_files.FOLDER, allow_not_found=True)
         )
         needed = self._needed(state) if state else set()
-        old = [i.path for i in found if i.is_file and i.path not in needed and i.mtime.timestamp() <= seconds]
+        own = [info for info in found if info.is_file and metadata_files.is_own(info.base_name)]
+        old = [info.path for info in own if info.path not in needed and info.mtime.timestamp() <= seconds]
         metadata_files.delete(self._delta.storage, old)
         return old
 
@@ -182,7 +189,7 @@ class IcebergTable:
     def _needed(self, state: _State) -> set[str]:
         """Return the paths of all metadata files that a version names."""
         earlier = range(state.number - EARLIER_VERSIONS, state.number + 1)
-        found = {f"{metadata_files.FOLDER}/version-hint.text", *map(metadata_files.metadata_name, earlier)}
+        found = set(map(metadata_files.metadata_name, earlier))
         for index, snapshot in enumerate(state.snapshots):
             manifests = self._read_manifests(state.metadata, index)
             found |= {self._below(path) for path in (snapshot["manifest-list"], *manifests.paths())}
@@ -254,8 +261,7 @@ class IcebergTable:
             "default-spec-id": 0,
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
-            # Delta's vacuum deletes the data files, and no program that expires snapshots of Iceberg.
-            "properties": {"gc.enabled": "false"},
+            "properties": _PROPERTIES | {"write.metadata.previous-versions-max": str(EARLIER_VERSIONS)},
             "current-snapshot-id": None,
             "refs": {},
             "snapshots": [],
