@@ -1,11 +1,14 @@
 """Commands on landing and its tables: one of them fails, messages are skipped, tables are forgotten, and the status."""
 
 import dataclasses
+import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from tests.support.published import (
     Broken,
@@ -19,13 +22,16 @@ from tests.support.published import (
     reports_of,
     schema_of,
 )
+from tests.support.rest_catalog import running_rest_catalog
 from tests.support.status import status_lines
 from writetime.capture.state_files import read_json, write_json
 from writetime.cli.screen import Entries, fit
 from writetime.cli.status import status_parts
 from writetime.clients import kafka
 from writetime.clients.kafka import end_offsets, messages_between
+from writetime.core import config
 from writetime.core.config import Settings
+from writetime.iceberg.catalogs import NAME
 from writetime.lake.horizon import captured_until, raise_complete_snapshot, raise_snapshot
 from writetime.lake.table import is_in_lake, open_table, table_storage
 from writetime.lake.views import time_now
@@ -44,6 +50,8 @@ from writetime.scylla_cdc.findings import (
     LATE,
     STATIC_DROPPED,
 )
+from writetime.servers.process import free_port
+from writetime.view.upkeep import maintain
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic, dead_changes_topic
@@ -155,6 +163,45 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)
     answer = command("land", name, other)
     assert answer.stdout == f"1 change of {name}\n1 change of {other}\n"
+
+
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_a_forgotten_table_leaves_the_catalog(
+    settings: Settings, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the catalog does not answer, everything else is deleted, and the command says what is left."""
+    name, other = published(settings, "a", "b")
+    with ExitStack() as stack:
+        uri = f"sqlite:///{tmp_path / 'catalog.db'}"
+        if kind == "rest":
+            uri = stack.enter_context(running_rest_catalog(tmp_path / "rest")).uri
+        registers(monkeypatch, {"type": kind, "uri": uri})
+        catalog = load_catalog(NAME, type=kind, uri=uri)
+        assert command("land", name, other).exit_code == 0
+        for each in (name, other):
+            maintain(config.load(), open_table(config.load(), each))
+        tables = catalog.list_tables(settings.cassandra.keyspace)
+        assert f"{name} in the Iceberg catalog" in command("forget", name).output
+        answer = command("forget", name, "--yes")
+        assert answer.exit_code == 0
+        assert f"deleted: {name} in the Iceberg catalog" in answer.stdout
+        assert {*tables} - {*catalog.list_tables(settings.cassandra.keyspace)} == {tuple(name.split("."))}
+        assert len(catalog.load_table(other).scan().to_arrow()) == 3
+    registers(monkeypatch, {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"})
+    answer = command("forget", other, "--yes")
+    assert answer.exit_code == 1
+    assert (
+        f"all tables of it, as far as there are any, in the Iceberg catalog: the Iceberg catalog does not drop {other}"
+        in (answer.stderr)
+    )
+    assert not Path(table_storage(settings, other).address).exists()
+    assert other not in captured_tables(settings)
+
+
+def registers(monkeypatch: pytest.MonkeyPatch, catalog: dict[str, str]) -> None:
+    """Let commands use an Iceberg catalog."""
+    monkeypatch.setenv("WRITETIME_LAKE__ICEBERG", "true")
+    monkeypatch.setenv("WRITETIME_LAKE__ICEBERG_CATALOG", json.dumps(catalog))
 
 
 def test_why_a_table_has_stopped(settings: Settings) -> None:

@@ -134,6 +134,23 @@ def test_a_table_that_begins_again_replaces_the_other(
     assert ids(catalog) == []
 
 
+def test_a_table_leaves_the_catalog(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    table = MirroredTable.at(tmp_path)
+    iceberg = entered(table, properties)
+    assert iceberg.registered_name() is None
+    iceberg.unregister()
+    table.commit()
+    iceberg.publish()
+    iceberg.register()
+    again = entered(table, properties)
+    assert again.registered_name() == "shop.items"
+    again.unregister()
+    assert again.registered_name() is None
+    assert not catalog.table_exists(ITEMS)
+    # Its files stay.
+    assert table.ids() == table.wanted()
+
+
 def test_another_table_of_the_name_stays(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
     theirs, ours = MirroredTable.at(tmp_path / "theirs"), MirroredTable.at(tmp_path / "ours")
     for table in (theirs, ours):
@@ -146,6 +163,8 @@ def test_another_table_of_the_name_stays(tmp_path: Path, properties: dict[str, s
         WritetimeError, match=r"does not register shop\.items: it has another table shop\.items at file:"
     ):
         second.register()
+    assert second.registered_name() is None
+    second.unregister()
     assert catalog.load_table(ITEMS).location() == theirs.published().location()
 
 

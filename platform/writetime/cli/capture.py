@@ -140,7 +140,8 @@ def retire(*, source: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(*, table: str, yes: bool) -> None:
     """Delete all data that the platform has about a table. This is for a table that was dropped: its topics, its
-    schemas, its folder in the lake, and the progress of this machine's agent. The database is not touched."""
+    schemas, its tables in the Iceberg catalog, its folder in the lake, and the progress of this machine's agent. The
+    database is not touched. The exit status is 1 if something is left, as when the catalog does not answer."""
     traces = find_traces(config.load(), table)
     if not traces:
         click.echo(f"there is no data of {table}")
@@ -150,6 +151,17 @@ def forget(*, table: str, yes: bool) -> None:
         click.echo(f"  {trace.text}")
     if not yes:
         click.confirm("Delete all of this? It cannot be undone", abort=True)
+    left = False
     for trace in traces:
-        trace.delete()
-        click.echo(f"deleted: {trace.text}")
+        try:
+            trace.delete()
+        except WritetimeError as e:
+            if not trace.may_stay:
+                raise
+            left = True
+            click.echo(f"Error: not deleted: {trace.text}: {e}", err=True)
+        else:
+            click.echo(f"deleted: {trace.text}")
+    if left:
+        click.echo("Run the command again to delete what is left, or delete it there", err=True)
+        sys.exit(1)

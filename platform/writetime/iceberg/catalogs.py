@@ -6,7 +6,8 @@ metadata of format version 3, which it would do for each commit.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,6 +46,14 @@ class Catalog(Protocol):
         """Let a table have a version of the metadata, whose file has this address, or a later one."""
         ...
 
+    def place(self, name: Identifier) -> str | None:
+        """Return the folder of a table, None if there is no table of this name."""
+        ...
+
+    def drop(self, name: Identifier) -> None:
+        """Remove a table, and leave its files."""
+        ...
+
 
 class CatalogEntry:
     """A table of the lake in a catalog, which is opened when it is first used."""
@@ -62,12 +71,36 @@ class CatalogEntry:
             WritetimeError: the catalog does not answer, or refuses it, or has another table of this name. It is a
                 `Transient` if this may pass.
         """
+        with self._using("register") as catalog:
+            catalog.register(self._name, metadata, address)
+
+    def name_of(self, location: str) -> str | None:
+        """Return the name of the entry if the catalog has it for the table in a folder, None if it does not.
+
+        Raises:
+            WritetimeError: as `register`.
+        """
+        with self._using("show") as catalog:
+            return ".".join(self._name) if _is_same(catalog.place(self._name), location) else None
+
+    def drop(self, location: str) -> None:
+        """Remove the entry, if the catalog has it for the table in a folder. The files stay.
+
+        Raises:
+            WritetimeError: as `register`.
+        """
+        with self._using("drop") as catalog:
+            if _is_same(catalog.place(self._name), location):
+                catalog.drop(self._name)
+
+    @contextmanager
+    def _using(self, verb: str) -> Iterator[Catalog]:
         try:
             self._catalog = self._catalog or _opened(self._properties)
-            self._catalog.register(self._name, metadata, address)
+            yield self._catalog
         except Exception as e:
             self._catalog = None
-            raise _kind(e)(f"the Iceberg catalog does not register {'.'.join(self._name)}: {self._shown(e)}") from None
+            raise _kind(e)(f"the Iceberg catalog does not {verb} {'.'.join(self._name)}: {self._shown(e)}") from None
 
     def _shown(self, error: Exception) -> str:
         """Return the first line of an error, without values of the settings, which are secrets."""
@@ -98,9 +131,14 @@ def _opened(properties: Mapping[str, str]) -> Catalog:
     return _SqlCatalog(properties) if properties["type"] == "sql" else _RestCatalog(properties)
 
 
+def _is_same(found: str | None, wanted: str) -> bool:
+    """Return whether a catalog names a folder."""
+    return found is not None and found.rstrip("/") == wanted
+
+
 def _require_place(name: Identifier, found: str, wanted: str) -> None:
     """Check that the table of a name in a catalog is in a folder."""
-    if found.rstrip("/") != wanted:
+    if not _is_same(found, wanted):
         raise WritetimeError(
             f"it has another table {'.'.join(name)} at {found}, and not at {wanted}: drop it there, or use another "
             "catalog in lake.iceberg_catalog"
@@ -116,14 +154,13 @@ class _SqlCatalog:
 
     def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
         self._catalog.create_namespace_if_not_exists(name[0])
-        tables = sql.IcebergTables
-        is_row = (tables.catalog_name == NAME) & (tables.table_namespace == name[0]) & (tables.table_name == name[1])
+        tables, is_row = sql.IcebergTables, self._is_row(name)
         with orm.Session(self._catalog.engine) as session:
             found = session.scalar(sqlalchemy.select(tables.metadata_location).where(is_row))
             if found is None:
                 session.add(tables(NAME, *name, address, None))
             else:
-                _require_place(name, found.rpartition("/metadata/")[0], metadata["location"])
+                _require_place(name, _folder(found), metadata["location"])
                 if _number(found) >= _number(address):
                     return
                 # If another program is first, the next registration goes on from its address.
@@ -132,6 +169,24 @@ class _SqlCatalog:
                     sqlalchemy.update(tables).where(is_row & (tables.metadata_location == found)).values(values)
                 )
             session.commit()
+
+    def place(self, name: Identifier) -> str | None:
+        with orm.Session(self._catalog.engine) as session:
+            found = session.scalar(sqlalchemy.select(sql.IcebergTables.metadata_location).where(self._is_row(name)))
+        return None if found is None else _folder(found)
+
+    def drop(self, name: Identifier) -> None:
+        self._catalog.drop_table(name)
+
+    def _is_row(self, name: Identifier) -> Any:
+        """Return the condition for the row of a table."""
+        tables = sql.IcebergTables
+        return (tables.catalog_name == NAME) & (tables.table_namespace == name[0]) & (tables.table_name == name[1])
+
+
+def _folder(address: str) -> str:
+    """Return the folder of a table by the address of a file of its metadata."""
+    return address.rpartition("/metadata/")[0]
 
 
 def _number(address: str) -> int:
@@ -156,6 +211,13 @@ class _RestCatalog:
         except exceptions.CommitFailedException:
             # Another program has committed since.
             self._follow(name, self._load(name), metadata)
+
+    def place(self, name: Identifier) -> str | None:
+        found = self._load(name)
+        return found and found["location"]
+
+    def drop(self, name: Identifier) -> None:
+        self._catalog.drop_table(name)
 
     def _follow(self, name: Identifier, known: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> None:
         """Let the catalog have a version of the metadata, given what it has now."""

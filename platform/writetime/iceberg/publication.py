@@ -140,6 +140,23 @@ class IcebergTable:
         )
         self._registered, self._retry_at, self.is_published = state.number, 0.0, True
 
+    def registered_name(self) -> str | None:
+        """Return the name by which the catalog has the table, None if it does not have it.
+
+        Raises:
+            WritetimeError: as `CatalogEntry.name_of`.
+        """
+        return self._entry and self._entry.name_of(metadata_files.location_of(self._delta.storage))
+
+    def unregister(self) -> None:
+        """Remove the table from the catalog, if that has it. Its files stay.
+
+        Raises:
+            WritetimeError: as `CatalogEntry.drop`.
+        """
+        if self._entry:
+            self._entry.drop(metadata_files.location_of(self._delta.storage))
+
     @property
     def _is_registered(self) -> bool:
         return self._entry is None or self._state is None or self._state.number == self._registered

@@ -333,8 +333,13 @@ def _remove_damaged(table: LakeTable, part: str) -> None:
                 filesystem.delete_file(info.path)
 
 
+def unopened(settings: Settings, name: str) -> LakeTable:
+    """Return a table that may not exist. Raise `WritetimeError` as in `table_storage`."""
+    return LakeTable(table_storage(settings, name), Cache.of(settings), iceberg=_iceberg(settings))
+
+
 def _with_changes(settings: Settings, name: str) -> LakeTable:
-    table = LakeTable(table_storage(settings, name), Cache.of(settings), iceberg=_iceberg(settings))
+    table = unopened(settings, name)
     if not table.changes.exists():
         fault = f"{table.storage.address} has no changes: load the table {name} with `writetime backfill`"
         raise NotInLake(fault, name)

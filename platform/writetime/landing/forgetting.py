@@ -1,11 +1,12 @@
 """Forgets a table, such as a dropped one: `writetime forget KS.TABLE` deletes everything that the platform keeps of it.
 
-This is the data made from its changes: topics, schemas, reports, its folder in the lake, and the records of this
-machine's agent. The database, snapshots, settings and the subjects of a schema registry are not changed.
+This is the data made from its changes: topics, schemas, reports, its folder in the lake, its tables in the Iceberg
+catalog, and the records of this machine's agent. The database, snapshots, settings and the subjects of a schema
+registry are not changed.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ from writetime.capture.state_files import lock_folder, read_json, write_json
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
 from writetime.core.counts import pluralize
+from writetime.core.errors import WritetimeError
 from writetime.delta.storage import lake_storage
-from writetime.lake.table import table_storage
+from writetime.iceberg.publication import IcebergTable
+from writetime.lake.table import table_storage, unopened
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender, schema_key
@@ -31,6 +34,8 @@ class Trace:
 
     text: str
     delete: Callable[[], Any]
+    may_stay: bool = False
+    """Whether the data that comes later can be deleted although this cannot."""
 
 
 def find_traces(settings: Settings, table: str) -> list[Trace]:
@@ -65,6 +70,8 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
             sender.flush()
 
         traces.append(Trace(f"{pluralize(len(found), 'schema')} in {SCHEMAS_TOPIC}", delete_schemas))
+    # Before the folder, so that the catalog names no files that do not exist.
+    traces += _catalog_traces(settings, table)
     lake = lake_storage(settings).filesystem()
     if lake.get_file_info(table).type == FileType.Directory:
         traces.append(Trace(f"folder {storage.address} of the lake", lambda: lake.delete_dir(table)))
@@ -73,6 +80,29 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     if table in watermarks.reports:
         traces.append(Trace("landing's reports of it", lambda: _delete_report(settings, table)))
     return traces
+
+
+def _catalog_traces(settings: Settings, table: str) -> list[Trace]:
+    """Return the tables in the Iceberg catalog. If it does not answer, they may be there, so that is a trace, too."""
+    if not settings.lake.iceberg_catalog:
+        return []
+
+    def tables() -> Collection[IcebergTable]:
+        try:
+            return unopened(settings, table).iceberg.values()
+        except ModuleNotFoundError as e:
+            # An agent's machine may lack the extra.
+            raise WritetimeError(str(e)) from None
+
+    def delete() -> None:
+        for each in tables():
+            each.unregister()
+
+    try:
+        names = [name for each in tables() if (name := each.registered_name())]
+    except WritetimeError:
+        names = ["all tables of it, as far as there are any,"]
+    return [Trace(f"{', '.join(names)} in the Iceberg catalog", delete, may_stay=True)] if names else []
 
 
 def _agent_traces(capture: Capture, table: str) -> list[Trace]:
