@@ -101,6 +101,32 @@ def test_what_a_catalog_missed_is_repaired(tmp_path: Path, properties: dict[str,
     assert ids(catalog) == table.wanted()
 
 
+def test_a_catalog_that_comes_late_has_the_schema_of_each_snapshot(
+    tmp_path: Path, properties: dict[str, str], catalog: Catalog
+) -> None:
+    """A REST catalog numbers the schemas itself. It keeps none that no snapshot has."""
+    table = MirroredTable.at(tmp_path)
+    with patch.object(publication, "MOST_SNAPSHOTS", 3):
+        for number in range(10):
+            if number == 5:
+                table.iceberg = entered(table, properties)
+            for part in range(2):
+                table.delta.add_fields(pa.schema([(f"late_{number}_{part}", pa.string())]))
+                table.iceberg.publish()
+            table.commit()
+            table.iceberg.publish()
+            table.iceberg.register()
+            if number < 5:
+                continue
+            ours, theirs = table.published(), catalog.load_table(ITEMS)
+            assert len(theirs.schemas()) == 3
+            assert theirs.schema().fields == ours.schema().fields
+            for each in ours.metadata.snapshots:
+                fields = [t.scan(snapshot_id=each.snapshot_id).projection().fields for t in (theirs, ours)]
+                assert fields[0] == fields[1]
+                assert ids(catalog, each.snapshot_id) == table.ids(each.snapshot_id)
+
+
 def test_a_sweep_leaves_the_table_to_the_catalog(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
     """A REST catalog keeps its metadata in the folder of ours. It deletes what it no longer needs."""
     table = MirroredTable.at(tmp_path)

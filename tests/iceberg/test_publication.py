@@ -3,6 +3,7 @@
 Oracle: delta-rs reads the Delta table, pyiceberg the Iceberg table.
 """
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
+from tests.support.iceberg_readers import metadata_of
 from tests.support.iceberg_tables import AS_OF, MirroredTable
 from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
@@ -138,6 +140,36 @@ def test_fields_of_another_form_begin_another_table(tmp_path: Path) -> None:
     assert first.table_uuid != then.table_uuid
     assert len(then.snapshots) == 1
     assert table.ids() == []
+
+
+def test_no_list_of_the_metadata_grows(tmp_path: Path) -> None:
+    """Not with refreshes, and not with changes of the schema, of which some come without rows."""
+    table, found = MirroredTable.at(tmp_path), []
+    with patch.object(publication, "MOST_SNAPSHOTS", 5), patch.object(publication, "EARLIER_VERSIONS", 3):
+        for number in range(12):
+            table.commit(removes=number > 4)
+            table.iceberg.publish()
+            for part in range(2):
+                table.delta.add_fields(pa.schema([(f"late_{number}_{part}", pa.string())]))
+                table.iceberg.publish()
+            metadata = json.loads(Path(metadata_of(Path(table.storage.address))).read_text())
+            found.append({name: len(value) for name, value in metadata.items() if isinstance(value, list)})
+    # There is a schema for each snapshot, and the newest one.
+    assert found[-1] == {
+        "schemas": 6,
+        "partition-specs": 1,
+        "sort-orders": 1,
+        "snapshots": 5,
+        "snapshot-log": 5,
+        "metadata-log": 3,
+        "statistics": 0,
+        "partition-statistics": 0,
+    }
+    assert found[5:] == found[-1:] * 7
+    assert len(_manifests(table)) <= 8
+    ids = {each.schema_id for each in table.published().metadata.schemas}
+    assert all(each.schema_id in ids for each in table.published().metadata.snapshots)
+    assert table.ids() == table.wanted()
 
 
 def test_snapshots_go_before_their_files(tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     import requests.adapters
     import sqlalchemy.exc
     from pyiceberg import exceptions
+    from pyiceberg import schema as schemas
     from pyiceberg.catalog import rest, sql
+    from pyiceberg.table.metadata import TableMetadata
     from sqlalchemy import orm
 else:
     # Agents import the lake, and are installed without it.
     requests, sqlalchemy, orm = WhenUsed("requests"), WhenUsed("sqlalchemy"), WhenUsed("sqlalchemy.orm")
     exceptions, rest = WhenUsed("pyiceberg.exceptions"), WhenUsed("pyiceberg.catalog.rest")
-    sql = WhenUsed("pyiceberg.catalog.sql")
+    schemas, sql = WhenUsed("pyiceberg.schema"), WhenUsed("pyiceberg.catalog.sql")
 # Its models take names that pyright does not know.
 update: Any = WhenUsed("pyiceberg.table.update")
 
@@ -200,8 +202,9 @@ class _RestCatalog:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._catalog = _with_time_limit()(NAME, **properties)
-        # The metadata that the catalog has, as far as it is needed for the next request.
-        self._known: Mapping[str, Any] | None = None
+        # The metadata that the catalog has.
+        self._known: TableMetadata | None = None
+        self._keeps_schemas = False
 
     def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
         del address
@@ -214,52 +217,57 @@ class _RestCatalog:
 
     def place(self, name: Identifier) -> str | None:
         found = self._load(name)
-        return found and found["location"]
+        return found and found.location
 
     def drop(self, name: Identifier) -> None:
         self._catalog.drop_table(name)
 
-    def _follow(self, name: Identifier, known: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> None:
+    def _follow(self, name: Identifier, known: "TableMetadata | None", metadata: Mapping[str, Any]) -> None:
         """Let the catalog have a version of the metadata, given what it has now."""
         if known is not None:
-            _require_place(name, known["location"], metadata["location"])
-            if known["table-uuid"] != metadata["table-uuid"]:
+            _require_place(name, known.location, metadata["location"])
+            if str(known.table_uuid) != metadata["table-uuid"]:
                 # The table began again: the folder has no files of the earlier one.
                 self._catalog.drop_table(name)
                 known = None
-            elif known["last-sequence-number"] > metadata["last-sequence-number"]:
+            elif getattr(known, "last_sequence_number", 0) > metadata["last-sequence-number"]:
                 # Another program was first.
                 return
         if known is None:
             self._catalog.create_namespace_if_not_exists(name[0])
-            self._commit(name, (update.AssertCreate(),), _creation(metadata))
+            known = self._commit(name, (update.AssertCreate(),), _updates(None, metadata))
         elif updates := _updates(known, metadata):
             requirements = (
                 update.AssertTableUUID(uuid=metadata["table-uuid"]),
-                update.AssertRefSnapshotId(ref="main", snapshot_id=known["current-snapshot-id"]),
+                update.AssertRefSnapshotId(ref="main", snapshot_id=known.current_snapshot_id),
             )
-            self._commit(name, requirements, updates)
-        self._known = metadata
+            known = self._commit(name, requirements, updates)
+        self._known = self._with_needed_schemas(name, known)
 
-    def _load(self, name: Identifier) -> Mapping[str, Any] | None:
+    def _with_needed_schemas(self, name: Identifier, known: "TableMetadata") -> "TableMetadata":
+        """Let a catalog remove the schemas that no snapshot names; return its metadata."""
+        named = {known.current_schema_id, *(each.schema_id for each in known.snapshots)}
+        old = [each.schema_id for each in known.schemas if each.schema_id not in named]
+        if self._keeps_schemas or not old:
+            return known
         try:
-            found = self._catalog.load_table(name).metadata
+            same = (update.AssertTableUUID(uuid=known.table_uuid),)
+            return self._commit(name, same, (update.RemoveSchemasUpdate(schema_ids=old),))
+        except exceptions.RESTError:
+            # Older catalogs do not know the request. All they lose is room in their metadata.
+            self._keeps_schemas = True
+            return known
+
+    def _load(self, name: Identifier) -> "TableMetadata | None":
+        try:
+            return self._catalog.load_table(name).metadata
         except exceptions.NoSuchTableError:
             return None
-        return {
-            "location": found.location,
-            "table-uuid": str(found.table_uuid),
-            "last-sequence-number": getattr(found, "last_sequence_number", 0),
-            "current-snapshot-id": found.current_snapshot_id,
-            "schemas": [{"schema-id": each.schema_id} for each in found.schemas],
-            "snapshots": [{"snapshot-id": each.snapshot_id} for each in found.snapshots],
-            "properties": found.properties,
-        }
 
-    def _commit(self, name: Identifier, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+    def _commit(self, name: Identifier, requirements: Sequence[Any], updates: Sequence[Any]) -> "TableMetadata":
         # pyiceberg uses only these of a table.
         table: Any = SimpleNamespace(name=lambda: name, config={})
-        self._catalog.commit_table(table, tuple(requirements), tuple(updates))
+        return self._catalog.commit_table(table, tuple(requirements), tuple(updates)).metadata
 
 
 def _with_time_limit() -> "type[rest.RestCatalog]":
@@ -279,39 +287,55 @@ def _with_time_limit() -> "type[rest.RestCatalog]":
     return LimitedCatalog
 
 
-def _creation(metadata: Mapping[str, Any]) -> list[Any]:
-    """Return the updates that make a table with all of the metadata."""
-    empty = {"schemas": [], "snapshots": [], "properties": {}, "current-snapshot-id": None}
-    first, *rest_of = _updates(empty, metadata)
-    return [
-        update.AssignUUIDUpdate(uuid=metadata["table-uuid"]),
-        update.UpgradeFormatVersionUpdate(format_version=metadata["format-version"]),
-        first,
-        update.SetCurrentSchemaUpdate(schema_id=-1),
-        update.AddPartitionSpecUpdate(spec=metadata["partition-specs"][0]),
-        update.SetDefaultSpecUpdate(spec_id=-1),
-        update.AddSortOrderUpdate(sort_order=metadata["sort-orders"][0]),
-        update.SetDefaultSortOrderUpdate(sort_order_id=-1),
-        update.SetLocationUpdate(location=metadata["location"]),
-        *rest_of,
-    ]
-
-
-def _updates(known: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
-    """Return the updates that lead from the metadata that a catalog has to a later version of the same table."""
-    schemas = [each for each in metadata["schemas"] if each["schema-id"] >= len(known["schemas"])]
-    has = {each["snapshot-id"] for each in known["snapshots"]}
+def _updates(known: "TableMetadata | None", metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the updates that lead from the metadata that a catalog has to a later version of the same table, or, if it
+    has none, that make a table with all of the metadata.
+    """
+    found, schema_ids = _schema_updates(known, metadata)
+    if known is None:
+        found = [
+            update.AssignUUIDUpdate(uuid=metadata["table-uuid"]),
+            update.UpgradeFormatVersionUpdate(format_version=metadata["format-version"]),
+            *found,
+            update.AddPartitionSpecUpdate(spec=metadata["partition-specs"][0]),
+            update.SetDefaultSpecUpdate(spec_id=-1),
+            update.AddSortOrderUpdate(sort_order=metadata["sort-orders"][0]),
+            update.SetDefaultSortOrderUpdate(sort_order_id=-1),
+            update.SetLocationUpdate(location=metadata["location"]),
+        ]
+    has = {each.snapshot_id for each in known.snapshots} if known else set()
     kept = {each["snapshot-id"] for each in metadata["snapshots"]}
-    found: list[Any] = [update.AddSchemaUpdate(schema=each) for each in schemas]
-    if schemas:
-        found.append(update.SetCurrentSchemaUpdate(schema_id=-1))
-    if known["properties"].get(_MAPPING) != metadata["properties"][_MAPPING]:
+    if known is None or known.properties.get(_MAPPING) != metadata["properties"][_MAPPING]:
         found.append(update.SetPropertiesUpdate(updates=metadata["properties"]))
-    found += [update.AddSnapshotUpdate(snapshot=s) for s in metadata["snapshots"] if s["snapshot-id"] not in has]
-    if known["current-snapshot-id"] != metadata["current-snapshot-id"]:
-        found.append(
-            update.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=metadata["current-snapshot-id"])
-        )
+    found += [
+        update.AddSnapshotUpdate(snapshot=each | {"schema-id": schema_ids[each["schema-id"]]})
+        for each in metadata["snapshots"]
+        if each["snapshot-id"] not in has
+    ]
+    current = metadata["current-snapshot-id"]
+    if current != (known.current_snapshot_id if known else None):
+        found.append(update.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=current))
     if has - kept:
         found.append(update.RemoveSnapshotsUpdate(snapshot_ids=sorted(has - kept)))
     return found
+
+
+def _schema_updates(known: "TableMetadata | None", metadata: Mapping[str, Any]) -> tuple[list[Any], dict[int, int]]:
+    """Return the updates that add the schemas that a catalog lacks, and the ids that it has for all of them. A catalog
+    gives each schema the id after its highest one, so if it did not have all earlier ones, its ids differ from ours.
+    """
+    has = {each.schema_id: each.fields for each in known.schemas} if known else {}
+    found: list[Any] = []
+    ids: dict[int, int] = {}
+    for each in metadata["schemas"]:
+        fields = schemas.Schema.model_validate(each).fields
+        same = next((number for number, others in has.items() if others == fields), None)
+        if same is None:
+            same = max(has, default=-1) + 1
+            has[same] = fields
+            found.append(update.AddSchemaUpdate(schema=each))
+        ids[each["schema-id"]] = same
+    current = ids[metadata["current-schema-id"]]
+    if known is None or known.current_schema_id != current:
+        found.append(update.SetCurrentSchemaUpdate(schema_id=current))
+    return found, ids

@@ -232,6 +232,7 @@ class IcebergTable:
             written = self._snapshot(state, change, version, as_of)
             gone = _expired(state.snapshots, self._now())
         expired = self._expire(state, gone)
+        _drop_schemas(state.metadata)
         if before and before.metadata["table-uuid"] == state.metadata["table-uuid"]:
             _log_version(state.metadata, before)
         state.number += 1
@@ -407,6 +408,12 @@ def _set_schema(metadata: dict[str, Any], schema: "schemas.Schema") -> None:
         "last-column-id": schema.highest_field_id,
         "properties": metadata["properties"] | {"schema.name-mapping.default": name_mapping(schema)},
     }
+
+
+def _drop_schemas(metadata: dict[str, Any]) -> None:
+    """Remove the schemas that no snapshot names, except the newest one."""
+    named = {metadata["current-schema-id"], *(each["schema-id"] for each in metadata["snapshots"])}
+    metadata["schemas"] = [each for each in metadata["schemas"] if each["schema-id"] in named]
 
 
 def _log_version(metadata: dict[str, Any], before: _State) -> None:
