@@ -3,14 +3,18 @@
 Oracle: delta-rs reads the Delta table, pyiceberg the Iceberg table.
 """
 
+import io
 import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import fastavro
 import pyarrow as pa
 import pytest
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
 
 from tests.support.iceberg_readers import metadata_of
 from tests.support.iceberg_tables import AS_OF, MirroredTable
@@ -63,6 +67,39 @@ def test_all_values_are_those_of_delta(tmp_path: Path) -> None:
 
 def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
+
+
+def test_a_vector_has_its_number_of_rows(tmp_path: Path) -> None:
+    """No reader here needs the number. Trino refuses a vector with another one."""
+    table = MirroredTable.at(tmp_path)
+    for number in range(6):
+        table.commit(removes=number % 2)
+        table.iceberg.publish()
+    opened = table.published()
+    found = [file for manifest in _manifests(table) if manifest.content == 1 for file in _files(manifest)]
+    assert found
+    for file in found:
+        puffin, of = PuffinFile(_bytes(file["file_path"])), file["referenced_data_file"]
+        (blob,) = [each for each in puffin.footer.blobs if each.properties["referenced-data-file"] == of]
+        (vector,) = [v for v in deletion_vectors_from_puffin_file(puffin) if v.referenced_data_file == of]
+        rows = len(vector.to_vector())
+        assert (blob.properties["cardinality"], file["record_count"]) == (str(rows), rows)
+        assert (blob.offset, blob.length) == (file["content_offset"], file["content_size_in_bytes"])
+    snapshot = opened.current_snapshot()
+    assert snapshot
+    assert snapshot.summary
+    totals = [int(snapshot.summary[f"total-{name}"] or 0) for name in ("records", "position-deletes", "delete-files")]
+    assert totals == [len(table.wanted()) + totals[1], sum(file["record_count"] for file in found), len(found)]
+
+
+def _files(manifest: Any) -> list[dict[str, Any]]:
+    """The live files of a manifest, as fastavro reads it."""
+    entries: Any = fastavro.reader(io.BytesIO(_bytes(manifest.manifest_path)))
+    return [entry["data_file"] for entry in entries if entry["status"] != 2]
+
+
+def _bytes(address: str) -> bytes:
+    return Path(address.removeprefix("file://")).read_bytes()
 
 
 def test_no_row_id_is_given_twice(tmp_path: Path) -> None:
