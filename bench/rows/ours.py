@@ -3,20 +3,22 @@
 The measures do not include bringing the changes of a batch into the lake, or writing the input of the peers.
 """
 
+import importlib
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
-import duckdb_extension_delta
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.generated import add, deletions, writes
 from bench.rows.batches import Batch
-from bench.rows.systems import Steps, columns_of
+from bench.rows.systems import Steps, Unavailable, columns_of
 from writetime.core import config
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
+from writetime.iceberg.metadata_files import metadata_name, newest
 from writetime.lake import retention, state
 from writetime.lake.projection import ROW_EVENTS, Position
 from writetime.lake.table import LakeTable, create_table
@@ -53,13 +55,17 @@ def show(settings: Settings, table: LakeTable) -> None:
 class Writetime:
     """A table of the lake."""
 
-    def __init__(self, schema: TableSchema, folder: Path) -> None:
-        self._settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache")})
+    extensions: tuple[str, ...] = ("delta",)
+    """The extensions of DuckDB that read the view."""
+
+    def __init__(self, schema: TableSchema, folder: Path, **lake: Any) -> None:
+        """Create the table. `lake` are further settings of the lake."""
+        self._settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache"), **lake})
         self._schema, self._columns = schema, columns_of(schema)
         self._table = create_table(self._settings, schema)
         self._database = duckdb.connect()
-        extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-        self._database.load_extension(str(extension))
+        for name in self.extensions:
+            self._database.load_extension(_extension(name))
 
     @property
     def second(self) -> int:
@@ -101,10 +107,11 @@ class Writetime:
 
     def rows(self) -> pa.Table:
         """Return the rows of the view, as DuckDB reads it."""
-        query = (
-            f"SELECT 'rows' AS side, {', '.join(self._columns)} FROM delta_scan('{self._table.view.storage.address}')"
-        )
+        query = f"SELECT 'rows' AS side, {', '.join(self._columns)} FROM {self._scan()}"
         return self._database.sql(query).to_arrow_table()
+
+    def _scan(self) -> str:
+        return f"delta_scan('{self._table.view.storage.address}')"
 
     def close(self) -> None:
         """Close the reader."""
@@ -126,3 +133,26 @@ class Writetime:
         images = events[side].combine_chunks()
         found = pa.Table.from_struct_array(images.filter(pc.is_valid(images)))
         return found.select(self._columns).add_column(0, "side", pa.repeat(side, found.num_rows))
+
+
+class WithIceberg(Writetime):
+    """The same with Iceberg tables; its rows are those of the Iceberg table."""
+
+    extensions = ("avro", "iceberg")
+
+    def __init__(self, schema: TableSchema, folder: Path) -> None:
+        super().__init__(schema, folder, iceberg=True)
+
+    def _scan(self) -> str:
+        storage = self._table.view.storage
+        return f"iceberg_scan('{storage.address}/{metadata_name(newest(storage))}')"
+
+
+def _extension(name: str) -> str:
+    """Return the path of an extension of DuckDB."""
+    package = f"duckdb_extension_{name}"
+    try:
+        found = importlib.import_module(package)
+    except ImportError:
+        raise Unavailable(f"it needs `pip install {package.replace('_', '-')}=={duckdb.__version__}`") from None
+    return str(next(Path(str(found.__file__)).parent.rglob(f"{name}.duckdb_extension")))
