@@ -3,6 +3,7 @@
 Oracle: pyiceberg reads the tables through the catalog, and delta-rs reads the Delta tables.
 """
 
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -214,6 +215,22 @@ def test_a_table_that_begins_again_replaces_the_other(
     iceberg.publish()
     iceberg.register()
     assert ids(catalog) == []
+
+
+def test_a_sql_catalog_follows_metadata_that_was_deleted(tmp_path: Path) -> None:
+    """Its versions have the first numbers again."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    table = MirroredTable.at(tmp_path)
+    iceberg = entered(table, properties)
+    for _ in range(3):
+        table.commit()
+        iceberg.publish()
+        iceberg.register()
+    shutil.rmtree(Path(table.storage.address, "metadata"))
+    iceberg = entered(table, properties)
+    iceberg.publish()
+    iceberg.register()
+    assert ids(load_catalog(NAME, **properties)) == table.wanted()
 
 
 def test_a_table_leaves_the_catalog(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:

@@ -5,6 +5,7 @@ Oracle: delta-rs reads the Delta table, pyiceberg the Iceberg table.
 
 import io
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pyiceberg.table.puffin import PuffinFile
 
 from tests.support.iceberg_readers import metadata_of
 from tests.support.iceberg_tables import AS_OF, MirroredTable
+from writetime.delta.bucketed_table import BucketedTable
+from writetime.delta.parquet import write_file
 from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.iceberg import metadata_files, publication, snapshots
@@ -243,7 +246,63 @@ def test_a_sweep_leaves_what_others_write(tmp_path: Path) -> None:
     assert all((folder / name).exists() for name in theirs)
 
 
-@pytest.mark.parametrize("writes", range(6))
+@pytest.mark.parametrize("pattern", ["v*.json", "*-list.avro", "*-manifest-*.avro"])
+@pytest.mark.parametrize("content", [None, b"", b"{ damaged", b"Obj\x01 damaged"])
+def test_a_table_with_missing_or_damaged_metadata_begins_again(
+    tmp_path: Path, pattern: str, content: bytes | None
+) -> None:
+    table = MirroredTable.at(tmp_path)
+    for _ in range(3):
+        table.commit()
+        table.iceberg.publish()
+    before = table.published().metadata.table_uuid
+    for path in Path(table.storage.address, "metadata").glob(pattern):
+        path.unlink() if content is None else path.write_bytes(content)
+    for _ in range(2):
+        table.again().publish()
+        assert table.ids() == table.wanted()
+        assert table.published().metadata.table_uuid != before
+        table.commit()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_that_lost_commits_begins_again(tmp_path: Path, seed: int) -> None:
+    """As after a restore from a copy. Then other rows of the same files are marked, as many as before."""
+    table, copy = MirroredTable.at(tmp_path, seed), tmp_path / "copy"
+    for _ in range(2):
+        table.commit()
+        table.iceberg.publish()
+    log = Path(table.storage.address, "_delta_log")
+    shutil.copytree(log, copy)
+    table.commit()
+    table.iceberg.publish()
+    shutil.rmtree(log)
+    shutil.copytree(copy, log)
+    table.delta = BucketedTable(table.storage)
+    table.commit()
+    table.again().publish()
+    assert table.ids() == table.wanted()
+
+
+def test_commits_without_files_do_not_replace_a_snapshot(tmp_path: Path) -> None:
+    """A snapshot is kept from the commit that replaced its files, and packing keeps the rows."""
+    table = MirroredTable.at(tmp_path)
+    table.commit()
+    table.iceberg.publish()
+    table.delta.append([], "other", 1)
+    before = table.delta.load()
+    packed = write_file(table.storage, table.rows(range(5)), 0, None)
+    table.delta.commit(before, TableChange(before.files, [packed], is_new_data=False), {AS_OF: 2 * 10**15})
+    table.delta.append([], "other", 2)
+    table.again().publish()
+    commit = Path(table.storage.address, f"_delta_log/{before.version + 1:020}.json").read_text().splitlines()
+    (at,) = (json.loads(line)["commitInfo"]["timestamp"] for line in commit if "commitInfo" in line)
+    summary = table.published().metadata.snapshots[-1].summary
+    assert summary
+    assert (summary.operation.value, summary["writetime.replaced-at"]) == ("replace", str(at))
+
+
+@pytest.mark.parametrize("writes", range(9))
 def test_a_kill_leaves_the_version_before(tmp_path: Path, writes: int) -> None:
     """Kill a publication before each of its writes: of files, of the metadata, and of the hint."""
     table = MirroredTable.at(tmp_path)
@@ -275,6 +334,9 @@ def test_a_kill_leaves_the_version_before(tmp_path: Path, writes: int) -> None:
     ):
         table.iceberg.publish()
     assert table.ids() in (before, table.wanted())
+    table.again().publish()
+    # Also by the hint, while no more rows come.
+    assert table.ids() == table.wanted()
     table.commit()
     table.again().publish()
     assert table.ids() == table.wanted()

@@ -6,7 +6,7 @@ metadata of format version 3, which it would do for each commit.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,11 +41,15 @@ Identifier = tuple[str, str]
 """A namespace and the name of a table in it."""
 
 
+Exists = Callable[[str], bool]
+"""Returns whether there is a file with an address in the table's folder."""
+
+
 class Catalog(Protocol):
     """A catalog as far as it is used here."""
 
-    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
-        """Let a table have a version of the metadata, whose file has this address, or a later one."""
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str, exists: Exists) -> None:
+        """Let a table have a version of the metadata, whose file has this address, or a later one that exists."""
         ...
 
     def place(self, name: Identifier) -> str | None:
@@ -66,15 +70,16 @@ class CatalogEntry:
         self._name = name
         self._catalog: Catalog | None = None
 
-    def register(self, metadata: Mapping[str, Any], address: str) -> None:
-        """Let the catalog have a version of the metadata, whose file has this address.
+    def register(self, metadata: Mapping[str, Any], address: str, exists: Exists) -> None:
+        """Let the catalog have a version of the metadata, whose file has this address. `exists` tells the version that
+        it has from one whose file was deleted.
 
         Raises:
             WritetimeError: the catalog does not answer, or refuses it, or has another table of this name. It is a
                 `Transient` if this may pass.
         """
         with self._using("register") as catalog:
-            catalog.register(self._name, metadata, address)
+            catalog.register(self._name, metadata, address, exists)
 
     def name_of(self, location: str) -> str | None:
         """Return the name of the entry if the catalog has it for the table in a folder, None if it does not.
@@ -154,7 +159,7 @@ class _SqlCatalog:
         require("sqlalchemy")
         self._catalog = sql.SqlCatalog(NAME, **properties)
 
-    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str, exists: Exists) -> None:
         self._catalog.create_namespace_if_not_exists(name[0])
         tables, is_row = sql.IcebergTables, self._is_row(name)
         with orm.Session(self._catalog.engine) as session:
@@ -163,7 +168,7 @@ class _SqlCatalog:
                 session.add(tables(NAME, *name, address, None))
             else:
                 _require_place(name, _folder(found), metadata["location"])
-                if _number(found) >= _number(address):
+                if found == address or (_number(found) > _number(address) and exists(found)):
                     return
                 # If another program is first, the next registration goes on from its address.
                 values = {"metadata_location": address, "previous_metadata_location": found}
@@ -206,8 +211,8 @@ class _RestCatalog:
         self._known: TableMetadata | None = None
         self._keeps_schemas = False
 
-    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str) -> None:
-        del address
+    def register(self, name: Identifier, metadata: Mapping[str, Any], address: str, exists: Exists) -> None:
+        del address, exists
         known, self._known = self._known, None
         try:
             self._follow(name, known or self._load(name), metadata)

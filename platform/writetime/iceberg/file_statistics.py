@@ -79,6 +79,8 @@ def _ends(kind: Any, least: Any, most: Any) -> tuple[bytes | None, bytes | None]
     if isinstance(kind, types.StringType):
         least = least.decode()[:_MOST_LENGTH]
         most = truncate.truncate_upper_bound_text_string(most.decode(), _MOST_LENGTH)
+        # pyiceberg (0.12) takes the next code point, which is a surrogate after U+D7FF: UTF-8 has none.
+        most = most and most.replace("\ud800", "\ue000")
     elif isinstance(kind, types.BinaryType):
         least, most = least[:_MOST_LENGTH], truncate.truncate_upper_bound_binary_string(most, _MOST_LENGTH)
     return conversions.to_bytes(kind, least), None if most is None else conversions.to_bytes(kind, most)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 
+from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 
 if TYPE_CHECKING:
@@ -98,18 +99,30 @@ def _encoded(schema: Any, records: Iterable[Mapping[str, Any]], metadata: Mappin
 
 
 def decoded_list(data: bytes) -> list[dict[str, Any]]:
-    """Return the records of a manifest list."""
+    """Return the records of a manifest list.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     return _decoded(data)
 
 
 def decoded_manifest(data: bytes, listed: Mapping[str, Any]) -> IcebergManifest:
-    """Return a manifest by its file and its record in a manifest list."""
+    """Return a manifest by its file and its record in a manifest list.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     return IcebergManifest(listed, inherited(_decoded(data), listed))
 
 
 def _decoded(data: bytes) -> list[dict[str, Any]]:
-    found: Any = fastavro.reader(io.BytesIO(data))
-    return list(found)
+    try:
+        found: Any = fastavro.reader(io.BytesIO(data))
+        return list(found)
+    except Exception as e:
+        # fastavro reports damage by errors of many kinds.
+        raise ValueError(f"a manifest is damaged: {reason_of(e)}") from None
 
 
 def inherited(entries: Iterable[Entry], listed: Mapping[str, Any]) -> list[Entry]:

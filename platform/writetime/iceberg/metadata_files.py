@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 from pyarrow import fs
 
-from writetime.core.errors import WritetimeError
 from writetime.delta.commits import put_new
 from writetime.delta.storage import Storage
 
@@ -46,17 +45,17 @@ def newest(storage: Storage, known: int = 0) -> int:
     """Return the number of the newest version, 0 if there is none. If one is `known`, only the later ones are sought,
     or all if it no longer exists.
     """
-    filesystem = storage.filesystem()
-
-    def exists(number: int) -> bool:
-        return filesystem.get_file_info(metadata_name(number)).is_file
-
     found = known or _hinted(storage)
-    if not found or not exists(found):
+    if not found or not exists(storage, metadata_name(found)):
         found = max(_listed(storage), default=0)
-    while found and exists(found + 1):
+    while found and exists(storage, metadata_name(found + 1)):
         found += 1
     return found
+
+
+def exists(storage: Storage, path: str) -> bool:
+    """Return whether a file exists."""
+    return storage.filesystem().get_file_info(path).is_file
 
 
 def _hinted(storage: Storage) -> int:
@@ -81,15 +80,9 @@ def read_metadata(storage: Storage, number: int) -> dict[str, Any]:
     """Return a version of the metadata.
 
     Raises:
-        WritetimeError: it is damaged.
+        ValueError: it is no JSON.
     """
-    try:
-        return orjson.loads(read(storage, metadata_name(number)))
-    except ValueError as e:
-        raise WritetimeError(
-            f"{storage.address}/{metadata_name(number)} is no JSON ({e}): delete the folder {FOLDER} there, and the "
-            "next refresh makes it again"
-        ) from None
+    return orjson.loads(read(storage, metadata_name(number)))
 
 
 def write(storage: Storage, files: Mapping[str, bytes]) -> None:
@@ -112,6 +105,12 @@ def commit(storage: Storage, number: int, metadata: Mapping[str, Any]) -> bool:
         return False
     _hint(storage, number)
     return True
+
+
+def repair_hint(storage: Storage, number: int) -> None:
+    """Let the hint name a version, if it does not."""
+    if _hinted(storage) != number:
+        _hint(storage, number)
 
 
 def _hint(storage: Storage, number: int) -> None:

@@ -8,9 +8,10 @@ Snapshots leave the metadata before the files that only they name are deleted: D
 longer after a commit has removed them.
 """
 
+import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import fs
 
+from writetime.core.errors import reason_of
 from writetime.core.extras import WhenUsed
 from writetime.delta import commits
 from writetime.delta.bucketed_table import ATTEMPTS, BucketedTable
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 else:
     # Agents import the lake, and are installed without it.
     schemas = WhenUsed("pyiceberg.schema")
+
+_log = logging.getLogger(__name__)
 
 VERSION, COMMIT = "writetime.delta-version", "writetime.delta-commit"
 """In the summary of a snapshot: the number and the digest of the commit of Delta that it mirrors."""
@@ -68,6 +72,9 @@ class _State:
     vectors: dict[str, DeletionVector] = field(default_factory=dict)
     mirrored: CommitId | None = None
     fields: pa.Schema | None = None
+    is_whole: bool = True
+    """False if the metadata, or a manifest of the newest snapshot, is missing or damaged. Then the table begins again.
+    """
     _layout: ManifestFormat | None = None
 
     @property
@@ -135,9 +142,8 @@ class IcebergTable:
         if not at_once and time.monotonic() < self._retry_at:
             return
         self._retry_at = time.monotonic() + _RETRY_SECONDS
-        self._entry.register(
-            state.metadata, f"{state.metadata['location']}/{metadata_files.metadata_name(state.number)}"
-        )
+        address = f"{state.metadata['location']}/{metadata_files.metadata_name(state.number)}"
+        self._entry.register(state.metadata, address, self._exists)
         self._registered, self._retry_at, self.is_published = state.number, 0.0, True
 
     def registered_name(self) -> str | None:
@@ -159,7 +165,11 @@ class IcebergTable:
 
     @property
     def _is_registered(self) -> bool:
-        return self._entry is None or self._state is None or self._state.number == self._registered
+        state = self._state
+        return self._entry is None or state is None or not state.is_whole or state.number == self._registered
+
+    def _exists(self, address: str) -> bool:
+        return metadata_files.exists(self._delta.storage, self._below(address))
 
     def sweep(self, seconds: float) -> list[str]:
         """Delete metadata files that no version names, as after a kill, and that are older than a time (seconds since
@@ -169,6 +179,8 @@ class IcebergTable:
         found = self._delta.storage.filesystem().get_file_info(
             fs.FileSelector(metadata_files.FOLDER, allow_not_found=True)
         )
+        if state and not state.is_whole:
+            return []
         needed = self._needed(state) if state else set()
         own = [info for info in found if info.is_file and metadata_files.is_own(info.base_name)]
         old = [info.path for info in own if info.path not in needed and info.mtime.timestamp() <= seconds]
@@ -180,16 +192,27 @@ class IcebergTable:
         storage = self._delta.storage
         number = metadata_files.newest(storage, self._state.number if self._state else 0)
         if self._state is None or self._state.number != number:
-            self._state = None
+            is_first, self._state = self._state is None, None
             if number:
-                metadata = metadata_files.read_metadata(storage, number)
-                self._state = _State(number, metadata, self._read_manifests(metadata), mirrored=_mirrored(metadata))
+                self._state = self._read_state(number)
+                if is_first:
+                    # A program that was killed has left the hint behind.
+                    metadata_files.repair_hint(storage, number)
         return self._state
 
-    def _read_manifests(self, metadata: dict[str, Any], index: int = -1) -> Manifests:
+    def _read_state(self, number: int) -> _State:
+        try:
+            metadata = metadata_files.read_metadata(self._delta.storage, number)
+            return _State(number, metadata, self._read_manifests(metadata), mirrored=_mirrored(metadata))
+        except (FileNotFoundError, ValueError) as e:
+            what = "%s: version %d of the Iceberg table cannot be read, so the table begins again: %s"
+            _log.warning(what, self._delta.storage.address, number, reason_of(e))
+            return _State(number, {}, is_whole=False)
+
+    def _read_manifests(self, metadata: dict[str, Any]) -> Manifests:
         if not metadata["snapshots"] or metadata["location"] != metadata_files.location_of(self._delta.storage):
             return Manifests()
-        listed = decoded_list(self._read(metadata["snapshots"][index]["manifest-list"]))
+        listed = decoded_list(self._read(metadata["snapshots"][-1]["manifest-list"]))
         found = [decoded_manifest(self._read(each["manifest_path"]), each) for each in listed]
         return Manifests(
             [each for each in found if each.listed["content"] == DATA],
@@ -204,13 +227,16 @@ class IcebergTable:
         return address[len(metadata_files.location_of(self._delta.storage)) + 1 :]
 
     def _needed(self, state: _State) -> set[str]:
-        """Return the paths of all metadata files that a version names."""
+        """Return the paths of all metadata files that a version names: each snapshot has the files that the next one
+        does not name.
+        """
         earlier = range(state.number - EARLIER_VERSIONS, state.number + 1)
-        found = set(map(metadata_files.metadata_name, earlier))
-        for index, snapshot in enumerate(state.snapshots):
-            manifests = self._read_manifests(state.metadata, index)
-            found |= {self._below(path) for path in (snapshot["manifest-list"], *manifests.paths())}
-        return found
+        named = [*(each["manifest-list"] for each in state.snapshots), *state.manifests.paths()]
+        return {
+            *map(metadata_files.metadata_name, earlier),
+            *map(self._below, named),
+            *_dropped_by(state.snapshots[1:]),
+        }
 
     def _advance(self, before: _State | None, version: TableVersion, as_of: int) -> bool:
         """Commit the next version of the metadata, if it differs from the one before; return whether it did not
@@ -233,7 +259,7 @@ class IcebergTable:
             gone = _expired(state.snapshots, self._now())
         expired = self._expire(state, gone)
         _drop_schemas(state.metadata)
-        if before and before.metadata["table-uuid"] == state.metadata["table-uuid"]:
+        if before and before.metadata.get("table-uuid") == state.metadata["table-uuid"]:
             _log_version(state.metadata, before)
         state.number += 1
         storage = self._delta.storage
@@ -252,12 +278,19 @@ class IcebergTable:
     def _now(self) -> int:
         return commits.millis(self._delta.storage)
 
+    def _goes_on(self, before: _State, version: TableVersion, form: int, location: str) -> bool:
+        """Return whether the next version of the metadata is of the same table as the one before."""
+        if not before.is_whole or before.metadata["format-version"] != form or before.metadata["location"] != location:
+            return False
+        # The folder may have been restored from an earlier copy.
+        return before.mirrored is None or self._delta.has_commit(before.mirrored, version)
+
     def _begun(self, before: _State | None, version: TableVersion) -> _State:
         """Return a copy of the state with the schema of a version. A table of another form, or of a folder that was
-        moved, begins again, because its earlier snapshots cannot be read by the new names.
+        moved or lost commits, begins again, because its earlier snapshots cannot be read by the new names.
         """
         location, form = metadata_files.location_of(self._delta.storage), 3 if version.has_vectors else 2
-        if before and before.metadata["format-version"] == form and before.metadata["location"] == location:
+        if before and self._goes_on(before, version, form, location):
             metadata = dict(before.metadata)
             state = replace(before, metadata=metadata)
             if before.fields == version.fields:
@@ -341,7 +374,7 @@ class IcebergTable:
         vectors = [e["data_file"] for e in manifests.vectors().values()]
         added, removed = list(change.come.values()), [e["data_file"] for e in change.gone.values()]
         marks, unmarks = list(change.marked.values()), [e["data_file"] for e in change.unmarked.values()]
-        replaced_at, is_same_data = self._commit_after(_mirrored(state.metadata), version)
+        replaced_at, is_same_data = self._replaced(state.mirrored, version)
         counts = {
             "added-data-files": len(added),
             "added-records": sum(file.rows for file in added),
@@ -371,20 +404,22 @@ class IcebergTable:
             _DROPPED: ",".join(path.rpartition("/")[2] for path in dropped),
         }
 
-    def _commit_after(self, mirrored: CommitId | None, version: TableVersion) -> tuple[int, bool]:
-        """Return the time of the commit of Delta after the one that the last snapshot mirrors (milliseconds; 0 if it
-        is not known), and whether it leads to this version with the same rows, as packing does.
+    def _replaced(self, mirrored: CommitId | None, version: TableVersion) -> tuple[int, bool]:
+        """Return when the files of the last snapshot, which mirrors a commit of Delta, were replaced (milliseconds; 0
+        if it is not known), and whether this version has the same rows, as after packing.
         """
-        if mirrored is None or mirrored.version >= version.version:
-            return 0, False
-        number = mirrored.version + 1
-        commit = commits.read_commit(self._delta.storage, number)
-        if commit is None:
-            return 0, False
-        actions = commits.actions_of(self._delta.storage, number, commit)
-        at = next((a["commitInfo"].get("timestamp") or 0 for a in actions if "commitInfo" in a), 0)
-        changes = [a[kind].get("dataChange", True) for a in actions for kind in ("add", "remove") if kind in a]
-        return at, number == version.version and bool(changes) and not any(changes)
+        at = 0
+        for number in range(mirrored.version + 1 if mirrored else version.version + 1, version.version + 1):
+            commit = commits.read_commit(self._delta.storage, number)
+            if commit is None:
+                return 0, False
+            actions = commits.actions_of(self._delta.storage, number, commit)
+            changes = [a[kind].get("dataChange", True) for a in actions for kind in ("add", "remove") if kind in a]
+            if changes:
+                at = at or next((a["commitInfo"].get("timestamp") or 0 for a in actions if "commitInfo" in a), 0)
+            if any(changes):
+                return at, False
+        return at, bool(at)
 
     def _expire(self, state: _State, gone: int) -> list[str]:
         """Remove the first snapshots from the metadata; return the paths of the files that only they name."""
@@ -396,8 +431,13 @@ class IcebergTable:
         metadata["snapshots"] = kept
         metadata["snapshot-log"] = [each for each in metadata["snapshot-log"] if each["snapshot-id"] in ids]
         lists = [self._below(each["manifest-list"]) for each in snapshots[:gone]]
-        names = [n for each in snapshots[1 : gone + 1] for n in each["summary"].get(_DROPPED, "").split(",") if n]
-        return [*lists, *(f"{metadata_files.FOLDER}/{name}" for name in names)]
+        return [*lists, *_dropped_by(snapshots[1 : gone + 1])]
+
+
+def _dropped_by(snapshots: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the paths of the metadata files that some snapshots no longer name."""
+    names = [name for each in snapshots for name in each["summary"].get(_DROPPED, "").split(",") if name]
+    return [f"{metadata_files.FOLDER}/{name}" for name in names]
 
 
 def _set_schema(metadata: dict[str, Any], schema: "schemas.Schema") -> None:
