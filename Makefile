@@ -12,9 +12,10 @@ STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 MODULES := $(VENV)/.modules
 # More processes than cores, because tests often wait. A test has 900 seconds (timeout in pyproject.toml), and fails then.
-# If it hangs in native code, which no signal ends, its process ends later, and prints what each thread does.
+# If it hangs in native code, which no signal ends, its process ends later, and prints what each thread does. If a process
+# is killed, such as for want of memory, all end: xdist has been seen to wait for its tests for ever.
 HANGS_AFTER = 1800
-PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder \
+PYTEST = $(BIN)/python -m pytest -n 4 --max-worker-restart 0 --dist loadscope --no-loadscope-reorder \
 	-o faulthandler_timeout=$(HANGS_AFTER) -o faulthandler_exit_on_timeout=true
 # Long tests (pytest.mark.long) take four fifths of the time of all. The commit decides which eighth of them runs, so
 # that a commit always has the same tests, and other commits have the others. PART=all runs all.
